@@ -185,7 +185,7 @@ def remember(kind: str) -> None:
     found = relevance(kind, GALLERY, rng)
     gallery = ImageSet(
         [f"/data/gallery/{row // 1000:04d}/image_{row:07d}.jpg" for row in range(GALLERY)],
-        found.labels if isinstance(found, SameLabel) else None,
+        found.single,
         [f"image_{row:07d}" for row in range(GALLERY)],
         relevance=found,
     )

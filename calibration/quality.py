@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Splits
-from rcir.data.relevance import SameLabel
 from rcir.index import build_index, nearest_others
 from rcir.metrics import (
     Cleaning,
@@ -182,8 +181,9 @@ def assess(
     occluded = images.attributes.get("occluded")
     if occluded is not None:
         numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.results.uncertainty)
-    if isinstance(images.relevance, SameLabel) and retriever.labels is not None:
-        numbers |= _of_labels(retriever, test, matched, images.relevance.labels, rng)
+    single = images.relevance.single
+    if single is not None and retriever.labels is not None:
+        numbers |= _of_labels(retriever, test, matched, single, rng)
         numbers |= _of_draws(retriever, images.subset(np.arange(min(len(images), DRAWN))))
     cleaning, whole = None, 0
     if len(retriever.index) <= FULL_GALLERY:
@@ -300,8 +300,8 @@ def _whole_rankings(
         numbers["pearson_average_precision"] = pearson(uncertainty, precision)
     if len(rows) >= PERCENTILES:
         numbers["pearson_percentiles"] = pearson_over_percentiles(uncertainty, precision)
-    if isinstance(relevance, SameLabel):
-        numbers["map_macro"] = macro_mean(precision, relevance.labels)
+    if relevance.single is not None:
+        numbers["map_macro"] = macro_mean(precision, relevance.single)
     if retriever.searcher.item_uncertainty is None:
         return numbers, None
     cleaning = clean_gallery(positions, relevant, retriever.searcher.item_uncertainty, rng)

@@ -18,7 +18,7 @@ from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.digests import digests
 from rcir.data.division import draw_by_cluster
-from rcir.data.relevance import SameLabel, WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
@@ -337,7 +337,7 @@ def _image_set(
     """Return some of the queries as a set of images, for the evaluation."""
     relevance = queries.relevance
     assert relevance is not None
-    labels = relevance.labels if isinstance(relevance, SameLabel) else None
+    labels = relevance.single
     attributes = {}
     if labels is not None and retriever.label_names:
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from rcir.data import ImageSet, Preprocessing, Splits
-from rcir.data.relevance import SameLabel
 from rcir.encoders import Encoder
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
@@ -91,12 +90,12 @@ def numbered_labels(images: ImageSet) -> Tensor:
         >>> numbered_labels(images)
         tensor([1, 0, 1])
     """
-    if not isinstance(images.relevance, SameLabel):
+    if images.relevance.single is None:
         raise InvalidConfig(
             "encoder.method is trained by labels, but the training images have not one label each: "
             "choose a method that is trained by tuples, such as btl"
         )
-    return torch.from_numpy(np.unique(images.relevance.labels, return_inverse=True)[1])
+    return torch.from_numpy(np.unique(images.relevance.single, return_inverse=True)[1])
 
 
 FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains

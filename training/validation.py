@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rcir.data import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, asking, count_matches, database_of
+from rcir.data.relevance import Relevance, asking, count_matches, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
@@ -101,13 +101,11 @@ def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
 def _folds(images: ImageSet) -> list[NDArray[np.int64]]:
     rng = np.random.default_rng(0)
     order = rng.permutation(len(images))
-    if not isinstance(images.relevance, SameLabel):
+    if (label_of := images.relevance.single) is None:
         return np.array_split(order, N_FOLDS)
     # The images of a label, in random order, are dealt to the folds in an order of its own.
-    order = order[np.argsort(images.relevance.labels[order], kind="stable")]
-    _, first, label = np.unique(
-        images.relevance.labels[order], return_index=True, return_inverse=True
-    )
+    order = order[np.argsort(label_of[order], kind="stable")]
+    _, first, label = np.unique(label_of[order], return_index=True, return_inverse=True)
     dealt = rng.permuted(np.tile(np.arange(N_FOLDS), (len(first), 1)), axis=1)
     fold = dealt[label, (np.arange(len(order)) - first[label]) % N_FOLDS]
     return [order[fold == number] for number in range(N_FOLDS)]
@@ -125,7 +123,7 @@ def _certify(
     def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
         """The search results of some queries, and the ranks of their first matches."""
         distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
-        labels = gallery.labels if isinstance(gallery, SameLabel) else None
+        labels = gallery.single
         nearest = norms[roles.searched][positions[:, 0]]
         own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
         results = SearchResults(

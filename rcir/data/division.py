@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import Relevance, SameLabel, WithinRadius
+from rcir.data.relevance import Relevance, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
 QueryDivision = Literal["shared-labels", "new-labels"]
@@ -101,13 +101,12 @@ def draw_by_label(
         InvalidData: no label would remain.
     """
     relevance = queries.relevance
-    if not isinstance(relevance, SameLabel):
+    if (labels := relevance.single) is None:
         raise InvalidConfig(
-            f"queries is 'new-labels', but these queries match by {type(relevance).__name__}, not "
-            "by one label each: use 'shared-labels', and name a cluster if new queries come from "
+            f"queries is 'new-labels', but these queries match by {relevance.kind}, not by one "
+            "label each: use 'shared-labels', and name a cluster if new queries come from "
             "new clusters"
         )
-    labels = relevance.labels
     if cluster is not None:
         number, n = _numbered(clusters_of(queries, cluster))
         if np.unique(np.stack([number, labels]), axis=1).shape[1] > n:
@@ -138,8 +137,8 @@ def draw_gallery(
     count = _count(asked, n, len(clusters))
     place = rng.permutation(n)[number]
     searched = np.zeros(n, bool)
-    if isinstance(relevance, SameLabel):
-        labels, label = np.unique(relevance.labels, return_inverse=True)
+    if relevance.single is not None:
+        labels, label = np.unique(relevance.single, return_inverse=True)
         first = np.full(len(labels), n)
         np.minimum.at(first, label, place)
         searched[first] = True
@@ -354,13 +353,14 @@ def _draw_validation(
     asked = source.queries.relevance
     if isinstance(relevance, WithinRadius):
         return _draw_cells(rng, relevance, share)
-    if not isinstance(relevance, SameLabel) or (
+    labels = relevance.single
+    if labels is None or (
         isinstance(source.gallery, ImageSet)
-        and isinstance(asked, SameLabel)
-        and np.isin(asked.labels, relevance.labels).any()
+        and asked.single is not None
+        and np.isin(asked.single, labels).any()
     ):
         return _draw(rng, len(images), {"validation": share})
-    return _draw_classes(rng, relevance.labels, share)
+    return _draw_classes(rng, labels, share)
 
 
 def _draw_classes(
@@ -429,9 +429,9 @@ def _draw_cells(
 
 
 def _require_pairs(images: ImageSet) -> None:
-    if not isinstance(images.relevance, SameLabel):
+    if images.relevance.single is None:
         return
-    n = len(np.unique(images.relevance.labels))
+    n = len(np.unique(images.relevance.single))
     if n == len(images):
         raise InvalidData(
             f"no query remains: each of the {n} classes to evaluate on has one image, and it is "
@@ -443,13 +443,12 @@ def _draw_of_each_class(
     rng: np.random.Generator, images: ImageSet, share: float
 ) -> list[NDArray[np.int64]]:
     """Rows of a share of every class, and the others; of a number, spread alike."""
-    if not isinstance(images.relevance, SameLabel):
+    if (labels := images.relevance.single) is None:
         return _draw(rng, len(images), {"gallery": share})
     n = len(images)
     number = _number("gallery", share, n, "images")
     if number >= n:
         raise _too_much({"gallery": share}, n, "images")
-    labels = images.relevance.labels
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order, place = _shuffled(rng, which, counts)
     which = which[order]

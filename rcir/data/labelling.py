@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import MatchTable, Relevance, SameLabel, SharedLabel, WithinRadius
+from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidData
 from rcir.inputs import as_numpy
 from rcir.printable import printable
@@ -35,7 +35,7 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
         ([1, 0, 1], {0: 'fig', 1: 'pear'})
     """
     if labels is None:
-        return MatchTable.items(len(ids)), dict(enumerate(ids))
+        return SharedLabel.items(len(ids)), dict(enumerate(ids))
     if isinstance(labels, Relevance):
         return labels, {}
     values = _listed(labels)
@@ -82,7 +82,7 @@ def query_relevance(
     lists = [[name] for name in values.tolist()] if isinstance(values, np.ndarray) else values
     column = {name: number for number, name in names.items()}
     absent = [name for some in lists for name in some if name not in column]
-    if absent and isinstance(gallery, MatchTable):
+    if absent and gallery.of_items:
         shown = ", ".join(printable(str(name)) for name in absent[:3])
         raise InvalidData(
             f"{len(absent)} true matches are no gallery items ({shown}): give ids of the gallery, "
@@ -91,7 +91,8 @@ def query_relevance(
     if not all(isinstance(name, str) for some in lists for name in some):
         raise _mismatch(values, gallery)
     known = [[column[name] for name in some if name in column] for some in lists]
-    return type(gallery).of_lists(known, gallery.labels.shape[1]), dict(names)
+    n_labels = gallery.labels.shape[1]
+    return SharedLabel.of_lists(known, n_labels, gallery.of_items), dict(names)
 
 
 def reported_relevance(
@@ -120,15 +121,15 @@ def reported_relevance(
         return query_relevance(lists, gallery, names)
     if not isinstance(gallery, SameLabel):
         raise InvalidData(
-            f"the gallery's images match as {type(gallery).__name__}: feedback can report labels "
-            "or ids of true matches only"
+            f"the gallery's images match by {gallery.kind}: feedback can report labels or ids of "
+            "true matches only"
         )
     codes = np.full(len(labels), UNMATCHED, np.int64)
     rows = [row for row, label in enumerate(labels) if label is not None]
     known = dict(names)
     if rows:
         labelled, known = query_relevance([labels[row] for row in rows], gallery, names)
-        codes[rows] = labelled.arrays()["labels"]
+        codes[rows] = np.asarray(labelled.single)
     return SameLabel(codes), known
 
 
@@ -174,10 +175,11 @@ def added_relevance(
 
 def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
     """Raise `InvalidData` unless queries match as the gallery's images do."""
-    if type(queries) is not type(gallery):
+    kind = None if queries is None else queries.kind
+    if kind != gallery.kind:
         raise InvalidData(
-            f"the gallery's images match as {type(gallery).__name__}, the queries as "
-            f"{type(queries).__name__}: both must know the same of their images"
+            f"the gallery's images match by {gallery.kind}, the queries by {kind}: both must know "
+            "the same of their images"
         )
     if isinstance(queries, WithinRadius) and isinstance(gallery, WithinRadius):
         (asked, known) = ((of.radius, of.places.shape[1]) for of in (queries, gallery))
@@ -208,8 +210,8 @@ def _same_label(
 def _mismatch(values: object, gallery: Relevance) -> InvalidData:
     given = values.dtype if isinstance(values, np.ndarray) else "lists"
     return InvalidData(
-        f"labels of the queries are of type {given}, and the gallery's images match as "
-        f"{type(gallery).__name__}: give labels of the type that the gallery has"
+        f"labels of the queries are of type {given}, and the gallery's images match by "
+        f"{gallery.kind}: give labels of the type that the gallery has"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from itertools import pairwise
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,16 @@ class Relevance(Protocol):
     A gallery's matches are never stored: they follow from what is known of each image, so that
     memory grows with the number of images, not of pairs.
     """
+
+    @property
+    def kind(self) -> str:
+        """What images match by, as errors name it."""
+        ...
+
+    @property
+    def single(self) -> NDArray[np.int64] | None:
+        """(n,) the label of each image, where they match by one label each; else None."""
+        ...
 
     def __len__(self) -> int:
         """Number of images."""
@@ -83,12 +93,12 @@ def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def require_kind(kind: type, others: object) -> None:
-    """Raise `InvalidData` unless others match as this kind does."""
-    if not isinstance(others, kind):
+def require_kind(relevance: Relevance, others: Relevance) -> None:
+    """Raise `InvalidData` unless others match by the same kind of thing."""
+    if relevance.kind != others.kind:
         raise InvalidData(
-            f"images that match as {kind.__name__} cannot be joined with images that match as "
-            f"{type(others).__name__}: give the same kind"
+            f"images that match by {relevance.kind} cannot be joined with images that match by "
+            f"{others.kind}: give the same kind"
         )
 
 
@@ -224,6 +234,9 @@ class WithinRadius:
     near: float | None = None
     database: NDArray[np.bool_] | None = None
 
+    kind: ClassVar[str] = "places"
+    single: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= self.radius:
             raise InvalidData(
@@ -290,7 +303,7 @@ class WithinRadius:
         return KDTree(self.places)
 
     def joined(self, others: WithinRadius) -> WithinRadius:
-        require_kind(WithinRadius, others)
+        require_kind(self, others)
         if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
             raise InvalidData(
                 f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
@@ -328,6 +341,12 @@ class SameLabel:
 
     labels: NDArray[np.int64]
 
+    kind: ClassVar[str] = "one label each"
+
+    @property
+    def single(self) -> NDArray[np.int64]:
+        return self.labels
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -361,7 +380,7 @@ class SameLabel:
         return order, self.labels[order]
 
     def joined(self, others: SameLabel) -> SameLabel:
-        require_kind(SameLabel, others)
+        require_kind(self, others)
         return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -372,8 +391,12 @@ class SameLabel:
 class SharedLabel:
     """Images match if they have a label in common, such as one of several findings of an X-ray.
 
+    A table of true matches is of this kind, too: each gallery item is a label, which it alone has,
+    and queries have those of the items that they match.
+
     Args:
         labels: (n, number of labels) bool, sparse.
+        of_items: True if the labels are the items of a gallery.
 
     Example:
         >>> queries = SharedLabel.of_lists([[0, 2], []], 3)
@@ -383,20 +406,34 @@ class SharedLabel:
     """
 
     labels: csr_array
+    of_items: bool = False
+
+    single: ClassVar[None] = None
 
     @classmethod
-    def of_lists(cls, lists: Sequence[Sequence[int]], n_labels: int) -> SharedLabel:
+    def of_lists(
+        cls, lists: Sequence[Sequence[int]], n_labels: int, of_items: bool = False
+    ) -> SharedLabel:
         """Make one from the numbers of the labels of each image, from 0 to `n_labels` - 1."""
         rows = np.repeat(np.arange(len(lists)), [len(numbers) for numbers in lists])
         columns = np.array([number for numbers in lists for number in numbers], np.int64)
         entries = np.ones(len(rows), np.bool_)
-        return cls(csr_array((entries, (rows, columns)), shape=(len(lists), n_labels)))
+        return cls(csr_array((entries, (rows, columns)), shape=(len(lists), n_labels)), of_items)
+
+    @classmethod
+    def items(cls, n: int) -> SharedLabel:
+        """Return the relevance of n gallery items in a table of true matches."""
+        return cls(csr_array(eye_array(n, dtype=np.bool_, format="csr")), of_items=True)
+
+    @property
+    def kind(self) -> str:
+        return "a table of matches" if self.of_items else "shared labels"
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
 
     def subset(self, rows: Rows) -> SharedLabel:
-        return SharedLabel(self.labels[rows])
+        return SharedLabel(self.labels[rows], self.of_items)
 
     def of(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
@@ -408,6 +445,17 @@ class SharedLabel:
         return matches
 
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
+        """(n,) number of true matches of each image in a gallery.
+
+        Raises:
+            InvalidData: the gallery has items that the table of true matches does not know.
+        """
+        more = gallery.labels.shape[1] - self.labels.shape[1]
+        if self.of_items and more:
+            raise InvalidData(
+                f"{more} items came into the gallery after the table of true matches was made: "
+                "which queries they match is not known; give labelled queries anew"
+            )
         return count_overlaps(self.labels, gallery.labels)
 
     def pairs(self, rows: Rows) -> Pairs:
@@ -423,7 +471,11 @@ class SharedLabel:
         return self.labels.T.tocsr()
 
     def joined(self, others: SharedLabel) -> SharedLabel:
-        require_kind(SharedLabel, others)
+        """These images, then others; gallery items of a table stay labels of their own."""
+        require_kind(self, others)
+        if self.of_items:
+            labels = csr_array(block_diag([self.labels, others.labels], format="csr"))
+            return SharedLabel(labels, of_items=True)
         if others.labels.shape[1] != self.labels.shape[1]:
             raise InvalidData(
                 f"images of {self.labels.shape[1]} labels cannot be joined with images of "
@@ -433,7 +485,12 @@ class SharedLabel:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         shape = np.array(self.labels.shape, np.int64)
-        return {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
+        arrays = {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
+        prefix = TABLE if self.of_items else ""
+        return {prefix + name: values for name, values in arrays.items()}
+
+
+TABLE = "table."  # begins the names of the arrays of a table of matches
 
 
 def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
@@ -442,68 +499,19 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
         return SameLabel(_read_only(arrays["labels"]))
     if "places" in arrays:
         return WithinRadius(arrays["places"], float(arrays["radius"][0]))
-    if "table.shape" in arrays:
-        return MatchTable(_labels({name[6:]: values for name, values in arrays.items()}))
-    return SharedLabel(_labels(arrays))
-
-
-def _labels(arrays: Mapping[str, NDArray[Any]]) -> csr_array:
-    entries = np.ones(len(arrays["indices"]), np.bool_)
-    shape = tuple(arrays["shape"].tolist())
-    return csr_array((entries, arrays["indices"], arrays["indptr"]), shape=shape)
+    of_items = f"{TABLE}shape" in arrays
+    shape, indptr, indices = (
+        arrays[TABLE * of_items + name] for name in ("shape", "indptr", "indices")
+    )
+    entries = np.ones(len(indices), np.bool_)
+    labels = csr_array((entries, indices, indptr), shape=tuple(shape.tolist()))
+    return SharedLabel(labels, of_items)
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     """A gallery's calibration depends on it."""
     values.setflags(write=False)
     return values
-
-
-@dataclass(frozen=True)
-class MatchTable(SharedLabel):
-    """Images match if a table says so: each gallery item is a label, which it alone has, and
-    queries have those of the items that they match.
-
-    Example:
-        >>> gallery = MatchTable.items(3)
-        >>> queries = MatchTable.of_lists([[0, 2], []], 3)
-        >>> queries.of(gallery, np.array([[0, 1], [0, 1]])).tolist(), queries.totals(gallery)
-        ([[True, False], [False, False]], array([2, 0]))
-    """
-
-    @classmethod
-    def items(cls, n: int) -> MatchTable:
-        """Return the relevance of n gallery items."""
-        return cls(csr_array(eye_array(n, dtype=np.bool_, format="csr")))
-
-    @classmethod
-    def of_lists(cls, lists: Sequence[Sequence[int]], n_labels: int) -> MatchTable:
-        return cls(SharedLabel.of_lists(lists, n_labels).labels)
-
-    def subset(self, rows: NDArray[np.integer[Any]]) -> MatchTable:
-        return MatchTable(self.labels[rows])
-
-    def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
-        """(n,) numbers of true matches.
-
-        Raises:
-            InvalidData: the gallery has items that the table does not know.
-        """
-        if gallery.labels.shape[1] != self.labels.shape[1]:
-            more = gallery.labels.shape[1] - self.labels.shape[1]
-            raise InvalidData(
-                f"{more} items came into the gallery after the table of true matches was made: "
-                "which queries they match is not known; give labelled queries anew"
-            )
-        return super().totals(gallery)
-
-    def joined(self, others: SharedLabel) -> MatchTable:
-        """These gallery items, then others, each a label of its own."""
-        require_kind(MatchTable, others)
-        return MatchTable(csr_array(block_diag([self.labels, others.labels], format="csr")))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {f"table.{name}": values for name, values in super().arrays().items()}
 
 
 PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory

@@ -13,7 +13,6 @@ from rcir.data.division import Source
 from rcir.data.images import faults
 from rcir.data.records import ImageSet
 from rcir.data.registry import find_dataset
-from rcir.data.relevance import SameLabel
 from rcir.errors import InvalidConfig
 from rcir.options import require_options
 
@@ -103,7 +102,7 @@ def _parts(source: Source) -> dict[str, ImageSet]:
 
 
 def _alone(source: Source) -> int:
-    relevance = source.queries.relevance
-    if source.gallery != "queries" or not isinstance(relevance, SameLabel):
+    labels = source.queries.relevance.single
+    if source.gallery != "queries" or labels is None:
         return 0
-    return int(np.sum(np.unique(relevance.labels, return_counts=True)[1] == 1))
+    return int(np.sum(np.unique(labels, return_counts=True)[1] == 1))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance, SameLabel, WithinRadius, asking
+from rcir.data.relevance import Relevance, WithinRadius, asking
 from rcir.errors import InvalidConfig, InvalidData
 
 PAIRS_AT_ONCE = 1 << 22  # matching pairs held at a time, about
@@ -202,15 +202,16 @@ def genuine_batches(
         InvalidData: no image matches another one.
 
     Example:
+        >>> from rcir.data.relevance import SameLabel
         >>> labels = SameLabel(np.array([7, 3, 7, 3, 5]))
         >>> rows, pairs = next(genuine_batches(labels, 4, 2, np.random.default_rng(0)))
         >>> rows.shape, pairs.tolist()
         ((4,), [[0, 2], [1, 3]])
     """
-    if isinstance(relevance, SameLabel):
-        _, number, counts = np.unique(relevance.labels, return_inverse=True, return_counts=True)
+    if (single := relevance.single) is not None:
+        _, number, counts = np.unique(single, return_inverse=True, return_counts=True)
         several = np.flatnonzero(counts[number] > 1)
-        labels = relevance.labels[several]
+        labels = single[several]
         if (found := np.count_nonzero(counts > 1)) > 1:
             yield from _label_pairs(
                 several, labels, min(batch, int(found) * samples_per_class), samples_per_class, rng

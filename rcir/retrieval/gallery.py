@@ -23,7 +23,7 @@ from rcir.data.labelling import (
     require_same_kind,
 )
 from rcir.data.records import ImageSet
-from rcir.data.relevance import MatchTable, Relevance, SameLabel, SharedLabel, relevance_of
+from rcir.data.relevance import Relevance, SharedLabel, relevance_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData
 from rcir.index import Index
@@ -95,7 +95,7 @@ class Gallery:
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """The labels (n,) of the items; None unless items match by having the same label."""
-        return self.relevance.labels if isinstance(self.relevance, SameLabel) else None
+        return None if self.relevance is None else self.relevance.single
 
     def relevance_for(self, queries: Relevance | None) -> Relevance:
         """Return the relevance of the items, if it is of the same kind as that of the queries.
@@ -271,13 +271,13 @@ class Gallery:
             InvalidData: only the gallery or only the images have labels; or the number, type or
                 kind of the labels is wrong.
         """
-        if isinstance(self.relevance, MatchTable) and labels is None:
+        if labels is None and isinstance(self.relevance, SharedLabel) and self.relevance.of_items:
             first = self.relevance.labels.shape[1]
-            return MatchTable.items(len(ids)), names | dict(enumerate(ids.tolist(), first))
+            return SharedLabel.items(len(ids)), names | dict(enumerate(ids.tolist(), first))
         if self.relevance is None or labels is None:
             if self.relevance is labels:
                 return None, names
-            kind = "none" if self.relevance is None else f"some ({type(self.relevance).__name__})"
+            kind = "none" if self.relevance is None else f"some ({self.relevance.kind})"
             raise InvalidData(f"pass labels if and only if the gallery has labels; it has {kind}")
         return added_relevance(labels, len(ids), self.relevance, names, numbered)
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.digests import digests
 from rcir.data.labelling import UNMATCHED
-from rcir.data.relevance import CELL, Relevance, SameLabel, WithinRadius
+from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.inputs import as_numpy, as_vectors
@@ -206,9 +206,9 @@ class Queries:
     @property
     def known_labels(self) -> NDArray[np.int64] | None:
         """The labels of the queries whose label is known; None unless items match by label."""
-        if not isinstance(self.relevance, SameLabel):
+        labels = None if self.relevance is None else self.relevance.single
+        if labels is None:
             return None
-        labels = self.relevance.labels
         known: NDArray[np.int64] = labels[labels != UNMATCHED]
         return known
 

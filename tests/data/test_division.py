@@ -515,13 +515,13 @@ def test_clusters_within_labels_are_kept_whole_and_clusters_across_labels_are_re
 @pytest.mark.parametrize(
     ("queries", "error", "word"),
     [
-        (random_places(60, "query"), InvalidConfig, "WithinRadius"),
+        (random_places(60, "query"), InvalidConfig, "places"),
         (
             replace(
                 part([20] * 3, "query"), relevance=SharedLabel.of_lists([[0], [0, 1], []] * 20, 2)
             ),
             InvalidConfig,
-            "SharedLabel",
+            "shared labels",
         ),
         (part([30, 30], "query"), InvalidData, "at least 3 labels"),
     ],

@@ -277,7 +277,7 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
         ({"labels": QUERY_LABELS / 3}, "whole numbers"),
         ({"labels": QUERY_LABELS}, "type int64"),
         ({"labels": [["kind 1"]] * 500}, "lists"),
-        ({"labels": WithinRadius(np.zeros((500, 2)), 1.0)}, "WithinRadius"),
+        ({"labels": WithinRadius(np.zeros((500, 2)), 1.0)}, "places"),
         ({"uncertainty": ["high"] * 500}, "number"),
         ({"uncertainty": [1.0]}, "1 uncertainty"),
         ({"uncertainty": np.full(500, np.nan)}, "NaN"),
