@@ -26,7 +26,7 @@ from scipy.stats import norm
 
 from rcir.data.repeats import warn_of_twins
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.index.exact import nearest
+from rcir.index.flat import nearest
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,

@@ -2,20 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from rcir.import_paths import lazily
+from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
     from calibration.evaluation import Evaluation, RiskResult
-    from calibration.indexing import Reindexed, reindex
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
-    from calibration.recalibration import recalibrate
-    from calibration.table import NOTHING_CERTIFIED, cost, print_evaluation, print_table, promise
+    from calibration.recalibration import Reindexed, recalibrate, reindex
+    from calibration.screen import NOTHING_CERTIFIED, cost, print_evaluation, print_table, promise
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
     "calibration.evaluation": ("Evaluation", "RiskResult"),
-    "calibration.indexing": ("Reindexed", "reindex"),
     "calibration.pipeline": (
         "Outcome",
         "calibrate",
@@ -23,8 +21,8 @@ _HOMES = {
         "evaluate_retriever",
         "write_results",
     ),
-    "calibration.recalibration": ("recalibrate",),
-    "calibration.table": (
+    "calibration.recalibration": ("Reindexed", "recalibrate", "reindex"),
+    "calibration.screen": (
         "NOTHING_CERTIFIED",
         "cost",
         "print_evaluation",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rcir.errors import reporting_errors
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m calibration") -> int:
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m calibration")
 
         config = parse(CalibrationConfig, argv, prog, "Give a trained encoder a guarantee.")
         from calibration.pipeline import calibrate
-        from calibration.table import NOTHING_CERTIFIED, print_evaluation
+        from calibration.screen import NOTHING_CERTIFIED, print_evaluation
 
         outcome = calibrate(config)
         print_evaluation(outcome.evaluation)

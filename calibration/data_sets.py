@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, EvaluationConfig
-from calibration.progress import embedding, print_reason, step
 from calibration.quality import pixel_recall
+from calibration.screen import console, embedding, print_reason, step
 from calibration.sources import Opened, start_tracking, warn_of_other_labels
-from calibration.table import console
 from rcir import api, tracking
 from rcir.data import (
     DataConfig,

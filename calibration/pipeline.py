@@ -13,8 +13,8 @@ from typing import Any
 
 from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation, SearchedSplits, evaluate
-from calibration.progress import step
 from calibration.report import draw_figures, render
+from calibration.screen import step
 from calibration.sources import Source, VectorFiles
 from rcir import api, figures, tracking
 from rcir.data import ImageSet, Splits

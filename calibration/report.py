@@ -9,7 +9,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from matplotlib.figure import Figure
 
-from calibration import table
+from calibration import screen
 from calibration.evaluation import Evaluation
 from calibration.resampling import Resampling
 from rcir import figures
@@ -228,7 +228,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         caption = _captions(resampling, delta)
     return environment.get_template("report.html").render(
         evaluation=evaluation,
-        summary=table,
+        summary=screen,
         titles={
             name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
             for name, kind in QUERY_UNCERTAINTIES.items()

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-from calibration.progress import print_reason, step
-from calibration.table import console
+from calibration.screen import console, print_reason, step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.digests import digests

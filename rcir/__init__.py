@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rcir.import_paths import lazily
+from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from rcir.api import load, retrieve, use

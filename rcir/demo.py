@@ -20,7 +20,7 @@ from calibration import (
     promise,
     write_results,
 )
-from calibration.table import console
+from calibration.screen import console
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig

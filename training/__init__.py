@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rcir.import_paths import lazily
+from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from training.checkpoint import last_epoch, restore_validation

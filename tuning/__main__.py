@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rcir.errors import reporting_errors
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> int:

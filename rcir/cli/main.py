@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from rcir.errors import reporting_errors
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 from rcir.options import spelled
 
 # Each is `rcir.cli.NAME` with two functions: `add_arguments(parser)` and `run(options)`.

@@ -22,7 +22,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.backbones import Weights
 from rcir.encoders.hub import model_architecture
 from rcir.errors import InvalidConfig
-from rcir.import_paths import find_class, import_path
+from rcir.imports import find_class, import_path
 from rcir.losses import PointLossOptions, point_tuple_loss
 from rcir.mining import Negatives, Positive
 from rcir.options import require_options
@@ -45,7 +45,7 @@ METHODS = {
     "lam": "rcir.encoders.lam:LaplacianMetric",
     "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
     "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
-    "pretrained": "rcir.encoders.pretrained:Pretrained",
+    "pretrained": "rcir.encoders.features:Pretrained",
 }
 
 

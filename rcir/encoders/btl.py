@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig
-from rcir.encoders.features import build_features
-from rcir.encoders.heads import MeanHead, VarianceHead
+from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
 from rcir.options import require_at_least, require_choices

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
-from rcir.encoders.features import build_features
-from rcir.encoders.heads import MeanHead
+from rcir.encoders.features import MeanHead, build_features
 
 
 @dataclass(frozen=True)

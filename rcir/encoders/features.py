@@ -1,20 +1,89 @@
-"""Features that heads take: a backbone, trained or frozen."""
+"""Features of a backbone, trained or frozen, and the heads that take them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
 from rcir.encoders.base import Encoder, EncoderConfig
-from rcir.encoders.heads import pooling
 from rcir.encoders.hub import HubBackbone, build_hub_backbone, hub_preprocessing, is_of_hub
 from rcir.errors import InvalidConfig
+
+
+class GeM(nn.Module):
+    """Generalised-mean pooling, (n, C, h, w) to (n, C).
+
+    ``f_c = mean_hw(max(x, eps) ** p) ** (1 / p)`` with one learnable p, shared by all channels
+    (Radenovic et al., "Fine-tuning CNN image retrieval with no human annotation", TPAMI 2019).
+    """
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor(p))
+        self.eps = eps
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        powered = feature_map.clamp(min=self.eps).pow(self.p)
+        return powered.mean(dim=(-2, -1)).pow(1 / self.p)
+
+
+def pooling(name: str, shape: torch.Size) -> tuple[nn.Module, int]:
+    """A pooling module for feature maps of `shape` (C, h, w), and the length of its output.
+
+    "gem" and "avg" forget where a feature was; "flatten" keeps it, for small images in which
+    position is meaning (a two-digit number). "gem" takes negative features for 0, "avg" is the mean
+    of any.
+    """
+    if name == "gem":
+        return GeM(), shape[0]
+    if name == "avg":
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), shape[0]
+    return nn.Flatten(), math.prod(shape)
+
+
+class MeanHead(nn.Sequential):
+    """Pooling and a linear layer: feature map to embedding (n, dim), not yet normalised."""
+
+    def __init__(self, pool: str, shape: torch.Size, dim: int) -> None:
+        module, length = pooling(pool, shape)
+        super().__init__(module, nn.Linear(length, dim))
+
+
+class ScalarHead(nn.Module):
+    """Pooling and two linear layers: feature map to one number for each image (n, 1).
+
+    The last layer starts at weight 0, so that every image starts with the number `initial`.
+    """
+
+    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 0.0) -> None:
+        super().__init__()
+        module, length = pooling(pool, shape)
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.constant_(last.bias, initial)
+        self.layers = nn.Sequential(module, nn.Linear(length, hidden), nn.ReLU(), last)
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        numbers: Tensor = self.layers(feature_map)
+        return numbers
+
+
+class VarianceHead(ScalarHead):
+    """A `ScalarHead` and a softplus: feature map to isotropic variance (n, 1), first `initial`."""
+
+    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
+        super().__init__(pool, shape, hidden, math.log(math.expm1(initial)))
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        return F.softplus(super().forward(feature_map))
 
 
 class FrozenBackbone(nn.Module):
@@ -139,3 +208,20 @@ def _hub_shape(backbone: HubBackbone, config: EncoderConfig, size: tuple[int, in
                 f"{config.backbone} can be: set encoder.pooling=avg"
             )
     return features.shape[1:]
+
+
+class Pretrained(Encoder):
+    """Backbone, pooling, unit length: for retrieval without training.
+
+    The length of its embeddings is that of the pooled features, and `config.dim` says so. Its
+    `Embedding` has neither variance nor uncertainty.
+    """
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config)
+        self.backbone, shape, pool = build_features(self.config, channels, size)
+        self.pooling, length = pooling(pool, shape)
+        self.config = replace(self.config, dim=length)
+
+    def forward(self, images: Tensor) -> Embedding:
+        return Embedding(F.normalize(self.pooling(self.backbone(images)).float()))

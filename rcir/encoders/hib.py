@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig
-from rcir.encoders.features import build_features
-from rcir.encoders.heads import MeanHead
+from rcir.encoders.features import MeanHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     HedgedOptions,

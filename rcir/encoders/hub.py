@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 
 HUBS = {  # before the colon of a name: module and class
     "timm": ("rcir.encoders.timm_backbone", "TimmBackbone"),

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages
-from rcir.encoders.features import BackboneFeatures, build_features
-from rcir.encoders.heads import pooling
+from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import HessianGeometry, PointLossOptions, pair_hessian_diagonal
 from rcir.options import require_at_least, require_choices

@@ -24,8 +24,7 @@ from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages, find_method
 from rcir.encoders.deterministic import Deterministic
-from rcir.encoders.features import frozen_backbone
-from rcir.encoders.pretrained import Pretrained
+from rcir.encoders.features import Pretrained, frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions, mutual_likelihood_loss, mutual_likelihood_score
 from rcir.mining import genuine_batches

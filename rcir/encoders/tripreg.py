@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig
-from rcir.encoders.features import build_features
-from rcir.encoders.heads import MeanHead, ScalarHead
+from rcir.encoders.features import MeanHead, ScalarHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
 from rcir.options import require_at_least

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
 from rcir.index.base import DEPTH, check_vectors, require_range
-from rcir.index.exact import nearest
 from rcir.index.faiss_indexes import FaissIndex, HnswIndex, HnswOptions, IvfPqIndex, IvfPqOptions
-from rcir.index.flat import FlatIndex, FlatOptions
+from rcir.index.flat import FlatIndex, FlatOptions, nearest
 from rcir.index.table import places_of
 from rcir.stored_vectors import batches
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, StaleCalibration
 from rcir.index.base import check_vectors, require_range
-from rcir.index.exact import by_subtraction
 from rcir.index.faiss_files import FaissContents
+from rcir.index.flat import by_subtraction
 from rcir.options import require_options
 from rcir.stored_vectors import StoredVectors, batches
 

@@ -1,19 +1,99 @@
-"""Exact search: every vector is compared, by FAISS."""
+"""Exact search, with the same results for a query alone and in a batch, and its index."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.files import read_array
 from rcir.index.base import check_vectors
-from rcir.index.exact import nearest
+
+Found: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
+_SPARE = 16  # candidates that are preselected beyond k
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def by_subtraction(
+    search: Callable[[NDArray[np.float32]], Found],
+    queries: NDArray[np.float32],
+    largest: int | None = None,
+) -> Found:
+    """Search with FAISS in batches for which it computes distances by subtraction.
+
+    In larger batches it multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and distances that are
+    small compared with the vectors lose their digits. It decides by the number of queries times d,
+    before version 1.15 by the number of queries; these batches are below both.
+
+    Args:
+        search: returns squared distances and positions, each (n, k), of n queries.
+        queries: (n, d).
+        largest: size of the batches; by default as large as possible.
+    """
+    step = largest or max(1, (faiss.cvar.distance_compute_blas_threshold - 1) // queries.shape[1])
+    if len(queries) <= step:
+        return search(queries)
+    parts = [search(queries[start : start + step]) for start in range(0, len(queries), step)]
+    squared, positions = zip(*parts, strict=True)
+    return np.concatenate(squared), np.concatenate(positions)
+
+
+def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) -> Found:
+    """Return squared L2 distances and positions, each (n, k), of the k nearest of vectors (m, d).
+
+    All distances are computed by subtraction. For speed, matrix products preselect more than k
+    candidates; where their rounding errors may have excluded one of the k nearest, as between
+    candidates at equal distances, the query is searched again by subtraction only.
+
+    Returns:
+        Nearest first; position -1 where m < k.
+
+    Example:
+        >>> vectors = np.array([[0, 0], [3, 4]], np.float32)
+        >>> squared, positions = nearest(vectors[:1], vectors, 2)
+        >>> squared.tolist(), positions.tolist()
+        ([[0.0, 25.0]], [[0, 1]])
+    """
+    if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
+        return by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
+    preselected, candidates = faiss.knn(queries, vectors, k + _SPARE)
+    exact = np.empty_like(preselected)
+    arrays = [faiss.swig_ptr(array) for array in (exact, queries, vectors, candidates)]
+    faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *exact.shape)
+    # One sort by distance, then position: the bits of floats that are not negative are in order.
+    keys = (exact.view(np.int32).astype(np.int64) << 32) | candidates
+    keys = np.sort(keys, axis=1)[:, :k]
+    squared = (keys >> 32).astype(np.int32).view(np.float32)
+    positions = keys & 0xFFFFFFFF
+    excluded_from = preselected[:, -1].astype(np.float64)
+    unsure = ~(excluded_from > squared[:, -1] + _rounding(queries, squared[:, -1]))
+    if unsure.any():
+        squared[unsure], positions[unsure] = by_subtraction(
+            lambda batch: faiss.knn(batch, vectors, k), queries[unsure]
+        )
+    return squared, positions
+
+
+def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Bound the rounding errors of the squared distances (n,) to items within `squared`.
+
+    Such an item y of a query x has |y| <= |x| + r for r^2 = `squared`. Sums of d products in
+    float32 are off by d 2^-24 of the sum of their absolute values: (|x| + |y|)^2 at most in
+    |x|^2 + |y|^2 - 2xy, and r^2 by subtraction. Some further roundings, and underflow, are added.
+    """
+    dim = queries.shape[1]
+    norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+    longest = 2 * norms + np.sqrt(squared.astype(np.float64))
+    bounds: NDArray[np.float64] = (dim + 8) * (2.0**-23 * longest**2 + _TINY)
+    return bounds
+
 
 VECTORS_FILE = "vectors.npy"
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import DataUnavailable, InvalidConfig, RcirError, StaleCalibration
-from rcir.extras import naming_extras
 from rcir.files import read_array
+from rcir.imports import naming_extras
 from rcir.index.base import check_vectors
 
 Consistency = Literal["Strong", "Bounded", "Session", "Eventually"]

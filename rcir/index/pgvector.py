@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 
 if TYPE_CHECKING:
     from psycopg import Connection

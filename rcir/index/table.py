@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.import_paths import find_class, import_path
+from rcir.imports import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
 

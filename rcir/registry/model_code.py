@@ -11,12 +11,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from rcir.errors import RcirError
-from rcir.registry.answers import answers
+from rcir.registry.logged_model import answers
 from rcir.retrieval.retriever import Retriever
 
 
 class RetrieverModel(PythonModel):
-    """Answers tables of queries with `Retriever.retrieve`, see `rcir.registry.answers`."""
+    """Answers tables of queries with `Retriever.retrieve`, see `rcir.registry.logged_model`."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the retriever, every file of it checked against its checksum."""

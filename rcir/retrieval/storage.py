@@ -58,8 +58,8 @@ from rcir.errors import (
     SaveConflict,
     StaleCalibration,
 )
-from rcir.extras import naming_extras
 from rcir.files import sync, write_folder
+from rcir.imports import naming_extras
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import VectorOptions

@@ -1,6 +1,6 @@
 """Serving a retriever over HTTP: requests answered in batches, its guarantee watched."""
 
-from rcir.import_paths import lazily
+from rcir.imports import lazily
 
 _HOMES = {
     "rcir.serving.app": ("create_app",),

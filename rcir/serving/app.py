@@ -29,8 +29,7 @@ from rcir.errors import (
 from rcir.printable import printable
 from rcir.serving.batching import Busy, Stopping
 from rcir.serving.bodies import UnsupportedBody, exploration, many_queries, one_query, read_json
-from rcir.serving.guards import Bearer, Bounded, Overloaded, SameSite, TooLarge
-from rcir.serving.metrics import Timed
+from rcir.serving.middleware import Bearer, Bounded, Overloaded, SameSite, Timed, TooLarge
 from rcir.serving.schemas import EXPLORED, MANY, ONE, Answer, Answers, Feedback, errors
 from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service

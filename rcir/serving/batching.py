@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from rcir.errors import InvalidConfig, RcirError, RiskUnattainable
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
-from rcir.serving.guards import TooLarge
+from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
 from rcir.serving.served import Served
 

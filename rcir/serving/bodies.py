@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from rcir.errors import InvalidConfig, RcirError
-from rcir.serving.guards import TooLarge
+from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import (
     Body,
     ExploreTerms,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from rcir.errors import TrackingUnavailable
-from rcir.extras import naming_extras
+from rcir.imports import naming_extras
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -225,7 +225,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
         embedded.append(len(images))
         return fill(encoder, preprocessing, images, batch)
 
-    monkeypatch.setattr("calibration.progress.LONG", 0)
+    monkeypatch.setattr("calibration.screen.LONG", 0)
     monkeypatch.setattr(embedder, "embed_block", interrupted)
     with monkeypatch.context() as patch:
         patch.setattr(batches, "CHUNK", 128)  # the batches are those of one block

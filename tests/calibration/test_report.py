@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from calibration import RiskResult, print_evaluation, table
-from calibration.table import console
+from calibration import RiskResult, print_evaluation, screen
+from calibration.screen import console
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALPHAS = (0.001, 0.2, 0.3)
@@ -196,7 +196,7 @@ def result(alpha=0.2, risk=0.15, low=0.1, high=0.2, size=1.5, **changed):
 def test_surprising_results_are_explained_in_words(outcome, row, words):
     rows = [result(alpha=0.4), row]
     evaluation = replace(outcome.evaluation, rows=rows, beyond_depth=0, labels=None)
-    explained = " ".join(table.remarks(evaluation))
+    explained = " ".join(screen.remarks(evaluation))
     assert all(word in explained for word in words)
     assert bool(explained) == bool(words)
 
@@ -210,9 +210,9 @@ def test_the_promise_its_cost_and_what_sizes_the_sets_are_stated_in_numbers(outc
         uncertainties=sizes,
         uncertainty="vote",
     )
-    assert "at least 90 of 100" in table.promise(evaluation)
-    assert "at most 10%" in table.promise(evaluation)
-    stated = table.cost(evaluation)
+    assert "at least 90 of 100" in screen.promise(evaluation)
+    assert "at most 10%" in screen.promise(evaluation)
+    stated = screen.cost(evaluation)
     assert all(number in stated for number in ("1.50", " 3.", "9.0%", "6.0%", "13.0%"))
-    source = table.size_source(evaluation)
+    source = screen.size_source(evaluation)
     assert all(number in source for number in ("2.50", "3.00", "4.00"))

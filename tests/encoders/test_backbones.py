@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock
 
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.backbones import build_backbone, output_shape
-from rcir.encoders.heads import GeM, pooling
+from rcir.encoders.features import GeM, pooling
 from rcir.errors import DataUnavailable, InvalidConfig
 
 

@@ -20,13 +20,14 @@ from PIL import Image
 import rcir
 from rcir import tracking
 from rcir.errors import CorruptRetriever, InvalidData
-from rcir.registry.answers import answers, signature
 from rcir.registry.logged_model import (
+    answers,
     card,
     image_example,
     log_calibration,
     read_results,
     requirements,
+    signature,
     vector_example,
 )
 from rcir.retrieval.storage import current_version

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from rcir.cli import retrieve
-from rcir.registry.answers import PARAMETERS
+from rcir.registry.logged_model import PARAMETERS
 from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
 from rcir.risk.request import RequestOptions

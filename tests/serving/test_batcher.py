@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rcir.serving.batching import Batcher, Busy, Stopping
-from rcir.serving.guards import TooLarge
+from rcir.serving.middleware import TooLarge
 
 
 def run(scenario, capacity=100):

@@ -12,7 +12,7 @@ import pytest
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings
-from rcir.serving.guards import Bounded, Overloaded
+from rcir.serving.middleware import Bounded, Overloaded
 from tests.serving.conftest import drawn, png
 
 VECTOR = drawn(1, 5)[0][0]
