@@ -87,8 +87,8 @@ def extract(folder: Path) -> tuple[list[Path], list[Path]]:
         raise SystemExit("no CUB_200_2011.tar or .tgz: name its folder in RCIR_DATA")
     with tarfile.open(archives[0]) as archive:
         archive.extractall(folder, filter="data")
-    found = sorted(folder.rglob("*.jpg"))
-    files = found[:: max(1, len(found) // FILES)][:FILES]
+    pictures = sorted(folder.rglob("*.jpg"))
+    files = pictures[:: max(1, len(pictures) // FILES)][:FILES]
     photographs = []
     for number, path in enumerate(files[:: max(1, FILES // PHOTOGRAPHS)][:PHOTOGRAPHS]):
         image = Image.open(path).convert("RGB")
@@ -115,7 +115,7 @@ def decoding(paths: Sequence[Path], title: str) -> tuple[list[tuple[str, ...]], 
     }
     ways[OURS] = lambda: ours.resized(paths)
     values = {name: way().to(torch.int16) for name, way in ways.items()}
-    apart = {name: (found - values[FULL]).abs().float() for name, found in values.items()}
+    apart = {name: (pixels - values[FULL]).abs().float() for name, pixels in values.items()}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS):  # in alternation, so that a slow moment hits all alike
         for name, way in ways.items():
@@ -182,12 +182,12 @@ def tagged(skew: float) -> tuple[float, float]:
 def remember(kind: str) -> None:
     """In a process of its own: print the peak memory in GiB."""
     rng = np.random.default_rng(0)
-    found = relevance(kind, GALLERY, rng)
+    matching = relevance(kind, GALLERY, rng)
     gallery = ImageSet(
         [f"/data/gallery/{row // 1000:04d}/image_{row:07d}.jpg" for row in range(GALLERY)],
-        found.single,
+        matching.single,
         [f"image_{row:07d}" for row in range(GALLERY)],
-        relevance=found,
+        relevance=matching,
     )
     queries = relevance(kind, QUERIES, rng)
     queries.totals(gallery.relevance)

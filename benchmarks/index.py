@@ -64,9 +64,9 @@ def seconds_each(index: object, queries: np.ndarray) -> tuple[float, np.ndarray]
     best = np.inf
     for _ in range(TIMES):
         started = time.perf_counter()
-        found = index.search(queries, DEPTH)[1]
+        positions = index.search(queries, DEPTH)[1]
         best = min(best, (time.perf_counter() - started) / len(queries))
-    return best, found
+    return best, positions
 
 
 def fastest(index: object, grid: list, queries: np.ndarray, truth: np.ndarray) -> tuple:
@@ -75,8 +75,8 @@ def fastest(index: object, grid: list, queries: np.ndarray, truth: np.ndarray) -
         return index, {}, *seconds_each(index, queries)[:1], 1.0
     tried = []
     for parameters in grid:
-        seconds, found = seconds_each(index.searching(**parameters), queries)
-        recall = recall_of(found, truth)
+        seconds, positions = seconds_each(index.searching(**parameters), queries)
+        recall = recall_of(positions, truth)
         tried.append((recall < RECALL, seconds if recall >= RECALL else -recall, parameters))
         tried[-1] += (seconds, recall)
         if recall >= RECALL:

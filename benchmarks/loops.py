@@ -66,16 +66,16 @@ def compare_loops(
         rows = zip(times[loop], times["forward"], times["ours"], strict=True)
         return statistics.median((trained * t + len(images) * f) / ours for t, f, ours in rows)
 
-    found = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "ours_over_bare": ratio("bare"),
         "ours_over_synthetic": ratio("synthetic"),
         "ours_over_peer": ratio("peer"),
-        "bare_images_per_second": 1 / found["bare"],
-        "synthetic_images_per_second": 1 / found["synthetic"],
-        "peer_images_per_second": 1 / found["peer"],
-        "forward_images_per_second": 1 / found["forward"],
-        "ours_images_per_second": (trained + len(images)) / found["ours"],
+        "bare_images_per_second": 1 / medians["bare"],
+        "synthetic_images_per_second": 1 / medians["synthetic"],
+        "peer_images_per_second": 1 / medians["peer"],
+        "forward_images_per_second": 1 / medians["forward"],
+        "ours_images_per_second": (trained + len(images)) / medians["ours"],
     }
 
 

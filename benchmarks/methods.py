@@ -152,17 +152,17 @@ def main() -> None:
     for name in asked.sets:
         baseline: float | None = None
         for method in asked.encoders:
-            found, uncertainty = numbers_of(name, method, asked.runs)
-            seconds = found.pop("seconds")
+            numbers, uncertainty = numbers_of(name, method, asked.runs)
+            seconds = numbers.pop("seconds")
             baseline = seconds if method == BASELINE else baseline
-            found["cost"] = None if baseline is None else seconds / baseline
-            cells = ["-" if value is None else f"{value:.3f}" for value in found.values()]
+            numbers["cost"] = None if baseline is None else seconds / baseline
+            cells = ["-" if value is None else f"{value:.3f}" for value in numbers.values()]
             rows.append([name, method, *cells, uncertainty])
             print(f"| {' | '.join(rows[-1])} |", flush=True)
             if name == "digits":
                 prefix = f"digits_{method}".replace("-", "_")
-                figures |= {f"{prefix}_{key}": found[column] for key, column in FIGURES.items()}
-    columns = ("set", "method", *found, "by")
+                figures |= {f"{prefix}_{key}": numbers[column] for key, column in FIGURES.items()}
+    columns = ("set", "method", *numbers, "by")
     report("Methods", columns, rows, figures, asked.json)
 
 

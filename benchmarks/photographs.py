@@ -110,11 +110,11 @@ def scores(gallery: Vectors, queries: Vectors, labels: tuple[Labels, Labels]) ->
         rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (gallery, queries)
     )
     distances, positions = build_index(gallery).search(queries, NEIGHBOURS)
-    found = labels[0][positions]
-    right = found[:, 0] == labels[1]
+    candidates = labels[0][positions]
+    right = candidates[:, 0] == labels[1]
     stated = {
         "one_minus_cosine": distances[:, 0].astype(np.float64) ** 2 / 2,
-        "votes": 1 - np.mean(found == found[:, :1], axis=1),
+        "votes": 1 - np.mean(candidates == candidates[:, :1], axis=1),
     }
     areas = {
         name: OutOfDistribution.of(values[right], values[~right]).auroc
@@ -134,11 +134,11 @@ def components(config: TrainingConfig, splits: Splits) -> float:
     mean = fitted.mean(axis=0)
     _, deviations, axes = np.linalg.svd(fitted - mean, full_matrices=False)
     gallery, queries = pixels("gallery") - mean, pixels("tuning", "calibration", "test") - mean
-    found = []
+    projected = []
     for count, whitened in product(COMPONENTS, (False, True)):
         project = (axes[:count] / (deviations[:count, None] if whitened else 1)).T
-        found.append(scores(gallery @ project, queries @ project, labels_of(splits))["recall"])
-    return max(found)
+        projected.append(scores(gallery @ project, queries @ project, labels_of(splits))["recall"])
+    return max(projected)
 
 
 def labels_of(splits: Splits) -> tuple[Labels, Labels]:
@@ -203,8 +203,8 @@ def main() -> None:
         base = components(config, splits)
         vectors, seconds = by_the_recipe(config, splits)
         pretrained = birds_as_imagenet_left_it if name == "cub50" else as_imagenet_left_it
-        found = {name: (vectors, f"{seconds:.0f}"), f"{name}_lite0": (pretrained(splits), "-")}
-        for which, (pair, took) in found.items():
+        embeddings = {name: (vectors, f"{seconds:.0f}"), f"{name}_lite0": (pretrained(splits), "-")}
+        for which, (pair, took) in embeddings.items():
             scored = scores(*pair, labels_of(splits))
             ratio = scored["recall"] / base
             areas = [f"{scored[each]:.3f}" for each in ("one_minus_cosine", "votes")]

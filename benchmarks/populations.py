@@ -94,15 +94,17 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
     logit = rng.uniform(2.5, 4.0) - hardness[:, None] - rng.uniform(0, 1) * np.log(number)
     match = rng.uniform(size=(n, depth)) < expit(logit)
     label = rng.integers(labels, size=(n, 1))
-    found = np.where(match, label, (label + rng.integers(1, labels, size=(n, depth))) % labels)
+    candidate_labels = np.where(
+        match, label, (label + rng.integers(1, labels, size=(n, depth))) % labels
+    )
     distances = np.cumsum(rng.exponential(0.2 + 0.1 * hardness[:, None], (n, depth)), axis=1)
     uncertainty = hardness * rng.lognormal(sigma=rng.uniform(0.1, 1), size=n)
     if rng.uniform() < 0.5:  # ties
         uncertainty, distances = np.ceil(4 * uncertainty) / 4, np.ceil(8 * distances) / 8
     if rng.uniform() < 0.3:  # a gallery in which some queries have fewer candidates
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
-        distances[beyond], found[beyond], match[beyond] = np.inf, -1, False
-    results = SearchResults(uncertainty, depth, distances, found)
+        distances[beyond], candidate_labels[beyond], match[beyond] = np.inf, -1, False
+    results = SearchResults(uncertainty, depth, distances, candidate_labels)
     labelled = LabelledResults(results, match, match.sum(axis=1))
     return World(name, labelled.first_of_each_label() if distinct else labelled)
 

@@ -78,14 +78,14 @@ def serving(retriever: Path, folder: Path) -> Iterator[tuple[int, int]]:
 
 def clients(port: int, bodies: list[bytes], seconds: float, requests: int) -> list[tuple]:
     """(began, ended, status) of each request of all clients, for a time or up to a number."""
-    found: list[tuple[float, float, int]] = []
+    answers: list[tuple[float, float, int]] = []
     end = time.monotonic() + seconds
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
     def client(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         turn = number
-        while time.monotonic() < end and len(found) < requests:
+        while time.monotonic() < end and len(answers) < requests:
             began, status = time.monotonic(), 0
             try:
                 connection.request("POST", "/retrieve", bodies[turn % len(bodies)], headers)
@@ -94,7 +94,7 @@ def clients(port: int, bodies: list[bytes], seconds: float, requests: int) -> li
                 status = response.status
             except (OSError, http.client.HTTPException):
                 connection.close()
-            found.append((began, time.monotonic(), status))
+            answers.append((began, time.monotonic(), status))
             turn += CLIENTS
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
@@ -102,7 +102,7 @@ def clients(port: int, bodies: list[bytes], seconds: float, requests: int) -> li
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return answers
 
 
 def cpu_seconds(process: int) -> float:
@@ -147,8 +147,8 @@ def main() -> None:
                 load(port, 3600.0, requests)
                 grown.append(resident(process))
             before = cpu_seconds(process)
-            found = load(port, SECONDS)
-            cpu = 1e3 * (cpu_seconds(process) - before) / len(found)
+            load_figures = load(port, SECONDS)
+            cpu = 1e3 * (cpu_seconds(process) - before) / len(load_figures)
             retriever.remove([str(retriever.ids[-1])])
             retriever.recalibrate()
             swapping = pool.apply_async(clients, (port, bodies, SECONDS / 3, sys.maxsize))
@@ -158,9 +158,9 @@ def main() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port)
             connection.request("GET", "/ready")
             ready = json.loads(connection.getresponse().read())
-    milliseconds = 1e3 * (found[:, 1] - found[:, 0])
+    milliseconds = 1e3 * (load_figures[:, 1] - load_figures[:, 0])
     p50, p99 = np.percentile(milliseconds, [50, 99])
-    errors = int(np.count_nonzero(found[:, 2] != 200))
+    errors = int(np.count_nonzero(load_figures[:, 2] != 200))
     stall = float(np.diff(np.sort(swapped[:, 1])).max())
     lost = int(np.count_nonzero(swapped[:, 2] != 200))
     figures = {
@@ -176,7 +176,7 @@ def main() -> None:
         ["direct, batches of 16", f"{direct:.2f}", "-", "-", "-", "-"],
         [
             *(f"HTTP, {CLIENTS} clients", f"{cpu:.2f}", f"{p50:.1f}", f"{p99:.1f}"),
-            *(f"{len(found) / SECONDS:.0f}", str(errors)),
+            *(f"{len(load_figures) / SECONDS:.0f}", str(errors)),
         ],
     ]
     columns = ("way", "CPU ms per request", "p50 ms", "p99 ms", "requests/s", "errors")

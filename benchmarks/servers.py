@@ -59,16 +59,16 @@ def main() -> None:
             index = build_index(gallery[0], IndexConfig(kind, given | where))
             built = time.perf_counter() - started
             started = time.perf_counter()
-            found = np.concatenate([index.search(one[None], DEPTH)[1] for one in queries[0]])
-            alone = (time.perf_counter() - started) / len(found)
+            positions = np.concatenate([index.search(one[None], DEPTH)[1] for one in queries[0]])
+            alone = (time.perf_counter() - started) / len(positions)
             started = time.perf_counter()
-            for some in np.array_split(queries[0], max(1, len(found) // 100)):
+            for some in np.array_split(queries[0], max(1, len(positions) // 100)):
                 index.search(some, DEPTH)
-            together = (time.perf_counter() - started) / len(found)
-            truth = found if truth is None else truth
+            together = (time.perf_counter() - started) / len(positions)
+            truth = positions if truth is None else truth
             size = mean_size(calibrated(index, gallery, calibrating), queries[0])
             smallest = size if smallest is None else smallest
-            recall = recall_of(found, truth)
+            recall = recall_of(positions, truth)
             cells = (f"{1000 * alone:.2f}", f"{1000 * together:.2f}", f"{recall:.4f}")
             rows.append([name, f"{built:.1f}", *cells, f"{size:.2f}"])
             key = name.replace(", ", "_").lower()

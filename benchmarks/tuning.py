@@ -77,8 +77,8 @@ def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Es
     runs = (default, best_run(records))
     for run in runs:
         calibrate(CalibrationConfig(str(run.path), alphas=(config.alpha,), delta=config.delta))
-    found = [RunResults.read(run.path / TEST) for run in runs]
-    sizes, differences = compare_sizes([each.parts for each in found], config.alpha, config.delta)
+    results = [RunResults.read(run.path / TEST) for run in runs]
+    sizes, differences = compare_sizes([each.parts for each in results], config.alpha, config.delta)
     return sizes[1], sizes[0], differences[0]
 
 

@@ -233,8 +233,8 @@ def subgroups(
     parts = _parts("uncertainty", decile, missed, sizes, independent)
     classes = images.attributes.get("class", images.labels)
     if classes is not None:
-        found = _parts("class", np.asarray(classes), missed, sizes, independent)
-        parts += sorted(found, key=lambda part: (-part.risk, -part.n))[:SHOWN_CLASSES]
+        measured_parts = _parts("class", np.asarray(classes), missed, sizes, independent)
+        parts += sorted(measured_parts, key=lambda part: (-part.risk, -part.n))[:SHOWN_CLASSES]
     if test.groups is not None:
         parts += _parts("group", test.groups, missed, sizes, independent)
     return parts

@@ -86,14 +86,14 @@ def _pixels(images: ImageSet) -> NDArray[np.float32]:
     from rcir.data import Preprocessing
 
     resized = Preprocessing(size=(SIDE, SIDE), channels=3).resized(images.images)
-    found: NDArray[np.float32] = resized.reshape(len(images), -1).numpy().astype(np.float32)
-    return found
+    vectors: NDArray[np.float32] = resized.reshape(len(images), -1).numpy().astype(np.float32)
+    return vectors
 
 
 def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return found
+    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return unit
 
 
 KS = (1, 5, 10)

@@ -134,19 +134,19 @@ def _labelled(
         raise DataUnavailable(f"there is no file {file}: name that of `rcir serve --feedback`")
     start = 0.0 if since is None else since.timestamp()
     store, version = Store(file), Folder(folder).version()
-    found = store.reported(version, start)
-    if found is None:
+    reports = store.reported(version, start)
+    if reports is None:
         asked = "" if since is None else f" since {since}"
         raise InvalidData(
             f"{file} holds no feedback on answers{asked} of {folder} as it is now: feedback speaks "
             "of the retriever that answered"
         )
-    used = _new(retriever, found)
+    used = _new(retriever, reports)
     used.require_labels_of_hits()
     print(
         f"feedback: {len(used.labels)} queries are used, of which {used.n_unlabelled_misses} are "
         "misses without a label and count as queries that match nothing; "
-        f"{len(found.labels) - len(used.labels)} are left out (repeated, in the gallery, or used "
+        f"{len(reports.labels) - len(used.labels)} are left out (repeated, in the gallery, or used "
         f"for calibration before); {store.n_unreported(version, start)} answers have no feedback"
     )
     return used.queries, used.labels
@@ -370,13 +370,13 @@ def _measured(
     queries = calibration.tuning_queries
     retriever.searcher.index = index
     started = time.perf_counter()
-    found = index.search(queries.vectors, retriever.depth)[1]
+    positions = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
     searched = retriever.search_labelled(replace(queries))
     name = calibration.main.score_function.name
     sizes = cross_fitted_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)
-    return MeasuredIndex(IndexConfig.of(index), recall_of(found, truth), seconds, memory, sizes)
+    return MeasuredIndex(IndexConfig.of(index), recall_of(positions, truth), seconds, memory, sizes)
 
 
 def _index_name(config: IndexConfig) -> str:

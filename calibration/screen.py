@@ -262,9 +262,9 @@ def embedding(name: str, images: ImageSet, embedder: Embedder) -> Iterator[Embed
     task = bar.add_task(name, total=len(images))
     kept = 0
 
-    def advance(count: int, found: bool) -> None:
+    def advance(count: int, reused: bool) -> None:
         nonlocal kept
-        kept += count * found
+        kept += count * reused
         bar.advance(task, count)
 
     started = time.monotonic()

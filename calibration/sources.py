@@ -264,18 +264,18 @@ def _listed(path: Path, asked: VectorTable) -> list[list[str]]:
     """The ids of the true matches of each query."""
     if asked.ids is None:
         raise InvalidData(f"{asked.file} has no column id, by which {path} names queries")
-    found: dict[str, list[str]] = {name: [] for name in asked.ids}
+    matches: dict[str, list[str]] = {name: [] for name in asked.ids}
     unknown = 0
     for query, item in read_matches(path):
-        if query in found:
-            found[query].append(item)
+        if query in matches:
+            matches[query].append(item)
         else:
             unknown += 1
-    if not any(found.values()):
+    if not any(matches.values()):
         raise InvalidData(f"{path} names no query of {asked.file}: give ids as they are there")
     if unknown:
         console.print(f"{unknown} rows of {path} are of other queries, and were not used")
-    return list(found.values())
+    return list(matches.values())
 
 
 def _places(config: CertificationConfig, table: VectorTable) -> WithinRadius:

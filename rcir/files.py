@@ -85,10 +85,10 @@ def settle(path: Path) -> None:
         return  # there is nothing, or nothing to be seen
     for name in names:
         if name.startswith(f".{path.name}-"):
-            found = OWNED.fullmatch(name.removeprefix(f".{path.name}"))
-            if found:
-                dead = is_dead(found["owner"])
-                begun.append((path.with_name(name), found["end"] or "", dead))
+            match = OWNED.fullmatch(name.removeprefix(f".{path.name}"))
+            if match:
+                dead = is_dead(match["owner"])
+                begun.append((path.with_name(name), match["end"] or "", dead))
     if not os.path.lexists(path) and all(dead for *_, dead in begun):
         for old in [one for one, end, _ in begun if end == "-old"]:
             for whole in (old.with_name(old.name.removesuffix("-old")), old):

@@ -75,15 +75,15 @@ import path of your own, "package.module:Class"
             'path of your own, "package.module:Class"'
         )
     try:
-        found = resolve_name(path)
+        value = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfig(
             f"{option} {name!r} cannot be imported ({error}): install the package it is in, or "
             "put its folder on PYTHONPATH"
         ) from error
-    if not isinstance(found, type):
+    if not isinstance(value, type):
         raise InvalidConfig(f"{option} {name!r} is no class")
-    return found
+    return value
 
 
 def import_path(kind: type) -> str:

@@ -46,14 +46,14 @@ def as_vectors(values: Any) -> NDArray[Any] | None:
         >>> as_vectors([[1, 2], [3, 4]]).tolist(), as_vectors(["photo.png"])
         ([[1.0, 2.0], [3.0, 4.0]], None)
     """
-    found = as_numpy(values)
-    if not isinstance(found, np.ndarray) or found.dtype.kind == "O":
-        if not isinstance(found, list | tuple | np.ndarray):
+    vectors = as_numpy(values)
+    if not isinstance(vectors, np.ndarray) or vectors.dtype.kind == "O":
+        if not isinstance(vectors, list | tuple | np.ndarray):
             return None
         try:
-            found = np.asarray([as_numpy(each) for each in found])
+            vectors = np.asarray([as_numpy(each) for each in vectors])
         except ValueError:  # of different lengths
             return None
-    if found.dtype.kind in "iu" and found is not values:
-        found = found.astype(np.float32)
-    return found if found.dtype.kind == "f" and found.ndim in (1, 2) else None
+    if vectors.dtype.kind in "iu" and vectors is not values:
+        vectors = vectors.astype(np.float32)
+    return vectors if vectors.dtype.kind == "f" and vectors.ndim in (1, 2) else None

@@ -39,9 +39,11 @@ def require_options(
         rcir.errors.InvalidConfig: options: size is 2.5; it must be a whole number
     """
     parameters = {
-        name: found for name, found in signature(reader).parameters.items() if name not in GIVEN
+        name: parameter
+        for name, parameter in signature(reader).parameters.items()
+        if name not in GIVEN
     }
-    anything = any(found.kind is Parameter.VAR_KEYWORD for found in parameters.values())
+    anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     further = further or {}
     known = [*parameters, *further]
     if (unknown := [name for name in options if name not in known]) and not anything:
@@ -51,8 +53,8 @@ def require_options(
         )
     needed = [
         name
-        for name, found in parameters.items()
-        if found.default is Parameter.empty and found.kind is not Parameter.VAR_KEYWORD
+        for name, parameter in parameters.items()
+        if parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_KEYWORD
     ]
     if missing := [name for name in needed if name not in options]:
         raise InvalidConfig(f"{where}: {', '.join(missing)} is needed; give it")

@@ -99,10 +99,10 @@ class StoredVectors:
 
     def digest(self) -> str:
         """SHA-256 of the vectors."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for rows in batches(*self.vectors.shape):
-            found.update(np.ascontiguousarray(self.vectors[rows]).data)
-        return found.hexdigest()
+            sha256.update(np.ascontiguousarray(self.vectors[rows]).data)
+        return sha256.hexdigest()
 
     def save(self, path: Path) -> None:
         """Write them to a .npy file."""

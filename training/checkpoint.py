@@ -72,10 +72,10 @@ class History:
             self._tracked.log_metrics(written[epoch], step=epoch)
 
     def _written(self) -> dict[str, dict[str, float]]:
-        found: dict[str, dict[str, float]] = (
+        files: dict[str, dict[str, float]] = (
             json.loads(self._file.read_text()) if self._file.is_file() else {}
         )
-        return found
+        return files
 
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote

@@ -156,14 +156,14 @@ def _features(
     )
     task, made, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
 
-    def advance(count: int, found: bool) -> None:
+    def advance(count: int, reused: bool) -> None:
         nonlocal made
-        made += count * (not found)
+        made += count * (not reused)
         bar.advance(task, count)
 
     with bar:
-        found = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
+        reused = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
     if made:
         seconds = time.monotonic() - started
         console.print(f"frozen backbone: {made:,} images embedded  {seconds:.1f} s", soft_wrap=True)
-    return found.vectors.numpy()
+    return reused.vectors.numpy()

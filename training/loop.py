@@ -132,14 +132,14 @@ def _train(
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
-        found = validate(embedding, splits.validation) if workers.rank == 0 else None
-        metrics = workers.broadcast(found.metrics() if found else None) | trained
+        validation = validate(embedding, splits.validation) if workers.rank == 0 else None
+        metrics = workers.broadcast(validation.metrics() if validation else None) | trained
         metrics |= {"lr": rate, "seconds": time.monotonic() - started}
         state.advance(metrics, config.min_delta)
-        if found is not None:
+        if validation is not None:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
-            checkpoint.save_checkpoint(folder, state, encoder, optimizer, found)
+            checkpoint.save_checkpoint(folder, state, encoder, optimizer, validation)
             bar.summary(metrics)
             watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})

@@ -48,10 +48,10 @@ def folder_of(config: TrainingConfig) -> Path:
 def existing_run(config: TrainingConfig) -> RunFolder | None:
     """The run that the folder holds, if any; `InvalidConfig` if it is of another configuration."""
     folder = folder_of(config)
-    found = read_run(folder)
-    if found is None:
+    run = read_run(folder)
+    if run is None:
         return None
-    old, new = flatten(found.config), flatten(asdict(config))
+    old, new = flatten(run.config), flatten(asdict(config))
     if config.micro_batches is None:  # it keeps those that it was begun with
         new["micro_batches"] = old.get("micro_batches")
     changed = differing(old, new)
@@ -60,7 +60,7 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
             f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
             "remove that folder"
         )
-    return found
+    return run
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -351,19 +351,22 @@ def _train_members(
     return combined(config, [member.encoder() for member in trained])
 
 
-def _log(config: TrainingConfig, run: RunFolder, found: Validation) -> None:
+def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:
     """Log everything of a finished training to MLflow."""
     if checkpoint.last_epoch(run.path):
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
     run.tracked.log_metrics(
-        {name.replace("validation", "chosen"): value for name, value in found.metrics().items()}
+        {
+            name.replace("validation", "chosen"): value
+            for name, value in validation.metrics().items()
+        }
     )
     from rcir import figures  # slow to import; workers need none
 
-    half = found.uncertainty[::2]  # its range scales the other half
-    scaled = confidence(found.uncertainty[1::2], half.min(), half.max())
-    diagram = reliability(scaled, found.correct[1::2])
+    half = validation.uncertainty[::2]  # its range scales the other half
+    scaled = confidence(validation.uncertainty[1::2], half.min(), half.max())
+    diagram = reliability(scaled, validation.correct[1::2])
     svg = figures.to_svg(figures.reliability_diagram(diagram))
     run.tracked.log_figure(svg, "validation_reliability")

@@ -105,8 +105,8 @@ class GhostBatchStatistics:
 
     def _current(self) -> list[Tensor]:
         """Means and variances, two for each layer."""
-        found = [(layer.running_mean, layer.running_var) for layer in self._layers]
-        return [values for pair in found for values in pair if values is not None]
+        statistics = [(layer.running_mean, layer.running_var) for layer in self._layers]
+        return [values for pair in statistics for values in pair if values is not None]
 
 
 IMAGES_AT_ONCE = 256  # images in a forward pass

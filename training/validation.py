@@ -62,7 +62,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     """
     database = database_of(images.relevance)
     folds = _folds(images) if database is None else _asking_folds(database)
-    found = []
+    roles = []
     for turn in range(len(folds)):
         searched, *asked = folds[turn:] + folds[:turn]
         if database is not None:
@@ -75,8 +75,8 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
             len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2
         ):  # as many as a score function is fitted on
             return []
-        found.append(FoldRoles(searched, *rows))
-    return found
+        roles.append(FoldRoles(searched, *rows))
+    return roles
 
 
 def certify_folds(
@@ -208,21 +208,21 @@ class Validation:
         What cannot be told is left out: a size that cannot be certified, the AUROC where all are
         right or all wrong.
         """
-        found = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
-        found[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
+        numbers = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
+        numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
         # The range of one half scales the other.
         half = self.uncertainty[::2]
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
-        found["validation/ece"] = reliability(scaled, self.correct[1::2]).error
+        numbers["validation/ece"] = reliability(scaled, self.correct[1::2]).error
         for alpha in ALPHAS:
             if self.certified and is_certified(self.certified, alpha, DELTA):
                 size = mean_size(self.certified, alpha, DELTA)
-                found[f"validation/certified_size_{alpha:g}"] = size
+                numbers[f"validation/certified_size_{alpha:g}"] = size
         if 0 < self.correct.sum() < len(self.correct):
             from sklearn.metrics import roc_auc_score  # slow to import; not every worker needs it
 
-            found["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
-        return found
+            numbers["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
+        return numbers
 
 
 def validate(embedding: Embedding, images: ImageSet) -> Validation:
@@ -324,10 +324,10 @@ class TrainingWatch:
             )
 
 
-def warn_of_chance(found: Validation) -> None:
+def warn_of_chance(validation: Validation) -> None:
     """Warn where uncertainties tell misses from hits no better than chance."""
-    misses, hits = int((~found.correct).sum()), int(found.correct.sum())
-    area = found.metrics().get("validation/auroc_miss")
+    misses, hits = int((~validation.correct).sum()), int(validation.correct.sum())
+    area = validation.metrics().get("validation/auroc_miss")
     if area is None or min(misses, hits) < FEWEST:
         return
     # The standard error of the area under a curve that is by chance (Mann and Whitney, 1947).

@@ -98,19 +98,19 @@ def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Valu
 
 def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
     """The random options as Ray Tune's domains; of whole numbers for options that are."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name, sampler in space.items():
         kind, values = next(iter(sampler.items()))
         if kind == "choice":
-            found[name] = tune.choice(list(values))
+            chosen[name] = tune.choice(list(values))
             continue
         low, high = values
         if _is_whole(training, name):
             draw_whole = tune.randint if kind == "uniform" else tune.lograndint
-            found[name] = draw_whole(low, high + 1)
+            chosen[name] = draw_whole(low, high + 1)
         else:
-            found[name] = (tune.uniform if kind == "uniform" else tune.loguniform)(low, high)
-    return found
+            chosen[name] = (tune.uniform if kind == "uniform" else tune.loguniform)(low, high)
+    return chosen
 
 
 def _is_whole(training: TrainingConfig, name: str) -> bool:

@@ -123,15 +123,15 @@ def read_records(folder: Path) -> Records | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
-        trials = [_trial(values) for values in found["trials"]]
+        stored = json.loads(path.read_text())
+        trials = [_trial(values) for values in stored["trials"]]
         return Records(
             folder,
-            found["config"],
-            found["mlflow_run"],
-            found["tracking_uri"],
+            stored["config"],
+            stored["mlflow_run"],
+            stored["tracking_uri"],
             {trial.number: trial for trial in trials},
-            found["finished"],
+            stored["finished"],
         )
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidData(

@@ -125,8 +125,8 @@ class TrialWatch(Callback):
     def _runs(self, trial: Trial) -> list[RunFolder]:
         """The trainings of a trial that were begun."""
         names = (seeded(trial.name, seed) for seed in range(self._config.seeds))
-        found = (read_run(self._records.folder / name) for name in names)
-        return [run for run in found if run is not None]
+        runs = (read_run(self._records.folder / name) for name in names)
+        return [run for run in runs if run is not None]
 
     def _log(self, trial: Trial) -> None:
         tags = {"rcir.sweep": self._config.training.name, "rcir.trial": f"{trial.number:03d}"}
@@ -142,9 +142,9 @@ def line(trial: Trial) -> str:
     values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.values.items())
     state = trial.state if trial.state == "finished" else f"{trial.state} at epoch {trial.epochs}"
     size = trial.metrics.get("certified_size")
-    found = "" if size is None else f"certified size {size:.2f}, "
+    stated = "" if size is None else f"certified size {size:.2f}, "
     reason = f" ({trial.reason})" if trial.reason else ""
-    return f"{trial.name} {state}: {found}{values}  {trial.seconds:.0f} s{reason}"
+    return f"{trial.name} {state}: {stated}{values}  {trial.seconds:.0f} s{reason}"
 
 
 def short_text(value: Any) -> str:

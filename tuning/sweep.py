@@ -186,9 +186,9 @@ def sweep(config: TuningConfig) -> Records:
     """
     check_places(config.training)
     folder = Path(config.training.storage).absolute() / config.training.name
-    found = _earlier_sweep(config, folder)
-    if found is not None and found.finished:
-        return found
+    earlier = _earlier_sweep(config, folder)
+    if earlier is not None and earlier.finished:
+        return earlier
     drawn = _all_trials(config)
     _check_trials(config, drawn)
     join_cluster()
@@ -291,12 +291,12 @@ def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
 
 def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
     """The sweep that the folder holds, if any; it must be of the same configuration."""
-    found = read_records(folder)
-    if found is None:
+    earlier = read_records(folder)
+    if earlier is None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
         return None
-    old, new = flatten(found.config), flatten(as_json(asdict(config)))
+    old, new = flatten(earlier.config), flatten(as_json(asdict(config)))
     changed = sorted(
         name
         for name in old.keys() | new.keys()
@@ -307,7 +307,7 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
             f"{folder} holds a sweep with another {', '.join(changed)}: choose another "
             "training.name, or remove that folder"
         )
-    return found
+    return earlier
 
 
 def start_sweep(config: TuningConfig, folder: Path) -> Records:

@@ -86,7 +86,7 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 
 
 def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
-    found: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     trained = 0
     for seed in range(plan.config.seeds):
         one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
@@ -96,18 +96,20 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
         callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, callback)
         known = RunResults.read(run.path / VALIDATION)
-        found.append(_metrics(known.metrics, known.parts, plan.config))
+        metrics.append(_metrics(known.metrics, known.parts, plan.config))
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds
-        reports.add(_mean(found) | {"epoch": trained, "finished": float(done)})
+        reports.add(_mean(metrics) | {"epoch": trained, "finished": float(done)})
 
 
-def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _mean(each_metric: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of metrics that all seeds have, and how far apart their sizes are."""
-    common = set.intersection(*(set(metrics) for metrics in found))
-    mean = {name: fmean(each[name] for each in found) for name in found[0] if name in common}
-    if len(found) > 1 and "certified_size" in mean:
-        mean["certified_size_deviation"] = stdev(each["certified_size"] for each in found)
+    common = set.intersection(*(set(metrics) for metrics in each_metric))
+    mean = {
+        name: fmean(each[name] for each in each_metric) for name in each_metric[0] if name in common
+    }
+    if len(each_metric) > 1 and "certified_size" in mean:
+        mean["certified_size_deviation"] = stdev(each["certified_size"] for each in each_metric)
     return mean
 
 
@@ -132,16 +134,16 @@ class Epochs(ray.train.UserCallback):
         if epoch == self._epochs:
             return
         try:
-            found = restore_validation(self._folder, epoch).certified
+            certified = restore_validation(self._folder, epoch).certified
         except FileNotFoundError:
             # Ray asks workers every other second: of shorter epochs, some are gone by then.
-            found = []
+            certified = []
         names = {
             name.removeprefix("validation/"): value
             for name, value in metrics[0].items()
             if name.startswith("validation/")
         }
-        report = _metrics(names, found, self._config) | {"epoch": epoch, "finished": 0.0}
+        report = _metrics(names, certified, self._config) | {"epoch": epoch, "finished": 0.0}
         if OBJECTIVE not in report:
             return
         if self._forward is not None:
@@ -192,8 +194,8 @@ class Reports:
 
 def read_reports(path: Path) -> dict[str, Any]:
     """Read a trial's reports, and why it failed if it did."""
-    found: dict[str, Any] = {"reports": [], "failure": None}
-    return found | (json.loads(path.read_text()) if path.is_file() else {})
+    values: dict[str, Any] = {"reports": [], "failure": None}
+    return values | (json.loads(path.read_text()) if path.is_file() else {})
 
 
 def _metrics(
@@ -204,11 +206,11 @@ def _metrics(
     Where (alpha, delta) cannot be certified, there is no certified size, but something for search
     and scheduler to improve: the mean of sizes of which some are the whole search depth.
     """
-    found = dict(names)
+    metrics = dict(names)
     if parts:
-        found[OBJECTIVE] = mean_size(parts, config.alpha, config.delta)
+        metrics[OBJECTIVE] = mean_size(parts, config.alpha, config.delta)
         if is_certified(parts, config.alpha, config.delta):
-            found["certified_size"] = found[OBJECTIVE]
+            metrics["certified_size"] = metrics[OBJECTIVE]
     elif config.delta == DELTA and f"certified_size_{config.alpha:g}" in names:
-        found[OBJECTIVE] = found["certified_size"] = names[f"certified_size_{config.alpha:g}"]
-    return found
+        metrics[OBJECTIVE] = metrics["certified_size"] = names[f"certified_size_{config.alpha:g}"]
+    return metrics

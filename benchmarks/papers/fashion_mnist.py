@@ -110,23 +110,23 @@ def main() -> None:
     test, digits = (images.subset(np.arange(QUERIES)) for images in sets)
     rows, figures, runs = [], {}, {}
     for method, published in PUBLISHED.items():
-        found: list[dict[str, float | None]] = []
+        numbers: list[dict[str, float | None]] = []
         for seed in range(asked.seeds if method in asked.encoders else 0):
             run = run_of(method, seed, asked.runs)
             if method in TRAINED:
                 runs[f"{method}, seed {seed}"] = run
             encoder = run.encoder().to(memory_format=torch.channels_last)  # half as fast again
             searched = search(run.preprocessing, encoder, test)
-            found.append(
+            numbers.append(
                 retrieval_scores(searched, test)
                 | ood_scores(searched.uncertainty, outside(run, encoder, searched, digits))
                 | {"ECE": closed_set_error(run, encoder, test)}
             )
-        if found:
-            cells = (spread([one[name] for one in found]) for name in COLUMNS)
+        if numbers:
+            cells = (spread([one[name] for one in numbers]) for name in COLUMNS)
             rows.append((method, "here", *cells))
             for name in COLUMNS:
-                values = [one[name] for one in found if one[name] is not None]
+                values = [one[name] for one in numbers if one[name] is not None]
                 if values:
                     figures[f"{method}_{name}".replace("-", "_")] = sum(values) / len(values)
         rows.append((method, "published", *published.split()))

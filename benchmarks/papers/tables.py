@@ -81,13 +81,13 @@ def search(preprocessing: Preprocessing, encoder: Encoder, images: ImageSet) -> 
 
 
 def outside(
-    run: RunFolder, encoder: Encoder, found: Searched, images: ImageSet
+    run: RunFolder, encoder: Encoder, inside_results: Searched, images: ImageSet
 ) -> NDArray[np.float64]:
     """Uncertainties of out-of-distribution queries of the searched test set."""
     embedding = embed(encoder, run.preprocessing, images.images)
     if embedding.uncertainty is not None:
         return embedding.uncertainty.numpy().astype(np.float64)
-    searched, asked = found.vectors.numpy(), embedding.vectors.numpy()
+    searched, asked = inside_results.vectors.numpy(), embedding.vectors.numpy()
     distances, positions = build_index(searched).search(asked, 1)
     return one_minus_cosine(distances[:, 0], lengths(asked), lengths(searched)[positions[:, 0]])
 
@@ -106,16 +106,16 @@ def _nearest_other(vectors: torch.Tensor) -> NDArray[np.int64]:
     """Where the nearest other vector of each vector is; in few dimensions a tree knows sooner."""
     if vectors.shape[1] > FEW_DIMENSIONS:
         return nearest_others(vectors, 1)[1][:, 0]
-    found = cKDTree(vectors.numpy()).query(vectors.numpy(), 2)[1]
-    return np.where(found[:, 0] == np.arange(len(found)), found[:, 1], found[:, 0])
+    nearest = cKDTree(vectors.numpy()).query(vectors.numpy(), 2)[1]
+    return np.where(nearest[:, 0] == np.arange(len(nearest)), nearest[:, 1], nearest[:, 0])
 
 
-def retrieval_scores(found: Searched, images: ImageSet) -> dict[str, float]:
+def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
     """mAP@1, 5, 10 and the AUSC of the top-1 by the uncertainty of query and nearest item."""
-    relevant = images.relevance.of(images.relevance, found.positions)
+    relevant = images.relevance.of(images.relevance, searched.positions)
     totals = images.relevance.totals(images.relevance) - 1  # each image counts itself
     scores = score_rankings(relevant, totals, ks=(1, 5, 10))
-    pair = found.uncertainty + found.uncertainty[found.positions[:, 0]]
+    pair = searched.uncertainty + searched.uncertainty[searched.positions[:, 0]]
     named = {f"mAP@{k}": value for k, value in scores.mean_average_precision.items()}
     return named | {"AUSC": sparsification(pair, relevant[:, 0]).ausc}
 
@@ -144,13 +144,13 @@ def history(run: RunFolder, name: str) -> list[float]:
 
 def trainings(runs: Mapping[str, RunFolder]) -> dict[str, RunFolder]:
     """The same runs, an ensemble's members in place of the ensemble."""
-    found = {}
+    folders = {}
     for name, run in runs.items():
         members = sorted((run.path / "members").glob("member-*"))
-        found |= {f"{name}, {member.name}": find_run(str(member)) for member in members}
+        folders |= {f"{name}, {member.name}": find_run(str(member)) for member in members}
         if not members:
-            found[name] = run
-    return found
+            folders[name] = run
+    return folders
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -152,12 +152,12 @@ def scores(
     else:
         score = -(pairs[0].vectors - pairs[1].vectors).norm(dim=1).numpy()
     right = knn_correct(labels[positions], labels, k=5)
-    found = {"AP": verification_ap(score, match), "5-NN": float(right.mean())}
+    numbers = {"AP": verification_ap(score, match), "5-NN": float(right.mean())}
     if embedding.uncertainty is None:
-        return found | {"tau AP": None, "tau 5-NN": None}
+        return numbers | {"tau AP": None, "tau 5-NN": None}
     uncertainty = embedding.uncertainty.numpy().astype(np.float64)
     pair = (uncertainty[left] + uncertainty[other]) / 2
-    return found | {
+    return numbers | {
         "tau AP": kendall_of_pairs(pair, score, match),
         "tau 5-NN": kendall_over_bins(uncertainty, right),
     }
@@ -167,11 +167,11 @@ def curve(run: RunFolder, test: ImageSet) -> tuple[list[float], list[dict[str, f
     """Numbers of steps, and the scores after each."""
     steps = np.cumsum(history(run, "tuples")) / run.config["batch"]
     config = EncoderConfig(**run.config["encoder"])
-    found = []
+    points = []
     for path in sorted((run.path / "epochs").glob("*.safetensors")):
         encoder = load_encoder(config, run.preprocessing, path)
-        found.append(scores(run.preprocessing, encoder, test))
-    return steps.tolist(), found
+        points.append(scores(run.preprocessing, encoder, test))
+    return steps.tolist(), points
 
 
 def steps_for(value: float, steps: Sequence[float], reached: Sequence[float]) -> float:

@@ -36,5 +36,5 @@ def run(options: Namespace) -> None:
         choice = choose(*asked)
         print(dumps(choice.to_dict(), indent=1)) if options.json else print_choice(choice)
         return
-    found = compare_runs(*asked)
-    print(dumps(found.to_dict(), indent=1)) if options.json else print_comparison(found)
+    comparison = compare_runs(*asked)
+    print(dumps(comparison.to_dict(), indent=1)) if options.json else print_comparison(comparison)

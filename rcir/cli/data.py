@@ -44,10 +44,10 @@ def _list(options: Namespace, root: Path) -> None:
 
     table = Table("name", "images", "on disk", "what it is, and how to get it", box=None)
     table.columns[1].justify = "right"
-    for name, found in DATASETS.items():
-        images = "" if found.images is None else f"{found.images:,}"
-        there = found.is_on_disk(root)
-        title = found.title if there and found.places else f"{found.title}\n  {found.get}"
+    for name, dataset in DATASETS.items():
+        images = "" if dataset.images is None else f"{dataset.images:,}"
+        there = dataset.is_on_disk(root)
+        title = dataset.title if there and dataset.places else f"{dataset.title}\n  {dataset.get}"
         table.add_row(name, images, "yes" if there else "no", title)
     console.print(f"in {root}:", soft_wrap=True)
     console.print(table)
@@ -76,22 +76,25 @@ def _check(options: Namespace, root: Path) -> None:
     def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))
 
-    found = verify(options.name, root, given, watched)
-    parts = ", ".join(f"{part} {number:,}" for part, number in found.parts.items())
-    console.print(f"{options.name}: {sum(found.parts.values()):,} images ({parts})")
-    for note in found.notes:
+    findings = verify(options.name, root, given, watched)
+    parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
+    console.print(f"{options.name}: {sum(findings.parts.values()):,} images ({parts})")
+    for note in findings.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
-    if found.alone:
-        console.print(f"{found.alone} classes have one image only: it is searched, never asked")
-    for fault in found.unreadable:
+    if findings.alone:
+        console.print(f"{findings.alone} classes have one image only: it is searched, never asked")
+    for fault in findings.unreadable:
         console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
-    if not found.complete:
-        expected = "" if found.published is None else f" of {found.published:,} published images"
-        raise InvalidData(
-            f"this copy of {options.name} is not whole: {sum(found.parts.values()):,}{expected}, "
-            f"{len(found.unreadable)} unreadable"
+    if not findings.complete:
+        expected = (
+            "" if findings.published is None else f" of {findings.published:,} published images"
         )
-    if found.published is None:
+        raise InvalidData(
+            f"this copy of {options.name} is not whole: "
+            f"{sum(findings.parts.values()):,}{expected}, "
+            f"{len(findings.unreadable)} unreadable"
+        )
+    if findings.published is None:
         console.print("all pictures can be read; there is no published number to compare with")
     else:
         console.print("all can be read")

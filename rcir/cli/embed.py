@@ -180,13 +180,13 @@ def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | N
         dim = parquet.read_schema(file).field("vector").type.list_size
     except (ArrowException, OSError, KeyError, AttributeError) as error:
         raise InvalidConfig(f"{file} is no shard of vectors ({error}): remove it") from error
-    said = table.schema.metadata or {}
-    same = said.get(MODEL.encode()) == model.encode()
+    metadata = table.schema.metadata or {}
+    same = metadata.get(MODEL.encode()) == model.encode()
     if not same or table["id"].to_pylist() != list(pictures.ids):
         raise InvalidConfig(
             f"{file} is of other pictures, or of another model: remove it, or choose another folder"
         )
-    return int(dim) if said.get(SOURCE.encode()) == source.encode() else None
+    return int(dim) if metadata.get(SOURCE.encode()) == source.encode() else None
 
 
 def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, str]:

@@ -28,13 +28,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
-        found.timestamp()
+        time = datetime.fromisoformat(text)
+        time.timestamp()
     except (ValueError, OverflowError) as error:
         raise ArgumentTypeError(
             f"{text!r} is no time ({error}): give one such as 2026-11-23T06:00"
         ) from None
-    return found
+    return time
 
 
 def run(options: Namespace) -> None:

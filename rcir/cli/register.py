@@ -23,10 +23,10 @@ def run(options: Namespace) -> None:
     """Register, and print where it is and why."""
     from rcir.registry import register
 
-    found = register(
+    registered = register(
         *(options.run, options.name, options.alias),
         *(options.alpha, options.delta, options.force),
     )
-    print(f"{found.version.name} version {found.version.version}: {found.uri}")
-    if found.promotion:
-        print(f"{found.alias}: {found.promotion}")
+    print(f"{registered.version.name} version {registered.version.version}: {registered.uri}")
+    if registered.promotion:
+        print(f"{registered.alias}: {registered.promotion}")

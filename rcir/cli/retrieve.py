@@ -72,8 +72,8 @@ def run(options: Namespace) -> None:
     query = queries.pop("query", names)
     answers = retriever.retrieve(query, **request, **queries)
     if options.json:
-        found = [answer.to_dict() for answer in answers]
-        print(dumps(found if len(found) > 1 else found[0], indent=1))
+        plain = [answer.to_dict() for answer in answers]
+        print(dumps(plain if len(plain) > 1 else plain[0], indent=1))
     elif len(answers) == 1:
         print(answers[0])
     else:

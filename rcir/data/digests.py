@@ -44,13 +44,13 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
     """
     if isinstance(images, np.ndarray) and images.dtype.kind == "f":
         rows = np.ascontiguousarray(images, np.float32)
-        found = [blake2b(row.data, digest_size=BYTES).hexdigest() for row in rows]
+        hexadecimal = [blake2b(row.data, digest_size=BYTES).hexdigest() for row in rows]
     elif len(images) > 1 and all(isinstance(image, str | os.PathLike) for image in images):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = list(pool.map(_digest, images))
+            hexadecimal = list(pool.map(_digest, images))
     else:
-        found = [_digest(image) for image in images]
-    return np.array(found, dtype=f"S{2 * BYTES}")
+        hexadecimal = [_digest(image) for image in images]
+    return np.array(hexadecimal, dtype=f"S{2 * BYTES}")
 
 
 def _digest(image: ImageLike) -> str:
@@ -66,6 +66,6 @@ def _digest(image: ImageLike) -> str:
     else:
         grey = np.shape(image)[2:] in ((), (1,))
     pixels = read_image(image, channels=1 if grey else 3)
-    found = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
-    found.update(np.ascontiguousarray(pixels).data)
-    return found.hexdigest()
+    digest = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()

@@ -154,7 +154,7 @@ def added_relevance(
             is not known whether queries before had it.
     """
     if isinstance(labels, Relevance):
-        found, known = labels, dict(names)
+        relevance, known = labels, dict(names)
     else:
         values = _listed(labels)
         lists = [] if isinstance(values, np.ndarray) else values
@@ -165,12 +165,12 @@ def added_relevance(
                 "which queries before had them is not known; build the retriever again"
             )
         numbers = numbered and isinstance(values, np.ndarray) and values.dtype.kind in "iu"
-        found, known = query_relevance(values, gallery, {} if numbers else names)
+        relevance, known = query_relevance(values, gallery, {} if numbers else names)
         known = dict(names) if numbers else known
-    if len(found) != n:
-        raise InvalidData(f"{n} images, {len(found)} labels: give one each")
-    gallery.joined(found)  # raises where they are of another kind
-    return found, known
+    if len(relevance) != n:
+        raise InvalidData(f"{n} images, {len(relevance)} labels: give one each")
+    gallery.joined(relevance)  # raises where they are of another kind
+    return relevance, known
 
 
 def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:

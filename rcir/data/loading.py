@@ -33,9 +33,9 @@ def shortages(splits: Splits) -> list[str]:
         >>> shortages(Splits(good, good, good, part(0), good, good))
         ['tuning has 1 queries, needed are 2']
     """
-    found = []
+    lacking = []
     if not can_train(splits.train):
-        found.append(
+        lacking.append(
             f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
             "must match another one and not match a third"
         )
@@ -43,17 +43,17 @@ def shortages(splits: Splits) -> list[str]:
         len(splits.validation) < LEAST_VALIDATION
         or not _matches(splits.validation.relevance)[0].any()
     ):
-        found.append(
+        lacking.append(
             f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two "
             "of which match"
         )
     sizes = {name: len(getattr(splits, name)) for name in LEAST}
-    found += [
+    lacking += [
         f"{name} has {sizes[name]} queries, needed are {least}"
         for name, least in LEAST.items()
         if sizes[name] < least
     ]
-    return found
+    return lacking
 
 
 def calibration_note(splits: Splits) -> str | None:
@@ -97,12 +97,12 @@ def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
     near, database = _near(relevance), database_of(relevance)
     if database is None:
         return np.flatnonzero(near.totals(near) > 1)
-    found = np.zeros(len(relevance), bool)
+    has_positive = np.zeros(len(relevance), bool)
     for side in (database, ~database):
         rows, others = np.flatnonzero(side), np.flatnonzero(~side)
         if len(others):
-            found[rows] = near.subset(rows).totals(near.subset(others)) > 0
-    return np.flatnonzero(found)
+            has_positive[rows] = near.subset(rows).totals(near.subset(others)) > 0
+    return np.flatnonzero(has_positive)
 
 
 def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
@@ -177,19 +177,19 @@ def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None)
         >>> len(splits.gallery), len(splits.test), splits.test.images.shape
         (1500, 500, (500, 8, 16))
     """
-    found, root = find_dataset(config.name), data_root(config)
-    found.require(f"data.options of {config.name}", config.options)
+    dataset, root = find_dataset(config.name), data_root(config)
+    dataset.require(f"data.options of {config.name}", config.options)
     options = dict(config.options)
-    if config.download and found.downloads:
+    if config.download and dataset.downloads:
         options["download"] = True
-    elif config.download and not found.is_on_disk(root):
+    elif config.download and not dataset.is_on_disk(root):
         raise DataUnavailable(
-            f"{root / found.places[0]} is not there, and {config.name} cannot be fetched "
-            f"({found.get}): put it there, and name the folder above it with data.root or the "
+            f"{root / dataset.places[0]} is not there, and {config.name} cannot be fetched "
+            f"({dataset.get}): put it there, and name the folder above it with data.root or the "
             "environment variable RCIR_DATA"
         )
     try:
-        return found.load(root, config.seed, tell, **options)
+        return dataset.load(root, config.seed, tell, **options)
     except InvalidData as error:
         if hint := _hint(config):
             raise InvalidData(f"{error}; {hint}") from error
@@ -198,13 +198,13 @@ def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None)
 
 def require_enough(config: DataConfig, splits: Splits) -> None:
     """Raise `InvalidData`, with what would help, if a part is too small to be used."""
-    if found := shortages(splits):
+    if lacking := shortages(splits):
         hint = _hint(config) or "have more images of each class, and more classes"
         asked = len(splits.tuning) + len(splits.calibration) + len(splits.test)
         raise InvalidData(
             f"{config.name} has too few images: {len(splits.train)} train, "
             f"{len(splits.validation)} validate, {len(splits.gallery)} are searched and {asked} "
-            f"ask; {'; '.join(found)}: {hint}"
+            f"ask; {'; '.join(lacking)}: {hint}"
         )
 
 

@@ -108,8 +108,8 @@ class DataSet:
 
 def _function(name: str) -> Callable[..., Any]:
     module, function = name.split(":")
-    found: Callable[..., Any] = getattr(import_module(f"rcir.data.datasets.{module}"), function)
-    return found
+    reader: Callable[..., Any] = getattr(import_module(f"rcir.data.datasets.{module}"), function)
+    return reader
 
 
 _CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}

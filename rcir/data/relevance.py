@@ -148,14 +148,14 @@ def _pairs(own: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def _count_pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    found = np.zeros(own.shape[0], np.int64)
+    counted = np.zeros(own.shape[0], np.int64)
     for rows, product in products(own, theirs.T.tocsr()):
-        found[rows] = np.diff(product.indptr)
-    return found
+        counted[rows] = np.diff(product.indptr)
+    return counted
 
 
 def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    found = np.zeros(own.shape[0], np.int64)
+    counted = np.zeros(own.shape[0], np.int64)
     counts = np.diff(own.indptr)
     # Those of many labels first: what has another label is then at the start of a block.
     rows = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
@@ -171,8 +171,8 @@ def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
             for number in range(1, counts[block[0]]):
                 n = np.count_nonzero(counts[block] > number)
                 shared[:n] |= having[own.indices[starts[:n] + number]]
-            found[block] += np.bitwise_count(shared).sum(1, dtype=np.int64)
-    return found
+            counted[block] += np.bitwise_count(shared).sum(1, dtype=np.int64)
+    return counted
 
 
 def _words(labels: csr_array, width: int) -> NDArray[np.uint64]:
@@ -273,10 +273,10 @@ class WithinRadius:
         """(m,) whether others are positives of anchors in training, pair by pair."""
         steps = self.places[others] - self.places[anchors]
         near = self.radius if self.near is None else self.near
-        found: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
+        positive: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
         if self.database is not None:
-            found &= self.database[others] & ~self.database[anchors]
-        return found
+            positive &= self.database[others] & ~self.database[anchors]
+        return positive
 
     def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
@@ -459,9 +459,9 @@ class SharedLabel:
         return count_overlaps(self.labels, gallery.labels)
 
     def pairs(self, rows: Rows) -> Pairs:
-        found = [product.sorted_indices() for _, product in products(self.labels[rows], self._by)]
-        counts = [np.diff(product.indptr) for product in found]
-        columns = [product.indices for product in found]
+        shared = [product.sorted_indices() for _, product in products(self.labels[rows], self._by)]
+        counts = [np.diff(product.indptr) for product in shared]
+        columns = [product.indices for product in shared]
         none = np.empty(0, np.int64)
         return row_pointers(np.concatenate([*counts, none])), np.concatenate([*columns, none])
 

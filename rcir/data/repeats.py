@@ -64,10 +64,10 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
     left_out: dict[str, int] = {}
     for name in ("tuning", "calibration", "test"):
         queries: ImageSet = getattr(splits, name)
-        found = digests(queries.images)
-        keep = ~_among(found, elsewhere)
+        query_digests = digests(queries.images)
+        keep = ~_among(query_digests, elsewhere)
         if name != "tuning":
-            keep &= ~_repeated(found)
+            keep &= ~_repeated(query_digests)
         if len(queries) and not keep.any():
             raise InvalidData(
                 f"all {len(queries)} {name} queries are pictures that stand elsewhere too, in "
@@ -75,7 +75,7 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
             )
         left_out[name] = int(np.count_nonzero(~keep))
         kept[name] = queries.subset(np.flatnonzero(keep)) if left_out[name] else queries
-        elsewhere = np.concatenate([elsewhere, found])
+        elsewhere = np.concatenate([elsewhere, query_digests])
     return replace(splits, **kept), left_out
 
 
@@ -301,16 +301,16 @@ def _near(distances: NDArray[np.floating[Any]]) -> float:
     return NEAR * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
 
 
-def _among(found: Digests, others: Digests) -> NDArray[np.bool_]:
+def _among(own_digests: Digests, others: Digests) -> NDArray[np.bool_]:
     """Return whether each is one of others, which are more numerous and looked up, not sorted."""
-    shared = set(found.tolist()).intersection(others.tolist())
-    return np.array([digest in shared for digest in found.tolist()], bool)
+    shared = set(own_digests.tolist()).intersection(others.tolist())
+    return np.array([digest in shared for digest in own_digests.tolist()], bool)
 
 
-def _repeated(found: Digests) -> NDArray[np.bool_]:
+def _repeated(own_digests: Digests) -> NDArray[np.bool_]:
     """Return whether each came before."""
-    again = np.ones(len(found), bool)
-    again[np.unique(found, return_index=True)[1]] = False
+    again = np.ones(len(own_digests), bool)
+    again[np.unique(own_digests, return_index=True)[1]] = False
     return again
 
 

@@ -109,9 +109,9 @@ def _parquet(path: Path) -> tuple[dict[str, Any], str | None]:
     columns = {name: table[name] for name in table.column_names if name in COLUMNS_READ}
     if "vector" not in columns:
         raise _absent(path, "vector", table.column_names)
-    found: dict[str, Any] = {"vector": _matrix(path, columns.pop("vector"))}
-    found |= {name: values.to_pylist() for name, values in columns.items()}
-    return found, None if model is None else model.decode()
+    arrays: dict[str, Any] = {"vector": _matrix(path, columns.pop("vector"))}
+    arrays |= {name: values.to_pylist() for name, values in columns.items()}
+    return arrays, None if model is None else model.decode()
 
 
 def _npz(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -318,19 +318,19 @@ def shards_of(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob("part-*.parquet"))
-    if not found:
+    shards = sorted(path.glob("part-*.parquet"))
+    if not shards:
         raise DataUnavailable(
             f"the folder {path} holds no {shard_name(0)}: give a file of vectors, or a folder that "
             "`rcir embed --shards` wrote"
         )
-    said = _number(found[0])
-    if said not in (None, len(found)) or found[-1].name != shard_name(len(found) - 1):
+    stated = _number(shards[0])
+    if stated not in (None, len(shards)) or shards[-1].name != shard_name(len(shards) - 1):
         raise InvalidData(
-            f"{path} holds {len(found)} shards{'' if said is None else f' of {said}'}, and others "
-            "are missing: let `rcir embed` finish, with the arguments that it was begun with"
+            f"{path} holds {len(shards)} shards{'' if stated is None else f' of {stated}'}, and "
+            "others are missing: let `rcir embed` finish, with the arguments that it was begun with"
         )
-    return found
+    return shards
 
 
 def _number(file: Path) -> int | None:
@@ -338,10 +338,10 @@ def _number(file: Path) -> int | None:
     from pyarrow import ArrowException, parquet
 
     try:
-        said = (parquet.read_schema(file).metadata or {}).get(b"rcir.shards")
+        stated = (parquet.read_schema(file).metadata or {}).get(b"rcir.shards")
     except (ArrowException, OSError):
         return None  # whoever reads it refuses it
-    return None if said is None else int(said)
+    return None if stated is None else int(stated)
 
 
 def read_shards(path: Path) -> Iterator[VectorTable]:
@@ -476,9 +476,9 @@ def write_vectors(
     arrays |= {
         name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
     }
-    said = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
-    said |= {} if source is None else {SOURCE: source}
-    table = pyarrow.table(arrays).replace_schema_metadata(said)
+    metadata = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
+    metadata |= {} if source is None else {SOURCE: source}
+    table = pyarrow.table(arrays).replace_schema_metadata(metadata)
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)
     write_file(path, buffer.getvalue().to_pybytes())

@@ -72,11 +72,11 @@ def verify(
         >>> found.parts, found.unreadable, found.published
         ({'train': 2, 'queries': 1}, (), None)
     """
-    found = find_dataset(name)
-    if found.composed and not found.whole:
-        raise InvalidConfig(f"{name} {found.get}: it needs no check")
-    require_options(f"options of {name}", found.function(), options)
-    source = found.read(root, **options)
+    dataset = find_dataset(name)
+    if dataset.composed and not dataset.whole:
+        raise InvalidConfig(f"{name} {dataset.get}: it needs no check")
+    require_options(f"options of {name}", dataset.function(), options)
+    source = dataset.read(root, **options)
     parts = _parts(source)
     pictures = [
         image
@@ -89,7 +89,7 @@ def verify(
     unreadable = tuple(fault for fault in watched if fault is not None)
     return Findings(
         {part: len(images) for part, images in parts.items()},
-        found.published(options),
+        dataset.published(options),
         unreadable,
         _alone(source),
         source.notes,

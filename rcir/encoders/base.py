@@ -435,12 +435,12 @@ def find_method(name: str) -> type[Encoder]:
         >>> find_method("btl") is find_method("rcir.encoders.btl:BayesianTriplet")
         True
     """
-    found = find_class("encoder.method", name, METHODS)
-    if not issubclass(found, Encoder):
+    method = find_class("encoder.method", name, METHODS)
+    if not issubclass(method, Encoder):
         raise InvalidConfig(
             f"encoder.method {name!r} is no encoder: it must be a subclass of rcir.encoders.Encoder"
         )
-    return found
+    return method
 
 
 def require_encoder(encoder: object) -> None:

@@ -73,10 +73,10 @@ class Embedder:
         parts = self._parts(encoder, preprocessing, blocks)
         done: dict[int, Embedding] = {}
         for number, part in parts.items():
-            found = _read(part, len(blocks[number]))
-            if found is not None:
-                done[number] = found
-                self.progress(len(found), True)
+            stored = _read(part, len(blocks[number]))
+            if stored is not None:
+                done[number] = stored
+                self.progress(len(stored), True)
         missing = {number: block for number, block in enumerate(blocks) if number not in done}
         for number, embedding in self._embedded(encoder, preprocessing, missing):
             done[number] = embedding
@@ -101,8 +101,8 @@ class Embedder:
         if self.folder is None:
             return {}
         return {
-            number: self.folder / f"{PART}{found}.safetensors"
-            for number, found in enumerate(made_of(encoder, preprocessing, blocks))
+            number: self.folder / f"{PART}{embedding}.safetensors"
+            for number, embedding in enumerate(made_of(encoder, preprocessing, blocks))
         }
 
     def _embedded(
@@ -160,10 +160,10 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
 def _read(part: Path, images: int) -> Embedding | None:
     """A finished block; None if it is not there, or by half."""
     try:
-        found = Embedding.from_arrays(load_file(part))
+        embedding = Embedding.from_arrays(load_file(part))
     except (OSError, SafetensorError, TypeError, ValueError):
         return None
-    return found if len(found) == images else None
+    return embedding if len(embedding) == images else None
 
 
 def _write(part: Path, embedding: Embedding) -> None:

@@ -96,9 +96,9 @@ def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
         )
     module, kind = HUBS[hub]
     with naming_extras():
-        found: type[HubBackbone] = getattr(import_module(module), kind)
-        import_module(found.library)
-    return found, name
+        hub_backbone: type[HubBackbone] = getattr(import_module(module), kind)
+        import_module(hub_backbone.library)
+    return hub_backbone, name
 
 
 def build_hub_backbone(

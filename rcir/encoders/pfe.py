@@ -157,9 +157,9 @@ class ProbabilisticFaceEmbedding(Encoder):
         self.of_base.base.load_state_dict(member.state_dict())
 
     def forward(self, images: Tensor) -> Embedding:
-        found = self.of_base(images)
-        variance = self.variance_branch(found.extra["features"])
-        return Embedding(found.vectors, variance, 1 / variance.reciprocal().mean(dim=1))
+        embedding = self.of_base(images)
+        variance = self.variance_branch(embedding.extra["features"])
+        return Embedding(embedding.vectors, variance, 1 / variance.reciprocal().mean(dim=1))
 
     def fit_posthoc(self, training: TrainingImages) -> None:
         """Take the weights of the base if they are in a file, and train the variance branch.
@@ -171,9 +171,9 @@ class ProbabilisticFaceEmbedding(Encoder):
         """
         if self.options.base_weights is not None:
             self._take_weights(Path(self.options.base_weights))
-        found = training.embed(self.of_base)
+        embedding = training.embed(self.of_base)
         self.fit_variance(
-            found.vectors, found.extra["features"], training.images.relevance, training.seed
+            embedding.vectors, embedding.extra["features"], training.images.relevance, training.seed
         )
 
     def fit_variance(

@@ -108,8 +108,8 @@ class Replica:
         embedding, refused = b"", ""
         try:
             block = ray.get(self.blocks[number])
-            found = embed_block(self.encoder, self.preprocessing, block, self.batch)
-            embedding = save(found.arrays())
+            embedded = embed_block(self.encoder, self.preprocessing, block, self.batch)
+            embedding = save(embedded.arrays())
         except InvalidImage as error:
             # Raised here, it would arrive as Ray's report on a failed task.
             refused = str(error)

@@ -38,13 +38,13 @@ def reranked(
         some = positions[rows]
         near = items[torch.from_numpy(np.maximum(some, 0).reshape(-1))]
         with torch.inference_mode():
-            found = encoder.rerank(queries[rows].map(torch.Tensor.cpu), near).numpy()
-        if found.shape != some.shape or not (found >= 0).all():
+            new_distances = encoder.rerank(queries[rows].map(torch.Tensor.cpu), near).numpy()
+        if new_distances.shape != some.shape or not (new_distances >= 0).all():
             raise InvalidConfig(
-                f"{type(encoder).__name__}.rerank gave distances of shape {found.shape}, the least "
-                f"{found.min()}; it must give {some.shape}, all of them at least 0"
+                f"{type(encoder).__name__}.rerank gave distances of shape {new_distances.shape}, "
+                f"the least {new_distances.min()}; it must give {some.shape}, all at least 0"
             )
-        distances[rows] = np.where(some >= 0, found, np.inf)
+        distances[rows] = np.where(some >= 0, new_distances, np.inf)
     order = np.argsort(distances, axis=1, kind="stable")
     return np.take_along_axis(distances, order, 1), np.take_along_axis(positions, order, 1)
 
@@ -79,12 +79,12 @@ def nearest_of_draws(
         near = torch.from_numpy(vectors(np.maximum(some, 0).reshape(-1)))
         own = queries[start : start + step].map(torch.Tensor.cpu)
         with torch.inference_mode():
-            found = encoder.draw_distances(own, near.unflatten(0, some.shape)).numpy()
-        if found.shape != (max(2, len(found)), *some.shape) or np.isnan(found).any():
+            distances = encoder.draw_distances(own, near.unflatten(0, some.shape)).numpy()
+        if distances.shape != (max(2, len(distances)), *some.shape) or np.isnan(distances).any():
             raise InvalidConfig(
-                f"{type(encoder).__name__}.draw_distances gave an array of shape {found.shape}; it "
-                f"must give (draws, {some.shape[0]}, {some.shape[1]}) numbers of at least 2 draws"
+                f"{type(encoder).__name__}.draw_distances gave shape {distances.shape}; it must "
+                f"give (draws, {some.shape[0]}, {some.shape[1]}) numbers of at least 2 draws"
             )
-        far = np.where(some >= 0, found, np.inf)
+        far = np.where(some >= 0, distances, np.inf)
         columns.append(np.argsort(far, axis=2, kind="stable")[:, :, :nearest].swapaxes(0, 1))
     return np.concatenate(columns)

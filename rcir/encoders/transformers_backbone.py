@@ -49,22 +49,22 @@ class TransformersBackbone(HubBackbone):
         self.options = {"interpolate_pos_encoding": True} if other else {}
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.model(pixel_values=images, **self.options)
-        pooled: Tensor | None = getattr(found, "pooler_output", None)
+        outputs = self.model(pixel_values=images, **self.options)
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is None:
-            pooled = found.last_hidden_state[:, 0]
+            pooled = outputs.last_hidden_state[:, 0]
         return pooled.reshape(len(images), -1, 1, 1)
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
         """The model's configuration, that of its image tower."""
         try:
-            found = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            settings = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
-        found = getattr(found, "vision_config", found)
-        kept: dict[str, Any] = found.to_diff_dict()
-        return kept | {"model_type": found.model_type}
+        settings = getattr(settings, "vision_config", settings)
+        kept: dict[str, Any] = settings.to_diff_dict()
+        return kept | {"model_type": settings.model_type}
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:
@@ -75,21 +75,21 @@ class TransformersBackbone(HubBackbone):
             )
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
-        found = processor.to_dict()
-        resized = found["size"]
-        size = found["crop_size"] if found.get("do_center_crop") else resized
+        settings = processor.to_dict()
+        resized = settings["size"]
+        size = settings["crop_size"] if settings.get("do_center_crop") else resized
         if "shortest_edge" in size:
             size = {"height": size["shortest_edge"], "width": size["shortest_edge"]}
         crop = None
         if "shortest_edge" in resized:  # proportions are kept
-            share = found.get("crop_pct")
+            share = settings.get("crop_pct")
             crop = share or min(1.0, min(size["height"], size["width"]) / resized["shortest_edge"])
         return Preprocessing(
             (size["height"], size["width"]),
             3,
-            tuple(found["image_mean"]),
-            tuple(found["image_std"]),
-            "bilinear" if found.get("resample") == BILINEAR else "bicubic",
+            tuple(settings["image_mean"]),
+            tuple(settings["image_std"]),
+            "bilinear" if settings.get("resample") == BILINEAR else "bicubic",
             crop,
         )
 

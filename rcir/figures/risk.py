@@ -162,9 +162,9 @@ def _mostly_certified(values: Floats) -> NDArray[np.bool_]:
 def _quantiles(values: Floats) -> Floats:
     """(3, m) quantiles `BAND` of the certified splits."""
     kept = _mostly_certified(values)
-    found = np.full((len(BAND), values.shape[1]), np.nan)
-    found[:, kept] = np.nanquantile(values[:, kept], BAND, axis=0)
-    return found
+    quantiles = np.full((len(BAND), values.shape[1]), np.nan)
+    quantiles[:, kept] = np.nanquantile(values[:, kept], BAND, axis=0)
+    return quantiles
 
 
 def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
@@ -172,5 +172,5 @@ def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
     ordered = np.sort(np.where(np.isfinite(risk), risk, 0), axis=0)
     above = np.floor(len(risk) * np.asarray(share) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
     place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
-    found = np.take_along_axis(ordered, place[None], axis=0)[0]
-    return np.where(_mostly_certified(risk), found, np.nan)
+    exceeded = np.take_along_axis(ordered, place[None], axis=0)[0]
+    return np.where(_mostly_certified(risk), exceeded, np.nan)

@@ -33,36 +33,36 @@ def exact_positions(
         distances, positions = nearest(queries, batch, min(k, len(batch)))
         heap.add_result(distances, positions + rows.start)
     heap.finalize()
-    found: NDArray[np.int64] = heap.I
-    return found
+    nearest_positions: NDArray[np.int64] = heap.I
+    return nearest_positions
 
 
-def recalls_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[np.float64]:
+def recalls_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[np.float64]:
     """(q,) shares of the exact candidates of each query that are found at any rank.
 
     Args:
-        found, exact: (q, k) positions, each once in a row; -1 where there is none.
+        positions, exact: (q, k) positions, each once in a row; -1 where there is none.
 
     Example:
         >>> recalls_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
         array([1. , 0.5])
     """
     there = exact >= 0
-    step = int(max(found.max(initial=0), exact.max(initial=0))) + 1
+    step = int(max(positions.max(initial=0), exact.max(initial=0))) + 1
     rows = step * np.arange(len(exact))[:, None]
-    shared = np.isin(exact + rows, (found + rows)[found >= 0]) & there
+    shared = np.isin(exact + rows, (positions + rows)[positions >= 0]) & there
     shares: NDArray[np.float64] = shared.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
     return shares
 
 
-def recall_of(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+def recall_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     """Their mean over all queries.
 
     Example:
         >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
         0.75
     """
-    return float(recalls_of(found, exact).mean())
+    return float(recalls_of(positions, exact).mean())
 
 
 EXACT_UP_TO = 20_000  # vectors, of which an exact search takes a millisecond or two
@@ -129,10 +129,10 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
     n, dim = len(vectors), check_vectors(vectors[:1]).shape[1]
     limit = options.memory_gib * _GIB or np.inf
     flat = 4 * n * dim
-    said = f"{n} vectors"
+    reason = f"{n} vectors"
     if n <= max(EXACT_UP_TO, options.depth) and flat <= limit:
         exact = FlatIndex.build(vectors, FlatOptions())
-        return exact, f"{said}: exact search is fast up to {EXACT_UP_TO}"
+        return exact, f"{reason}: exact search is fast up to {EXACT_UP_TO}"
     rows = np.sort(
         np.random.default_rng(options.random_seed).choice(n, min(_SAMPLE, n), replace=False)
     )
@@ -145,24 +145,24 @@ def _chosen(vectors: NDArray[Any], options: AutoOptions) -> tuple[Any, str]:
         hnsw = HnswIndex.build(vectors, graph)
         wider = ({"ef_search": round(times * options.depth)} for times in _WIDER)
         recall, enough, best_hnsw = _tried(hnsw, wider, queries, rows, truth, options.recall)
-        said += f": hnsw finds {recall:.3f} of the nearest {options.depth}"
+        reason += f": hnsw finds {recall:.3f} of the nearest {options.depth}"
         if enough:
             return best_hnsw, (
-                f"{said} with ef_search {best_hnsw.options.ef_search}; at least "
+                f"{reason} with ef_search {best_hnsw.options.ef_search}; at least "
                 f"{options.recall:g} was asked for"
             )
-        said += f", with {options.recall:g} asked for"
+        reason += f", with {options.recall:g} asked for"
     else:
-        said += f": hnsw would take {needed / _GIB:.3g} {allowed}"
+        reason += f": hnsw would take {needed / _GIB:.3g} {allowed}"
     if flat <= limit:
-        return FlatIndex.build(vectors, FlatOptions()), f"{said}, so exact"
-    said += f"; vectors take {flat / _GIB:.3g} {allowed}"
+        return FlatIndex.build(vectors, FlatOptions()), f"{reason}, so exact"
+    reason += f"; vectors take {flat / _GIB:.3g} {allowed}"
     probed = IvfPqIndex.build(vectors, _codes(n, dim, limit))
     probes = ({"nprobe": nprobe} for nprobe in _PROBES)
     recall, enough, best_codes = _tried(probed, probes, queries, rows, truth, options.recall)
     reached = "" if enough else f", less than the {options.recall:g} asked for"
     return best_codes, (
-        f"{said}: ivf-pq finds {recall:.3f} of the nearest {options.depth} with nprobe "
+        f"{reason}: ivf-pq finds {recall:.3f} of the nearest {options.depth} with nprobe "
         f"{best_codes.options.nprobe}{reached}"
     )
 
@@ -193,8 +193,8 @@ def _tried(
     """
     for values in parameters:
         one = index.searching(**values)
-        found = _others(one.search(queries, truth.shape[1] + 1)[1], rows)
-        recalls = recalls_of(found, truth)
+        positions = _others(one.search(queries, truth.shape[1] + 1)[1], rows)
+        recalls = recalls_of(positions, truth)
         error = recalls.std() / np.sqrt(len(recalls))
         enough = bool(recalls.mean() - _CONFIDENT * error >= target)
         if enough:
@@ -202,6 +202,6 @@ def _tried(
     return float(recalls.mean()), enough, one
 
 
-def _others(found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _others(positions: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """(q, k - 1) of the positions (q, k), without that of the query itself."""
-    return found[~places_of(rows, found)].reshape(len(found), -1)
+    return positions[~places_of(rows, positions)].reshape(len(positions), -1)

@@ -262,5 +262,5 @@ def one_minus_cosine(
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     product = 2 * x * y
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (squared - (x - y) ** 2) / product
-    return np.clip(np.where(product > 0, found, 1.0), 0.0, 2.0)
+        cosine_distances = (squared - (x - y) ** 2) / product
+    return np.clip(np.where(product > 0, cosine_distances, 1.0), 0.0, 2.0)

@@ -154,8 +154,8 @@ class FaissContents:
             numbers = self._live[numbers]
         if self.stored is not None:
             return np.asarray(self.stored.vectors)[numbers].astype(np.float32)
-        found: NDArray[np.float32] = self.index.reconstruct_batch(numbers.ravel())
-        return found.reshape(*numbers.shape, self.index.d)
+        vectors: NDArray[np.float32] = self.index.reconstruct_batch(numbers.ravel())
+        return vectors.reshape(*numbers.shape, self.index.d)
 
     def unmap(self) -> None:
         """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
@@ -235,5 +235,5 @@ def _checked(live: NDArray[Any], n: int) -> NDArray[np.int64]:
         raise InvalidData(f"{_LIVE} does not hold ascending numbers of vectors")
     if len(live) and not 0 <= live[0] <= live[-1] < n:
         raise InvalidData(f"{_LIVE} holds numbers of vectors that are not there")
-    found: NDArray[np.int64] = live
-    return found
+    positions: NDArray[np.int64] = live
+    return positions

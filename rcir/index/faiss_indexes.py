@@ -127,8 +127,8 @@ class FaissIndex:
         except BaseException as error:
             contents.grown(first, kept=False)
             if isinstance(error, RuntimeError):
-                said = f"FAISS adds nothing to this index: {_faiss_message(error)}"
-                raise InvalidConfig(said) from None
+                reason = f"FAISS adds nothing to this index: {_faiss_message(error)}"
+                raise InvalidConfig(reason) from None
             raise
         contents.grown(first)
 
@@ -191,14 +191,14 @@ class FaissIndex:
             shape = (len(queries), k)
             return np.full(shape, np.inf, np.float32), np.full(shape, -1, np.int64)
         selector = self._contents.selector
-        squared, found = self._searched(queries, k, selector)
-        if found[:, 0].min(initial=0) < 0:
-            none = found[:, 0] < 0
-            squared[none], found[none] = self._searched(queries[none], k, selector, widest=True)
-        if found[:, -1].min(initial=0) < 0:
-            squared[found < 0] = np.inf
-        found = self._contents.positions(found)
-        return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), found
+        squared, positions = self._searched(queries, k, selector)
+        if positions[:, 0].min(initial=0) < 0:
+            none = positions[:, 0] < 0
+            squared[none], positions[none] = self._searched(queries[none], k, selector, widest=True)
+        if positions[:, -1].min(initial=0) < 0:
+            squared[positions < 0] = np.inf
+        positions = self._contents.positions(positions)
+        return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
     def _searched(
         self, queries: NDArray[np.float32], k: int, selector: Any, widest: bool = False
@@ -213,7 +213,7 @@ class FaissIndex:
             parameters = self._parameters(fetched, selector, widest)
             # The matrix product of a transform (PCA, OPQ) rounds differently in a batch.
             transforms = isinstance(faiss.downcast_index(self._index), faiss.IndexPreTransform)
-            squared, found = by_subtraction(
+            squared, positions = by_subtraction(
                 lambda batch: search(batch, fetched, params=parameters),
                 queries,
                 largest=1 if transforms else None,
@@ -223,30 +223,30 @@ class FaissIndex:
                 f"FAISS cannot search this index so: {_faiss_message(error)}"
             ) from None
         if self._contents.stored is not None:
-            return self._ranked(self._contents.stored, queries, found, k)
-        return squared, found
+            return self._ranked(self._contents.stored, queries, positions, k)
+        return squared, positions
 
     def _ranked(
         self,
         stored: StoredVectors,
         queries: NDArray[np.float32],
-        found: NDArray[np.int64],
+        positions: NDArray[np.int64],
         k: int,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Squared distances to the vectors themselves, and numbers, of the nearest k found."""
-        squared = np.empty((len(found), k), np.float32)
-        nearest = np.empty((len(found), k), np.int64)
-        step = max(1, _HELD // (found.shape[1] * self.dim))
-        for start in range(0, len(found), step):
+        squared = np.empty((len(positions), k), np.float32)
+        nearest = np.empty((len(positions), k), np.int64)
+        step = max(1, _HELD // (positions.shape[1] * self.dim))
+        for start in range(0, len(positions), step):
             rows = slice(start, start + step)
-            near = np.asarray(stored.vectors)[np.maximum(found[rows], 0)]
+            near = np.asarray(stored.vectors)[np.maximum(positions[rows], 0)]
             candidates = near.astype(np.float32)
             candidates -= queries[rows, None]
             exact = np.einsum("ncd,ncd->nc", candidates, candidates)
-            exact[found[rows] < 0] = np.inf
+            exact[positions[rows] < 0] = np.inf
             order = np.argsort(exact, axis=1, kind="stable")[:, :k]
             squared[rows] = np.take_along_axis(exact, order, axis=1)
-            nearest[rows] = np.take_along_axis(found[rows], order, axis=1)
+            nearest[rows] = np.take_along_axis(positions[rows], order, axis=1)
         return squared, nearest
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -298,8 +298,8 @@ class FaissIndex:
 
 def _faiss_message(error: RuntimeError) -> str:
     """The words of FAISS on an error, without the place in its source."""
-    said = str(error)
-    return (_PLACE.sub("", said) or said)[:200]
+    message = str(error)
+    return (_PLACE.sub("", message) or message)[:200]
 
 
 class InvertedLists(FaissIndex):
@@ -549,19 +549,19 @@ class FactoryOptions:
             >>> FactoryOptions("IVF64,SQ8", search="nprobe=4").search_parameters()
             {'nprobe': 4}
         """
-        found = {}
+        values = {}
         for part in filter(None, self.search.split(",")):
             name, _, text = part.strip().partition("=")
             try:
-                found[name] = _KINDS[name](text)
+                values[name] = _KINDS[name](text)
             except (KeyError, ValueError):
                 raise InvalidConfig(
                     f"search is {self.search!r}, and {part!r} is no search parameter; give "
                     f"NAME=NUMBER, separated by commas, of {', '.join(_KINDS)}"
                 ) from None
-            if found[name] < 1:
-                raise InvalidConfig(f"search: {name} is {found[name]}; at least 1")
-        return found
+            if values[name] < 1:
+                raise InvalidConfig(f"search: {name} is {values[name]}; at least 1")
+        return values
 
 
 class FactoryIndex(FaissIndex):
@@ -637,14 +637,14 @@ def _faiss_parameters(
         inner = _faiss_parameters(index.base_index, round(k * factor), selector, given, widest)
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexIVF):
-        found = {
+        parameters = {
             "nprobe": index.nlist if widest else min(given.get("nprobe", index.nprobe), index.nlist)
         }
-        found["max_codes"] = given.get("max_codes", index.max_codes)
+        parameters["max_codes"] = given.get("max_codes", index.max_codes)
         if "quantizer_efSearch" in given:
-            ef_search = max(given["quantizer_efSearch"], found["nprobe"])
-            found["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=ef_search)
-        return faiss.SearchParametersIVF(sel=selector, **found)
+            ef_search = max(given["quantizer_efSearch"], parameters["nprobe"])
+            parameters["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=ef_search)
+        return faiss.SearchParametersIVF(sel=selector, **parameters)
     if isinstance(index, faiss.IndexHNSW):
         ef_search = index.ntotal if widest else given.get("efSearch", index.hnsw.efSearch)
         return faiss.SearchParametersHNSW(efSearch=max(int(ef_search), k), sel=selector)

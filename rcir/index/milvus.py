@@ -183,9 +183,9 @@ def _in_words(options: MilvusOptions) -> Iterator[None]:
     try:
         yield
     except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise DataUnavailable(
-            f"Milvus at {options.uri} cannot be reached, or refuses ({said}): see that it runs, "
+            f"Milvus at {options.uri} cannot be reached, or refuses ({message}): see that it runs, "
             f"that the collection {options.collection} is there, and that MILVUS_TOKEN holds its "
             "token if it asks for one"
         ) from error
@@ -395,17 +395,17 @@ class MilvusIndex:
         self._unfinished = None
 
     def _read_version(self) -> str | None:
-        found: dict[str, str] = dict(self._call("describe_collection")["properties"])
-        return found.get(VERSION_PROPERTY)
+        properties: dict[str, str] = dict(self._call("describe_collection")["properties"])
+        return properties.get(VERSION_PROPERTY)
 
     def _write_version(self, version: str) -> None:
         self._call("alter_collection_properties", {VERSION_PROPERTY: version})
 
     def _description(self) -> dict[str, str]:
         """Return what the server reports of the index and its parameters."""
-        said = self._call("describe_index", "vector")
+        description = self._call("describe_index", "vector")
         named = ("index_type", "metric_type", *self.options.params)
-        return {name: str(said[name]) for name in named if name in said}
+        return {name: str(description[name]) for name in named if name in description}
 
     def _wait(self) -> None:
         """Until all is written and indexed: what is not is searched otherwise than later."""
@@ -431,7 +431,7 @@ class MilvusIndex:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Ids and squared L2 distances, each (n, count)."""
         chosen = self.options
-        found = self._call(
+        response = self._call(
             "search",
             data=list(vectors),
             anns_field="vector",
@@ -440,15 +440,15 @@ class MilvusIndex:
             search_params={"metric_type": "L2", "params": chosen.search_params},
             consistency_level=chosen.consistency_level,
         )
-        short = min(map(len, found), default=0)
-        if len(found) != len(vectors) or short < count:
+        short = min(map(len, response), default=0)
+        if len(response) != len(vectors) or short < count:
             self._require_unchanged()
             raise InvalidConfig(
                 f"{chosen.index_type} found {short} of the {count} nearest of {len(self)} vectors: "
                 "search with larger search_params (ef, nprobe), or choose the index_type FLAT"
             )
         pairs = np.array(
-            [[(hit["id"], hit["distance"]) for hit in hits] for hits in found],
+            [[(hit["id"], hit["distance"]) for hit in hits] for hits in response],
             np.dtype([("id", np.int64), ("distance", np.float32)]),
         )
         return pairs["id"], pairs["distance"]

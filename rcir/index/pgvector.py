@@ -586,10 +586,10 @@ class PgvectorIndex:
             # Before the snapshot is taken: from then on nobody can empty or drop the table.
             self._table.lock(connection, "ACCESS SHARE")
             settings = self.options.search_settings
-            found = self._table.nearest(connection, vectors, max(count, 1), settings)
+            rows = self._table.nearest(connection, vectors, max(count, 1), settings)
             # After the search, which then holds its index: no other one can take its place.
             self._check_state(self._known_state(connection))
-            return found
+            return rows
 
         found = self._server.read(ask)
         if not found or not count:

@@ -44,13 +44,13 @@ def find_index(kind: str) -> type[Index]:
         >>> find_index("flat") is find_index("rcir.index.flat:FlatIndex")
         True
     """
-    found = find_class("index.kind", kind, INDEXES)
-    missing = [part for part in PROTOCOL if not hasattr(found, part)]
+    index = find_class("index.kind", kind, INDEXES)
+    missing = [part for part in PROTOCOL if not hasattr(index, part)]
     if missing:
         raise InvalidConfig(
             f"index.kind {kind!r} is no index: it has no {', '.join(missing)}; see rcir.index.Index"
         )
-    return found
+    return index
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,6 @@ def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArra
     """Where the position of each query itself stands in its row (q, k), the last where it does not:
     behind k twins, or not found.
     """
-    found: NDArray[np.bool_] = positions == itself[:, None]
-    found[~found.any(axis=1), -1] = True
-    return found
+    places: NDArray[np.bool_] = positions == itself[:, None]
+    places[~places.any(axis=1), -1] = True
+    return places

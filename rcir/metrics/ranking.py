@@ -267,8 +267,8 @@ class RankingScores:
     def recall(self) -> dict[int, float]:
         """R@k for each k: the fraction of queries with a match among the first k."""
         matched = len(self.hits) - self.unmatched
-        found = np.count_nonzero(self.hits, axis=0)
-        return {k: int(number) / matched for k, number in zip(self.ks, found, strict=True)}
+        hits = np.count_nonzero(self.hits, axis=0)
+        return {k: int(number) / matched for k, number in zip(self.ks, hits, strict=True)}
 
     @property
     def mean_average_precision(self) -> dict[int, float]:

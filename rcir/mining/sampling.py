@@ -102,7 +102,7 @@ def _matches(
     Few matches are listed. Where there are more than the root of n, as many tries find one.
     """
     n = len(relevance)
-    found = np.empty_like(anchors)
+    matches = np.empty_like(anchors)
     few = totals <= n**0.5
     listed = np.flatnonzero(few)
     block = np.cumsum(totals[listed]) // PAIRS_AT_ONCE
@@ -110,16 +110,16 @@ def _matches(
         indptr, columns = relevance.pairs(anchors[run])
         others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]
         first = indptr[:-1] - np.arange(len(run))  # itself was one of each
-        found[run] = others[first + rng.integers(0, totals[run] - 1)]
+        matches[run] = others[first + rng.integers(0, totals[run] - 1)]
     left = np.flatnonzero(~few)
     while len(left):
         some = left[: max(1, TRIES // int(n**0.5 + 1))]
         tries = rng.integers(0, n, (len(some), int(n**0.5) + 1))
         hit = relevance.subset(anchors[some]).of(relevance, tries)
         hit &= tries != anchors[some, None]
-        found[some] = tries[np.arange(len(some)), hit.argmax(1)]
+        matches[some] = tries[np.arange(len(some)), hit.argmax(1)]
         left = np.concatenate([some[~hit.any(1)], left[len(some) :]])
-    return found
+    return matches
 
 
 def label_batches(
@@ -212,9 +212,13 @@ def genuine_batches(
         _, number, counts = np.unique(single, return_inverse=True, return_counts=True)
         several = np.flatnonzero(counts[number] > 1)
         labels = single[several]
-        if (found := np.count_nonzero(counts > 1)) > 1:
+        if (n_labels := np.count_nonzero(counts > 1)) > 1:
             yield from _label_pairs(
-                several, labels, min(batch, int(found) * samples_per_class), samples_per_class, rng
+                several,
+                labels,
+                min(batch, int(n_labels) * samples_per_class),
+                samples_per_class,
+                rng,
             )
     while True:
         anchors, matches = matching_pairs(relevance, rng.permutation(asking(relevance)), rng)

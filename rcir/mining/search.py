@@ -119,9 +119,9 @@ class Search:
         ]
         signed = sign * torch.cat([*distance, self._cache.new_empty(0)])
         equal = signed == _least(signed, place, len(rows))[place]
-        found = rows.new_full((len(rows),), len(self._cache))
-        found.scatter_reduce_(0, place[equal], columns[equal], "amin")
-        return torch.where(found < len(self._cache), found, rows)
+        extreme = rows.new_full((len(rows),), len(self._cache))
+        extreme.scatter_reduce_(0, place[equal], columns[equal], "amin")
+        return torch.where(extreme < len(self._cache), extreme, rows)
 
     def _candidates(
         self, values: Tensor, rows: Tensor, reach: Tensor, config: MiningConfig
@@ -179,8 +179,8 @@ class Search:
 def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tensor:
     """Which of some images are positives of anchors, pair by pair, or the anchor itself."""
     given = (anchors.cpu().numpy(), others.cpu().numpy())
-    found = relevance.positives(*given) | (given[0] == given[1])
-    return torch.from_numpy(found).to(anchors.device)
+    positive = relevance.positives(*given) | (given[0] == given[1])
+    return torch.from_numpy(positive).to(anchors.device)
 
 
 def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
@@ -204,8 +204,8 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     groups = values.shape[1] // GROUP
     if groups <= k:
-        found = values.topk(k, largest=False)
-        return found.values, found.indices
+        smallest = values.topk(k, largest=False)
+        return smallest.values, smallest.indices
     least = values[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amin(1)
     best = least.topk(k, largest=False, sorted=False).indices
     steps = torch.arange(0, groups * GROUP, groups, device=values.device)
@@ -213,8 +213,8 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     members = torch.cat(
         [(best[:, :, None] + steps).flatten(1), rest.expand(len(values), -1)], dim=1
     )
-    found = values.gather(1, members).topk(k, largest=False)
-    return found.values, members.gather(1, found.indices)
+    smallest = values.gather(1, members).topk(k, largest=False)
+    return smallest.values, members.gather(1, smallest.indices)
 
 
 def _ranked(columns: Tensor, distance: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -81,13 +81,13 @@ def mine(
     for start in range(0, m, search.block):
         block = slice(start, start + search.block)
         rows = anchors[block]
-        has, positive[block], found, distance = search.tuples(rows, config, draws[block])
+        has, positive[block], columns, distance = search.tuples(rows, config, draws[block])
         if config.negatives == "top-random":
             # Random keys put a random draw first; pool members that do not exist come last.
             order = keys[block].to(cache.device).masked_fill(distance.isinf(), torch.inf).argsort(1)
-            found, distance = found.gather(1, order), distance.gather(1, order)
+            columns, distance = columns.gather(1, order), distance.gather(1, order)
         valid[block] = (distance.isfinite() & has[:, None])[:, :count]
-        negatives[block] = torch.where(valid[block], found[:, :count], negatives[block])
+        negatives[block] = torch.where(valid[block], columns[:, :count], negatives[block])
     keep = valid.any(1)
     return Tuples(anchors[keep], positive[keep], negatives[keep], valid[keep])
 

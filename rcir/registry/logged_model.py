@@ -107,7 +107,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
     asked = {name: value for name, (_, value) in PARAMETERS.items()} | dict(params)
     alpha, delta = asked.pop("alpha"), asked.pop("delta")
     if retriever.encoder is not None:
-        found = retriever.retrieve(table[IMAGE].tolist(), alpha, delta, **asked)
+        results = retriever.retrieve(table[IMAGE].tolist(), alpha, delta, **asked)
     else:
         lengths = sorted({len(vector) for vector in table[VECTOR]})
         if len(lengths) > 1:
@@ -115,7 +115,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
         vectors: Any = np.array(table[VECTOR].tolist(), np.float64)
         if asks_uncertainty(retriever):
             asked["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
-        found = retriever.retrieve(vectors, alpha, delta, **asked)
+        results = retriever.retrieve(vectors, alpha, delta, **asked)
     rows = [
         {
             "ids": list(answer.ids),
@@ -127,7 +127,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
             UNCERTAINTY: float(answer.uncertainty),
             "guarantee": str(answer.guarantee),
         }
-        for answer in found
+        for answer in results
     ]
     return DataFrame(rows, columns=[column["name"] for column in signature(retriever)["outputs"]])
 
@@ -159,13 +159,13 @@ def requirements(retriever: Retriever) -> list[str]:
         library = config.backbone.partition(":")[0]
         if ":" in config.backbone and library in EXTRAS:
             extras.add(EXTRAS[library])
-    found = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
+    lines = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
     modules = {re.split("[.:]", name)[0] for name in named if ":" in name}
     if modules:
         places = packages_distributions()
         own = {package for module in modules for package in places.get(module, [])} - {"rcir"}
-        found += [f"{package}=={version(package)}" for package in sorted(own)]
-    return found
+        lines += [f"{package}=={version(package)}" for package in sorted(own)]
+    return lines
 
 
 VOIDS = (

@@ -230,28 +230,28 @@ def register(
     """
     check_level("alpha", alpha)
     check_level("delta", delta)
-    with _opened_calibration(reference) as found:
-        require_measured(found.retriever, found.measured, found.results)
-        text = card(found.retriever, found.results)
+    with _opened_calibration(reference) as calibration:
+        require_measured(calibration.retriever, calibration.measured, calibration.results)
+        text = card(calibration.retriever, calibration.results)
         champion = tracking.find_version(name, alias) if alias else None
-        if champion is not None and champion.model == found.model:
+        if champion is not None and champion.model == calibration.model:
             return Registered(champion, alias, f"it is version {champion.version} already")
-        promotion = _promotion(found, champion, alpha, delta, force) if alias else None
-        run, model = found.run, found.model
-        example = {} if model else example_of(found.retriever)
+        promotion = _promotion(calibration, champion, alpha, delta, force) if alias else None
+        run, model = calibration.run, calibration.model
+        example = {} if model else example_of(calibration.retriever)
         if run is None:
-            tags = {FOLDER_TAG: str(found.folder.absolute()), "rcir.kind": "registration"}
-            run = tracking.start_run(f"{found.folder.resolve().name} (registration)", tags)
+            tags = {FOLDER_TAG: str(calibration.folder.absolute()), "rcir.kind": "registration"}
+            run = tracking.start_run(f"{calibration.folder.resolve().name} (registration)", tags)
             with run.active():
-                model = log_calibration(run, found.folder, found.retriever, example)
+                model = log_calibration(run, calibration.folder, calibration.retriever, example)
         elif model is None:
-            model = log_calibration(run, found.folder, found.retriever, example)
+            model = log_calibration(run, calibration.folder, calibration.retriever, example)
         if alias and not force and tracking.find_version(name, alias) != champion:
             raise PromotionRefused(
                 f"the alias {alias} of {name} was moved meanwhile, and nothing was registered: "
                 "register again, to be compared with the version that has it now"
             )
-        tags = _tags(found) | ({PROMOTION: promotion} if promotion else {})
+        tags = _tags(calibration) | ({PROMOTION: promotion} if promotion else {})
         version = tracking.create_version(name, run, str(model), text, tags)
     if alias:
         tracking.set_alias(version, alias)
@@ -313,7 +313,7 @@ def _laid_out(local: Path, folder: Path) -> None:
 
 
 def _promotion(
-    found: Calibration,
+    calibration: Calibration,
     champion: tracking.RegisteredVersion | None,
     alpha: float,
     delta: float,
@@ -328,9 +328,9 @@ def _promotion(
         return "no version had the alias"
     if force:
         return f"forced in the place of version {champion.version}, without a comparison"
-    own_calibration = found.retriever.require_calibration()
+    own_calibration = calibration.retriever.require_calibration()
     bound = own_calibration.main.bound
-    challenger = Contender("this one", found.measured, own_calibration.chosen_among, bound)
+    challenger = Contender("this one", calibration.measured, own_calibration.chosen_among, bound)
     named = f"version {champion.version}"
     place = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
     try:
@@ -352,14 +352,14 @@ def _promotion(
     return f"smaller sets than {named}: {verdict.words}"
 
 
-def _tags(found: Calibration) -> dict[str, str]:
+def _tags(calibration: Calibration) -> dict[str, str]:
     """The tags of a version, which the list of versions shows."""
     tags = {
-        "rcir.dataset": found.results["dataset"],
-        "rcir.n_calibration": found.results["n_calibration"],
-        "rcir.chosen_among": found.retriever.require_calibration().chosen_among,
+        "rcir.dataset": calibration.results["dataset"],
+        "rcir.n_calibration": calibration.results["n_calibration"],
+        "rcir.chosen_among": calibration.retriever.require_calibration().chosen_among,
     }
-    for row in found.results["rows"]:
+    for row in calibration.results["rows"]:
         if row["mean_size"] is not None:
             place = f"rcir.alpha-{row['alpha']:g}"
             for figure in ("mean_size", "test_risk"):

@@ -223,29 +223,29 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
 WIDTH = 160  # at least, where there is no terminal to fit into
 
 
-def print_comparison(found: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print the runs, their options, and which differ by more than noise."""
     console = _console()
     console.print(
-        f"Mean set sizes certified at delta = {found.delta:.4g}, measured on {found.split} queries "
-        "(with 95% intervals):",
+        f"Mean set sizes certified at delta = {comparison.delta:.4g}, measured on "
+        f"{comparison.split} queries (with 95% intervals):",
         soft_wrap=True,
     )
-    console.print(_sizes(found))
-    if found.differing:
+    console.print(_sizes(comparison))
+    if comparison.differing:
         console.print("\nOptions that differ:")
-        console.print(_options(found))
-    if any(found.differences.values()) and found.first is not None:
-        known = (each.low for levels in found.differences.values() for each in levels.values())
+        console.print(_options(comparison))
+    if any(comparison.differences.values()) and comparison.first is not None:
+        known = (each.low for levels in comparison.differences.values() for each in levels.values())
         rest = "of those without one nothing is known" if None in known else "all else within it"
         console.print(
-            f"\nMean set size less that of {found.runs[found.first].name}, paired on the same "
-            "queries\n(95% intervals that hold for all runs together; * is more than noise, "
+            f"\nMean set size less that of {comparison.runs[comparison.first].name}, paired on the "
+            "same queries\n(95% intervals that hold for all runs together; * is more than noise, "
             f"{rest}):",
             soft_wrap=True,
         )
-        console.print(_differences(found))
-    for note in found.notes:
+        console.print(_differences(comparison))
+    for note in comparison.notes:
         console.print(f"\n{note}", soft_wrap=True)
     console.print(
         "\nNoise is that of calibration and measured queries. Of another seed of the training it "
@@ -275,43 +275,49 @@ def _console() -> Console:
     return console
 
 
-def _sizes(found: Comparison) -> Table:
-    heads = (f"at alpha {alpha:g}" for alpha in found.alphas)
+def _sizes(comparison: Comparison) -> Table:
+    heads = (f"at alpha {alpha:g}" for alpha in comparison.alphas)
     table = _table("run", "state", "recall\nat 1", "ECE", *heads)
-    for number, run in enumerate(found.runs):
-        numbers = (found.metric(number, name) for name in ("recall_at_1", "ece"))
+    for number, run in enumerate(comparison.runs):
+        numbers = (comparison.metric(number, name) for name in ("recall_at_1", "ece"))
         table.add_row(
             run.name,
             run.state,
             *("-" if value is None else f"{value:.3f}" for value in numbers),
-            *(_size(found, number, alpha) for alpha in found.alphas),
+            *(_size(comparison, number, alpha) for alpha in comparison.alphas),
         )
     return table
 
 
-def _size(found: Comparison, number: int, alpha: float) -> str:
+def _size(comparison: Comparison, number: int, alpha: float) -> str:
     """A size with its interval; of a trial that was stopped only what it reported."""
-    size, one = found.sizes[alpha].get(number), found.results[number]
+    size, one = comparison.sizes[alpha].get(number), comparison.results[number]
     if size is not None:
         return f"{_short(size.value)} {_ends(size)}"
     if one is not None and one.parts:
         return "not certified"
-    reported = found.metric(number, f"certified_size_{alpha:g}") if found.delta == DELTA else None
+    reported = (
+        comparison.metric(number, f"certified_size_{alpha:g}")
+        if comparison.delta == DELTA
+        else None
+    )
     return "-" if reported is None else _short(reported)
 
 
-def _options(found: Comparison) -> Table:
-    table = _table("run", *(name.replace(".", ".\n") for name in found.differing))
-    for run in found.runs:
-        table.add_row(run.name, *(_text(run.options.get(name, "-")) for name in found.differing))
+def _options(comparison: Comparison) -> Table:
+    table = _table("run", *(name.replace(".", ".\n") for name in comparison.differing))
+    for run in comparison.runs:
+        table.add_row(
+            run.name, *(_text(run.options.get(name, "-")) for name in comparison.differing)
+        )
     return table
 
 
-def _differences(found: Comparison) -> Table:
-    levels = [alpha for alpha, differences in found.differences.items() if differences]
+def _differences(comparison: Comparison) -> Table:
+    levels = [alpha for alpha, differences in comparison.differences.items() if differences]
     table = _table("run", *(f"at alpha {alpha:g}" for alpha in levels))
-    for number, run in enumerate(found.runs):
-        cells = [found.differences[alpha].get(number) for alpha in levels]
+    for number, run in enumerate(comparison.runs):
+        cells = [comparison.differences[alpha].get(number) for alpha in levels]
         if any(cells):
             table.add_row(run.name, *(_difference(cell) for cell in cells))
     return table
@@ -431,12 +437,14 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     request = GuaranteeRequest(alpha, delta)
     if number is None:
         raise min(_refusals(rules, request, among), key=lambda no: no.minimum_alpha or 1)
-    found = compare_runs(references, alphas, corrected(delta, among))
-    found.notes.remove(LOOKED)
+    comparison = compare_runs(references, alphas, corrected(delta, among))
+    comparison.notes.remove(LOOKED)
     folder = runs[number].folder / RETRIEVER
     guarantee = rules[number].guarantee(request, among)
     tracked = _mark(folder, among)
-    return Choice(found, number, folder, found.sizes[alpha][number].value, guarantee, tracked)
+    return Choice(
+        comparison, number, folder, comparison.sizes[alpha][number].value, guarantee, tracked
+    )
 
 
 def _rule(retriever: Retriever, run: Run) -> SetRule:

@@ -161,7 +161,7 @@ def _trials(folder: Path) -> list[Run]:
     Of a trial with several seeds, what was measured of all is compared.
     """
     path = folder / SWEEP
-    found: list[tuple[bool, float, Run]] = []
+    trials: list[tuple[bool, float, Run]] = []
     try:
         written = json.loads(path.read_text())
         alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
@@ -169,16 +169,16 @@ def _trials(folder: Path) -> list[Run]:
             run = _trial(folder, trial)
             one = run.measured.get("validation")
             size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            found.append((one is None, run.reported.get("certified_size", size), run))
+            trials.append((one is None, run.reported.get("certified_size", size), run))
     except RcirError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidData(
             f"{path} is damaged ({error!r}): give the folders of the trials instead"
         ) from error
-    if not found:
+    if not trials:
         raise InvalidData(f"{path} lists no trial: let the sweep run first")
-    return [run for *_, run in sorted(found, key=lambda each: each[:2])]
+    return [run for *_, run in sorted(trials, key=lambda each: each[:2])]
 
 
 def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
@@ -187,10 +187,12 @@ def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
     reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
     runs = [_run(folder / name, names[0]) for name in names]
     first = runs[0] or Run(names[0], folder / names[0], "")
-    found = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
+    validated = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
     measured = dict(first.measured)
     measured.pop("validation", None)
-    if len(found) == len(names):
-        parts = [part for each in found for part in each.parts]
-        measured["validation"] = replace(found[0], parts=parts, metrics=found[0].metrics | reported)
+    if len(validated) == len(names):
+        parts = [part for each in validated for part in each.parts]
+        measured["validation"] = replace(
+            validated[0], parts=parts, metrics=validated[0].metrics | reported
+        )
     return replace(first, state=state, measured=measured, reported=reported)

@@ -57,11 +57,11 @@ class TrainedOn:
     def of(cls, splits: Splits) -> Self:
         """The record of a training on these splits."""
         parts = (splits.train, splits.validation)
-        found = np.concatenate([digests(part.images) for part in parts])
+        digested = np.concatenate([digests(part.images) for part in parts])
         classes = np.unique(np.concatenate([classes_of(part) for part in parts]))
         asked = np.concatenate([classes_of(getattr(splits, name)) for name in QUERIES])
         zero_shot = len(classes) > 0 and not np.isin(asked, classes).any()
-        return cls(np.unique(found), classes.tolist(), bool(zero_shot))
+        return cls(np.unique(digested), classes.tolist(), bool(zero_shot))
 
     def joined(self, later: Self) -> Self:
         """The union with the record of a later training; zero-shot if one of the two was."""
@@ -85,11 +85,11 @@ class TrainedOn:
         """
         path = folder / TRAINED_ON_FILE
         try:
-            found = json.loads(path.read_text())
+            values = json.loads(path.read_text())
             return cls(
-                np.array([str(each) for each in found["images"]], np.bytes_),
-                [str(name) for name in found["classes"]],
-                bool(found["zero_shot"]),
+                np.array([str(each) for each in values["images"]], np.bytes_),
+                [str(name) for name in values["classes"]],
+                bool(values["zero_shot"]),
             )
         except FileNotFoundError as error:
             raise InvalidData(

@@ -97,34 +97,34 @@ class RunResults:
                 Certified(arrays.pop(f"scores.{number}"), arrays.pop(f"candidate_scores.{number}"))
                 for number in range((len(arrays) + 1) // 2)
             ]
-            found = cls(parts=parts, measured_scores=measured_scores, **facts)
-            _check(found)
+            results = cls(parts=parts, measured_scores=measured_scores, **facts)
+            _check(results)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidData(
                 f"{path} is damaged, or of another version of rcir ({error}): remove it, and train "
                 "or calibrate again"
             ) from error
-        return found
+        return results
 
 
-def _check(found: RunResults) -> None:
+def _check(results: RunResults) -> None:
     """Raise ValueError for what no `RunResults` that was written holds."""
-    shapes = [(part.scores.shape, part.candidate_scores.shape) for part in found.parts]
+    shapes = [(part.scores.shape, part.candidate_scores.shape) for part in results.parts]
     if any(
         len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores)
         for scores, candidate_scores in shapes
     ):
         raise ValueError(f"scores of shapes {shapes}")
-    if any(values.dtype != np.float32 for part in found.parts for values in vars(part).values()):
+    if any(values.dtype != np.float32 for part in results.parts for values in vars(part).values()):
         raise ValueError("scores are not of type float32")
-    measured = found.measured_scores
+    measured = results.measured_scores
     if measured is not None and (
         measured.dtype != np.float32
-        or [measured.shape] != [part.candidate_scores.shape[:1] for part in found.parts]
+        or [measured.shape] != [part.candidate_scores.shape[:1] for part in results.parts]
     ):
         raise ValueError(f"scores of measured queries of shape {measured.shape}")
-    texts = (found.queries, found.score_function, found.measured_on)
-    if found.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"measured on {found.on!r}")
-    if not all(isinstance(value, int | float) for value in found.metrics.values()):
+    texts = (results.queries, results.score_function, results.measured_on)
+    if results.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"measured on {results.on!r}")
+    if not all(isinstance(value, int | float) for value in results.metrics.values()):
         raise ValueError("metrics that are no numbers")

@@ -113,10 +113,10 @@ class Batcher(Generic[Taken, Outcome]):
         while self._queue:
             requests, outcomes = self._take()
             try:
-                found = await self._run(partial(self._answer, requests))
+                answers = await self._run(partial(self._answer, requests))
             except Exception as error:  # each of them is told
-                found = [error] * len(requests)
-            for outcome, one in zip(outcomes, found, strict=True):
+                answers = [error] * len(requests)
+            for outcome, one in zip(outcomes, answers, strict=True):
                 if outcome.done():  # whoever asked has gone
                     continue
                 if isinstance(one, Exception):

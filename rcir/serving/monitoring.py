@@ -171,7 +171,7 @@ class GuaranteeWatch:
     def rows(self) -> list[Watched]:
         """Evidence by guarantee, by alpha."""
         with self._lock:
-            found = [
+            shown = [
                 Watched(
                     json.loads(terms),
                     n=each.monitor.n,
@@ -183,7 +183,7 @@ class GuaranteeWatch:
                 )
                 for terms, each in self._streams.items()
             ]
-        return sorted(found, key=lambda row: row.terms["alpha"])
+        return sorted(shown, key=lambda row: row.terms["alpha"])
 
     @property
     def alarm(self) -> bool:
@@ -285,20 +285,20 @@ class Evidence:
         try:
             recent.require_labels_of_hits()
             labelled = self._served.labelled(recent.queries, recent.labels)
-            found = self._served.retriever.check(labelled, alpha)
+            check = self._served.retriever.check(labelled, alpha)
         except RcirError as error:
             return {"p_value": None, "n_recent": len(recent.labels), "sentence": str(error)}
-        return {"p_value": found.p_value, "n_recent": found.n_recent, "sentence": str(found)}
+        return {"p_value": check.p_value, "n_recent": check.n_recent, "sentence": str(check)}
 
     def _recent(self) -> Reported | None:
         """The latest queries with feedback that are new to the retriever, each once."""
         if self._store is None or self._clustered:
             return None
-        found = self._store.reported(self._served.manifest, most=RECENT)
-        if found is None:
+        reports = self._store.reported(self._served.manifest, most=RECENT)
+        if reports is None:
             return None
-        rows = np.arange(len(found.labels)) if self._recurring else found.distinct
-        return found[rows[self._served.new_queries(found.queries.identities[rows])]]
+        rows = np.arange(len(reports.labels)) if self._recurring else reports.distinct
+        return reports[rows[self._served.new_queries(reports.queries.identities[rows])]]
 
     def _losses(self, after: int) -> list[Loss]:
         if self._store is None or self._clustered:

@@ -176,11 +176,11 @@ def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
 
 def faults_of(errors: list[Any]) -> str:
     """The faults that validation found, in one sentence."""
-    said = []
+    faults = []
     for one in errors:
         place = ".".join(str(part) for part in one["loc"]) or "the body"
-        said.append(f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}")
-    return "; ".join(dict.fromkeys(said))
+        faults.append(f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}")
+    return "; ".join(dict.fromkeys(faults))
 
 
 class Refusal(Body):

@@ -354,12 +354,12 @@ class RegistryName:
     def version(self) -> str:
         name, at, alias = self.name.removeprefix("models:/").partition("@")
         if at:
-            found = tracking.find_version(name, alias)
-            if found is None:
+            registered = tracking.find_version(name, alias)
+            if registered is None:
                 raise NoRetriever(
                     f"MLflow's registry has no {self.name}: make it with `rcir register`"
                 )
-            name = f"{name}/{found.version}"
+            name = f"{name}/{registered.version}"
         manifest = f"models:/{name}/{tracking.INSIDE}/{storage.MANIFEST}"
         return f"{name}-{_digest(tracking.read_file(manifest))}"
 

@@ -262,8 +262,8 @@ class Service:
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
         """Return each request's answers as plain values, with the ids that feedback names."""
-        found = answered(batch)
-        good = [(one, out) for one, out in zip(batch, found, strict=True) if type(out) is tuple]
+        results = answered(batch)
+        good = [(one, out) for one, out in zip(batch, results, strict=True) if type(out) is tuple]
         n = sum(len(answers) for _, (_, answers) in good)
         self.metrics.batch.observe(n)
         ids: Iterator[str | None] = repeat(None)  # where none are kept, which stops no answer
@@ -292,7 +292,7 @@ class Service:
 
         return [
             out if isinstance(out, Exception) else [plain(one.served, each) for each in out[1]]
-            for one, out in zip(batch, found, strict=True)
+            for one, out in zip(batch, results, strict=True)
         ]
 
     async def feed(self, feedback: Feedback) -> dict[str, Any]:
@@ -381,8 +381,8 @@ class Service:
     def _refuse(self, version: str | None, error: Exception) -> None:
         if version is not None:  # it may be on its way still, or its store away for a moment
             self._refused[version] = time.monotonic() + AGAIN
-        said = f"version {version} is refused" if version else "its version is not known"
-        trouble = f"{self.source.name}: {said}, {self.served.version} goes on: {error}"
+        reason = f"version {version} is refused" if version else "its version is not known"
+        trouble = f"{self.source.name}: {reason}, {self.served.version} goes on: {error}"
         if trouble != self.trouble:
             _log.error(trouble)
             self.metrics.swaps.labels("refused").inc()

@@ -399,15 +399,15 @@ class Store:
         return int(count)
 
     def _version_and_items(self, name: str) -> tuple[str, str]:
-        found: tuple[str, str] | None = self._connection.execute(
+        row: tuple[str, str] | None = self._connection.execute(
             "SELECT version, items FROM answers WHERE id = ?", (name,)
         ).fetchone()
-        if found is None:
+        if row is None:
             raise UnknownAnswer(
                 f"no answer {name!r} is kept: give the id that came with it; the last "
                 f"{MOST_ANSWERS:,} answers are kept"
             )
-        return found
+        return row
 
     def _forget(self) -> None:
         """Delete old answers without feedback, unless they may count as misses."""

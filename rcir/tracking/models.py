@@ -136,10 +136,10 @@ def find_model(run: TrackedRun) -> str | None:
     client = client_of(run.uri)
     with reachable(run.uri):
         experiment = client.get_run(run.id).info.experiment_id
-        found = client.search_logged_models(
+        models = client.search_logged_models(
             [experiment], f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
         )
-    return found[0].model_id if found else None
+    return models[0].model_id if models else None
 
 
 def log_retriever(run: TrackedRun, folder: Path) -> None:
@@ -204,13 +204,15 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
     uri = store_uri()
     with reachable(uri):
         try:
-            found = client_of(uri).get_model_version_by_alias(name, alias)
+            version = client_of(uri).get_model_version_by_alias(name, alias)
         except MlflowException as error:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
     # MLflow leaves the id out of what it finds by an alias.
-    return RegisteredVersion(name, int(found.version), str(found.source).removeprefix("models:/"))
+    return RegisteredVersion(
+        name, int(version.version), str(version.source).removeprefix("models:/")
+    )
 
 
 def create_version(
@@ -232,12 +234,12 @@ def create_version(
                 raise InvalidConfig(f"{name!r} is no name of a registered model: {error}") from None
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        found = client.create_model_version(
+        version = client.create_model_version(
             *(name, f"models:/{model}", run.id, dict(tags)),
             description=description,
             model_id=model,
         )
-    return RegisteredVersion(name, int(found.version), model)
+    return RegisteredVersion(name, int(version.version), model)
 
 
 def set_alias(version: RegisteredVersion, alias: str) -> None:

@@ -9,25 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from rcir.errors import TrackingUnavailable
-from rcir.imports import naming_extras
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-
-import time
-from functools import cached_property
-from typing import TYPE_CHECKING
-
 from rcir.files import is_dead, owner
+from rcir.imports import naming_extras
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -67,8 +67,8 @@ def _read(folder: Path, get: str) -> Source:
         nonlocal junk, others
         files = sorted(files_in(folder / part))
         names = [name for name in files if name.lower().endswith(ENDING)]
-        found = [_facts(folder / part, name) for name in names]
-        facts = np.array([each[:2] for each in found], np.int64).reshape(-1, 2)
+        listed = [_facts(folder / part, name) for name in names]
+        facts = np.array([each[:2] for each in listed], np.int64).reshape(-1, 2)
         rows = np.flatnonzero(facts[:, 0] != JUNK)
         if not len(rows):
             raise InvalidData(f"{folder / part} has no images of people: {get}")
@@ -77,7 +77,7 @@ def _read(folder: Path, get: str) -> Source:
         ids = [f"{part}/{names[row]}" for row in rows]
         paths = [folder / name for name in ids]
         attributes: dict[str, NDArray[Any]] = {"camera": facts[rows, 1]}
-        sequences = [f"c{found[row][1]}{found[row][2]}" for row in rows if found[row][2]]
+        sequences = [f"c{listed[row][1]}{listed[row][2]}" for row in rows if listed[row][2]]
         if known := len(sequences) == len(rows):
             attributes["sequence"] = np.array(sequences)
         cluster = "sequence" if known else None
@@ -91,10 +91,10 @@ def _read(folder: Path, get: str) -> Source:
 
 def _facts(folder: Path, name: str) -> tuple[int, int, str]:
     """Person, camera and, as in "s1", the camera's sequence; empty if the name does not tell."""
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         raise InvalidData(
             f"{folder / name}: a name starts with person and camera, as in "
             f"0002_c1s1_000451_03{ENDING}: take the file away, or fetch the set again"
         )
-    return int(found[1]), int(found[2]), found[3] or ""
+    return int(match[1]), int(match[2]), match[3] or ""

@@ -141,7 +141,7 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
     table = _table(file)
     if "path" not in table:
         raise InvalidData(f"{file} has the columns {', '.join(map(str, table))}; needed is path")
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for name in table:
         values = table[name]
         if name in ("path", "key", "label"):
@@ -151,11 +151,11 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
         elif name == "labels":
             lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
             values = lists.map(_names)
-        found[str(name)] = values.astype(object).where(values.notna(), None).tolist()
+        columns[str(name)] = values.astype(object).where(values.notna(), None).tolist()
     named = table["key" if "key" in table else "path"]
     _refuse(file, named, named.duplicated(), "is there twice, and it names the image")
-    require_images(file.parent, found["path"], file.name, "correct the column path")
-    return found
+    require_images(file.parent, columns["path"], file.name, "correct the column path")
+    return columns
 
 
 def _names(entries: Any) -> list[str]:
