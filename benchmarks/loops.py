@@ -54,7 +54,7 @@ def compare_loops(
         encoder, optimizer = fresh(config, device)
         trainer = Trainer(config, encoder, encoder, optimizer, images, Workers(0, 1, device))
         started = time.perf_counter()
-        with EpochBar(1, 1, shown=False) as bar:
+        with EpochBar(1, 1, visible=False) as bar:
             trained = per_tuple * trainer.epoch(1, bar)["tuples"]
         measured["ours"] = time.perf_counter() - started  # its loss was read: the GPU is done
         if number:  # the first round warms up

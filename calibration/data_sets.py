@@ -75,9 +75,9 @@ class TrainedRun:
             _warn_of_new_labels(splits, trained)
         check_group(splits, config.group)
         self._splits, self._outside = splits, images_outside(run.data, config.ood)
-        with embedding("gallery", splits.gallery, self._embedder) as shown:
+        with embedding("gallery", splits.gallery, self._embedder) as watched:
             retriever = Retriever.build(
-                encoder, run.preprocessing, splits.gallery, config.depth, shown, config.index
+                encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
             )
         print_reason(retriever.index)
         data = replace(data, root=str(data_root(data)) if data.root else None)
@@ -222,10 +222,10 @@ def search_splits(
     results = []
     for name in ("tuning", "calibration", "test"):
         images = getattr(splits, name)
-        with embedding(f"{name} queries", images, embedder) as shown, warnings.catch_warnings():
+        with embedding(f"{name} queries", images, embedder) as watched, warnings.catch_warnings():
             # Said before, of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            results.append(retriever.search_labelled(images, group, shown, cluster))
+            results.append(retriever.search_labelled(images, group, watched, cluster))
     return results
 
 
@@ -253,8 +253,8 @@ def uncertainty_outside(
     """(n,) of images of another data set, as queries; None without any."""
     if images is None:
         return None
-    with embedding("out-of-distribution queries", images, embedder) as shown:
-        return retriever.search(images.images, shown).uncertainty
+    with embedding("out-of-distribution queries", images, embedder) as watched:
+        return retriever.search(images.images, watched).uncertainty
 
 
 def _without_repeats(splits: Splits) -> Splits:

@@ -111,8 +111,8 @@ def rows(
         options = {"miss, distinct labels": {"distinct": "label"}} | options
     scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
-    def measured(guarantee: str, given: dict[str, Any]) -> list[RiskResult]:
-        requests = [GuaranteeRequest(alpha, delta, **given) for alpha in alphas]
+    def measured(guarantee: str, changes: dict[str, Any]) -> list[RiskResult]:
+        requests = [GuaranteeRequest(alpha, delta, **changes) for alpha in alphas]
         serving = calibration.serving(requests[0])
         rule = serving.rule_for(requests[0])
         if id(rule) not in scored:
@@ -122,7 +122,7 @@ def rows(
             scored[id(rule)] = score(rule.score_function, test)
         return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
 
-    others = [row for name, given in options.items() for row in measured(name, given)]
+    others = [row for name, changes in options.items() for row in measured(name, changes)]
     return measured("miss", {}), others
 
 
@@ -247,12 +247,12 @@ def _parts(
     sizes: NDArray[np.int64],
     independent: bool,
 ) -> list[Part]:
-    known, which = np.unique(names, return_inverse=True)
+    unique_names, which = np.unique(names, return_inverse=True)
     n = np.bincount(which)
     misses = np.bincount(which, weights=missed).astype(np.int64)
     means = np.bincount(which, weights=sizes) / n
     parts = []
-    for name, count, lost, size in zip(known.tolist(), n, misses, means, strict=True):
+    for name, count, lost, size in zip(unique_names.tolist(), n, misses, means, strict=True):
         low, high = risk_interval(int(lost), int(count)) if independent else (None, None)
         parts.append(Part(kind, str(name), int(count), int(lost), low, high, float(size)))
     return parts
@@ -364,13 +364,13 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers to track, under flat names."""
-        named: dict[str, float | None] = dict(self.quality.numbers)
+        numbers: dict[str, float | None] = dict(self.quality.numbers)
         for row in (*self.rows, *self.others):
             place = f"alpha-{row.alpha:g}"
             if row.guarantee != "miss":
                 place += "/" + re.sub(r"[^\w.-]+", "-", row.guarantee)
-            named |= {f"{place}/{name}": getattr(row, name) for name in TRACKED}
-        return {f"test/{name}": value for name, value in named.items() if value is not None}
+            numbers |= {f"{place}/{name}": getattr(row, name) for name in TRACKED}
+        return {f"test/{name}": value for name, value in numbers.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""

@@ -223,8 +223,8 @@ def publish(
         started: when the work began.
     """
     with step("report"):
-        drawn = draw_figures(retriever, evaluation, test, images, gallery)
-        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
+        figures_by_name = draw_figures(retriever, evaluation, test, images, gallery)
+        pictures = {name: figures.to_svg(figure) for name, figure in figures_by_name.items()}
         text = render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
     output.mkdir(parents=True, exist_ok=True)

@@ -267,11 +267,11 @@ def _of_draws(retriever: Retriever, images: ImageSet) -> dict[str, float]:
         return {}
     from rcir.encoders.batches import draw_samples
 
-    drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
-    if drawn is None or len(images) < 2:
+    samples = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
+    if samples is None or len(images) < 2:
         return {}
     labels = np.asarray(images.labels)
-    votes = np.stack([labels[nearest_others(one.cpu().numpy(), 1)[1][:, 0]] for one in drawn])
+    votes = np.stack([labels[nearest_others(one.cpu().numpy(), 1)[1][:, 0]] for one in samples])
     return {"ece_lam_at_1": reliability_lam(votes, labels).error}
 
 

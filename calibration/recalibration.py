@@ -136,9 +136,9 @@ def _labelled(
     store, version = Store(file), Folder(folder).version()
     reports = store.reported(version, start)
     if reports is None:
-        asked = "" if since is None else f" since {since}"
+        after = "" if since is None else f" since {since}"
         raise InvalidData(
-            f"{file} holds no feedback on answers{asked} of {folder} as it is now: feedback speaks "
+            f"{file} holds no feedback on answers{after} of {folder} as it is now: feedback speaks "
             "of the retriever that answered"
         )
     used = _new(retriever, reports)
@@ -158,8 +158,8 @@ def _new(retriever: Retriever, reported: Reported) -> Reported:
     if calibration.options.recurring:
         return reported
     rows = reported.distinct
-    known = known_digests(retriever.searcher, calibration)
-    rows = rows[~np.isin(reported.queries.identities[rows], known)]
+    earlier = known_digests(retriever.searcher, calibration)
+    rows = rows[~np.isin(reported.queries.identities[rows], earlier)]
     if not len(rows):
         raise InvalidData(
             "all queries with feedback are of the gallery, or tuned or calibrated the retriever "
@@ -338,9 +338,9 @@ def _reindex(
             "the index keeps codes of the vectors, not the vectors: build another from the vectors "
             "themselves, such as by `rcir certify --index`"
         )
-    known = calibration.options
-    levels = check_levels(alphas or known.alphas)
-    delta = check_level("delta", known.delta if delta is None else delta)
+    options = calibration.options
+    levels = check_levels(alphas or options.alphas)
+    delta = check_level("delta", options.delta if delta is None else delta)
     vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
     exact = build_index(vectors)
     truth = exact.search(queries.vectors, retriever.depth)[1]
@@ -382,5 +382,5 @@ def _measured(
 def _index_name(config: IndexConfig) -> str:
     """The kind, and the options that are not its defaults."""
     defaults: Mapping[str, Any] = vars(type(config.index_options())())
-    given = [f"{name}={v}" for name, v in config.options.items() if v != defaults[name]]
-    return " ".join([config.kind, *given])
+    changed = [f"{name}={v}" for name, v in config.options.items() if v != defaults[name]]
+    return " ".join([config.kind, *changed])

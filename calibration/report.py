@@ -52,15 +52,15 @@ def _of_sizes(
 ) -> dict[str, Figure]:
     resampling = evaluation.resampling
     score_function = retriever.require_calibration().main.score_function
-    drawn = {}
+    figures_by_name = {}
     if resampling is not None:
-        named = {
+        curves = {
             name if name == "constant" else f"{name} sizes": rule.mean
             for name, rule in resampling.rules.items()
         }
-        named["one size for all"] = named.pop("constant")
-        drawn = {
-            "size": figures.size_spread(resampling.alphas, named),
+        curves["one size for all"] = curves.pop("constant")
+        figures_by_name = {
+            "size": figures.size_spread(resampling.alphas, curves),
             "risk": figures.risk_spread(
                 resampling.alphas,
                 resampling.rules[score_function.name].risk,
@@ -78,7 +78,7 @@ def _of_sizes(
         f"alpha = {row.alpha:g}": score_function.sizes(test.results, float(row.threshold or 0))
         for row in evaluation.certified
     }
-    return drawn | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
+    return figures_by_name | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
 
 
 def _of_uncertainty(
@@ -91,7 +91,7 @@ def _of_uncertainty(
         for name, curve in quality.curves.items()
         if name.startswith("btl_width")
     }
-    drawn = {
+    figures_by_name = {
         "reliability": figures.reliability_diagram(quality.reliability),
         "calibration": figures.calibration_curves(
             {name: (curve.confidence, curve.accuracy) for name, curve in width.items()},
@@ -109,22 +109,22 @@ def _of_uncertainty(
     }
     if quality.cleaning is not None:
         cleaning = quality.cleaning
-        drawn["cleaning"] = figures.sparsification_curves(
+        figures_by_name["cleaning"] = figures.sparsification_curves(
             cleaning.fractions,
             {evaluation.encoder: cleaning.cleaned, "random": cleaning.random.mean(axis=1)},
             "mean average precision",
             "gallery images",
         )
     if quality.outside is not None:
-        drawn["outside"] = figures.in_and_out(test.results.uncertainty, quality.outside)
+        figures_by_name["outside"] = figures.in_and_out(test.results.uncertainty, quality.outside)
     n, dim = test.results.require("vectors").shape
     if n >= 4 and dim >= 2:
         points, rows = figures.project(test.results.require("vectors"), limit=PROJECTED)
         classes = images.attributes.get("class", images.labels)
-        drawn["projection"] = figures.projection(
+        figures_by_name["projection"] = figures.projection(
             points, None if classes is None else classes[rows], test.results.uncertainty[rows]
         )
-    return drawn
+    return figures_by_name
 
 
 def _of_queries(
@@ -147,7 +147,7 @@ def _of_queries(
         ranking.take(test.relevant),
     )
     order = np.argsort(test.results.uncertainty, kind="stable")
-    drawn = {}
+    figures_by_name = {}
     for title, chosen in (
         ("most_certain", order[:SHOWN_QUERIES]),
         ("least_certain", order[-SHOWN_QUERIES:]),
@@ -159,17 +159,17 @@ def _of_queries(
             title_of_set = (
                 f"query: {printable(name)}\nu = {test.results.uncertainty[query]:.2g}, size {size}"
             )
-            shown = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
+            items = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
             sets.append(
                 figures.QuerySet(
                     read_image(images.images[query], channels=3),
                     title_of_set,
-                    [read_image(image, channels=3) for image in shown],
+                    [read_image(image, channels=3) for image in items],
                     relevant[query, :size].tolist(),
                 )
             )
-        drawn[title] = figures.query_sets(sets, SET_COLUMNS)
-    return drawn
+        figures_by_name[title] = figures.query_sets(sets, SET_COLUMNS)
+    return figures_by_name
 
 
 # What a number of `Quality.numbers` is; those not named here are named by their own names.
@@ -205,7 +205,7 @@ NUMBER_TITLES = {
 }
 
 
-def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
+def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
     """Return the HTML of an evaluation with every figure (SVG, by name) inside it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -214,7 +214,7 @@ def render(evaluation: Evaluation, drawn: dict[str, str]) -> str:
         trim_blocks=True,
     )
     environment.filters["printable"] = printable
-    pictures = {name: _data_uri(svg) for name, svg in drawn.items()}
+    pictures = {name: _data_uri(svg) for name, svg in figures_by_name.items()}
     numbers = {
         _title(name): value
         for name, value in evaluation.quality.numbers.items()

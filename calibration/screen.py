@@ -209,15 +209,15 @@ def step(name: str) -> Iterator[None]:
     """
     log = logging.getLogger("rcir.index")
     with console.status(name) as status:
-        shown = _Shown(name, status)
+        handler = _Shown(name, status)
         level, propagated = log.level, log.propagate
         log.propagate = propagated and log.isEnabledFor(logging.INFO)  # to those who asked for it
         log.setLevel(logging.INFO)
-        log.addHandler(shown)
+        log.addHandler(handler)
         try:
             yield
         finally:
-            log.removeHandler(shown)
+            log.removeHandler(handler)
             log.setLevel(level)
             log.propagate = propagated
 
@@ -260,11 +260,11 @@ def embedding(name: str, images: ImageSet, embedder: Embedder) -> Iterator[Embed
         disable=not console.is_terminal,
     )
     task = bar.add_task(name, total=len(images))
-    kept = 0
+    n_reused = 0
 
     def advance(count: int, reused: bool) -> None:
-        nonlocal kept
-        kept += count * reused
+        nonlocal n_reused
+        n_reused += count * reused
         bar.advance(task, count)
 
     started = time.monotonic()
@@ -272,6 +272,6 @@ def embedding(name: str, images: ImageSet, embedder: Embedder) -> Iterator[Embed
         yield replace(embedder, progress=advance)
     seconds = time.monotonic() - started
     if seconds > LONG and not console.is_terminal:
-        before = f" ({kept:,} of them before)" if kept else ""
+        before = f" ({n_reused:,} of them before)" if n_reused else ""
         line = f"{name}: {len(images):,} images embedded{before}  {seconds:.1f} s"
         console.print(line, soft_wrap=True)

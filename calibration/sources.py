@@ -186,10 +186,10 @@ def _vector_example(retriever: Retriever) -> Any:
 # Files of vectors
 
 
-def _built(config: CertificationConfig, asked: VectorTable) -> Retriever:
+def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """The retriever of the gallery, whose vectors are mapped into memory where it is in shards."""
-    gallery = asked if config.queries is None else read_all_vectors(Path(config.gallery))
-    own = config.queries is None or _overlap(gallery, asked)
+    gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
+    own = config.queries is None or _overlap(gallery, query_table)
     if own:
         console.print(
             "The queries are gallery items: each is left out of its own search, and the guarantee "
@@ -228,43 +228,50 @@ def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object
     return labels
 
 
-def _overlap(gallery: VectorTable, asked: VectorTable) -> bool:
+def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
     """Return whether some queries are gallery items: the same id and exactly the same vector."""
     if (
         gallery.ids is None
-        or asked.ids is None
-        or gallery.vectors.shape[1:] != (asked.vectors.shape[1:])
+        or query_table.ids is None
+        or gallery.vectors.shape[1:] != (query_table.vectors.shape[1:])
     ):
         return False
     row = {name: number for number, name in enumerate(gallery.ids)}
-    pairs = [(n, row[name]) for n, name in enumerate(asked.ids) if name in row]
+    pairs = [(n, row[name]) for n, name in enumerate(query_table.ids) if name in row]
     if not pairs:
         return False
     first, second = np.array(pairs).T
     mine, theirs = (
         np.asarray(table.vectors[rows], np.float32)
-        for table, rows in ((asked, first), (gallery, second))
+        for table, rows in ((query_table, first), (gallery, second))
     )
     return bool((mine == theirs).all(axis=1).any())
 
 
-def _labelled(retriever: Retriever, config: CertificationConfig, asked: VectorTable) -> Queries:
+def _labelled(
+    retriever: Retriever, config: CertificationConfig, query_table: VectorTable
+) -> Queries:
     """The queries with what they match."""
-    labels: object = asked.labels
+    labels: object = query_table.labels
     if config.matches is not None:
-        labels = _listed(Path(config.matches), asked)
-    elif asked.places is not None:
-        labels = _places(config, asked)
+        labels = _listed(Path(config.matches), query_table)
+    elif query_table.places is not None:
+        labels = _places(config, query_table)
     return retriever.labelled(
-        asked.vectors, labels, asked.uncertainty, asked.model, asked.group, asked.cluster
+        query_table.vectors,
+        labels,
+        query_table.uncertainty,
+        query_table.model,
+        query_table.group,
+        query_table.cluster,
     )
 
 
-def _listed(path: Path, asked: VectorTable) -> list[list[str]]:
+def _listed(path: Path, query_table: VectorTable) -> list[list[str]]:
     """The ids of the true matches of each query."""
-    if asked.ids is None:
-        raise InvalidData(f"{asked.file} has no column id, by which {path} names queries")
-    matches: dict[str, list[str]] = {name: [] for name in asked.ids}
+    if query_table.ids is None:
+        raise InvalidData(f"{query_table.file} has no column id, by which {path} names queries")
+    matches: dict[str, list[str]] = {name: [] for name in query_table.ids}
     unknown = 0
     for query, item in read_matches(path):
         if query in matches:
@@ -272,7 +279,9 @@ def _listed(path: Path, asked: VectorTable) -> list[list[str]]:
         else:
             unknown += 1
     if not any(matches.values()):
-        raise InvalidData(f"{path} names no query of {asked.file}: give ids as they are there")
+        raise InvalidData(
+            f"{path} names no query of {query_table.file}: give ids as they are there"
+        )
     if unknown:
         console.print(f"{unknown} rows of {path} are of other queries, and were not used")
     return list(matches.values())
@@ -331,7 +340,7 @@ def _divided(
 
 
 def _image_set(
-    retriever: Retriever, asked: VectorTable, queries: Queries, rows: NDArray[np.int64]
+    retriever: Retriever, query_table: VectorTable, queries: Queries, rows: NDArray[np.int64]
 ) -> ImageSet:
     """Return some of the queries as a set of images, for the evaluation."""
     relevance = queries.relevance
@@ -340,12 +349,12 @@ def _image_set(
     attributes = {}
     if labels is not None and retriever.label_names:
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
-    ids = asked.ids or [str(row) for row in range(len(queries))]
+    ids = query_table.ids or [str(row) for row in range(len(queries))]
     return ImageSet(queries.vectors, labels, ids, attributes, relevance).subset(rows)
 
 
-def _names(asked: VectorTable, queries: Queries, rows: NDArray[np.int64]) -> list[str]:
+def _names(query_table: VectorTable, queries: Queries, rows: NDArray[np.int64]) -> list[str]:
     """Return names of some of the queries: their ids, or else digests of their vectors."""
-    if asked.ids is not None:
-        return [asked.ids[row] for row in rows]
+    if query_table.ids is not None:
+        return [query_table.ids[row] for row in rows]
     return [digest.hex() for digest in digests(queries.vectors[rows]).tolist()]

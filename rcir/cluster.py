@@ -12,20 +12,20 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 
-def join_cluster(shown: bool = False) -> None:
+def join_cluster(visible: bool = False) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process alone.
 
     A process that has joined one stays in it. By itself Ray would join whatever runs on the
     machine, such as what another training started for itself, and end with it.
 
     Args:
-        shown: whether what workers print appears on this process's screen.
+        visible: whether what workers print appears on this process's screen.
     """
     if not ray.is_initialized():
         ray.init(
             os.environ.get("RAY_ADDRESS", "local"),
             include_dashboard=False,
-            log_to_driver=shown,
+            log_to_driver=visible,
             logging_level=logging.WARNING,
         )
 

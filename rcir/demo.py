@@ -117,14 +117,14 @@ def _show_queries(outcome: Outcome, folder: Path) -> Path:
         Image.fromarray(read_image(test.images[row], channels=1)).save(path)
         answer = outcome.retriever.retrieve(path, alpha=ALPHA, delta=DELTA)
         labels = answer.labels or ()
-        shown = " ".join(f"{label:02d}" for label in labels[:SHOWN_LABELS])
+        numbers = " ".join(f"{label:02d}" for label in labels[:SHOWN_LABELS])
         if answer.size > SHOWN_LABELS:
-            shown += f" + {answer.size - SHOWN_LABELS} more"
+            numbers += f" + {answer.size - SHOWN_LABELS} more"
         number = int(np.asarray(test.labels)[row])
         verdict = "right" if number in labels else "wrong"
         print(
             f"{name:>6}: a {number:02d}, uncertainty {answer.uncertainty:.2g} -> "
-            f"{answer.size} image{'s' * (answer.size > 1)}: {shown} ({verdict})"
+            f"{answer.size} image{'s' * (answer.size > 1)}: {numbers} ({verdict})"
         )
     print()
     return path

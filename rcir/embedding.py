@@ -68,12 +68,12 @@ class Embedding:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Return all parts by name."""
-        known = {
+        present = {
             "vectors": self.vectors,
             "variance": self.variance,
             "uncertainty": self.uncertainty,
         }
-        return {name: values for name, values in known.items() if values is not None} | dict(
+        return {name: values for name, values in present.items() if values is not None} | dict(
             self.extra
         )
 
@@ -120,8 +120,10 @@ class Embedding:
 
         tensors = [part.tensors for part in parts]
         if any(each.keys() != tensors[0].keys() for each in tensors):
-            held = " or ".join(sorted({", ".join(each) for each in tensors}))
-            raise InvalidData(f"embeddings of one encoder hold {held}: each must hold the same")
+            alternatives = " or ".join(sorted({", ".join(each) for each in tensors}))
+            raise InvalidData(
+                f"embeddings of one encoder hold {alternatives}: each must hold the same"
+            )
         return Embedding.from_tensors(
             {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
         )

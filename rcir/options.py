@@ -45,11 +45,11 @@ def require_options(
     }
     anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     further = further or {}
-    known = [*parameters, *further]
-    if (unknown := [name for name in options if name not in known]) and not anything:
+    names = [*parameters, *further]
+    if (unknown := [name for name in options if name not in names]) and not anything:
         raise InvalidConfig(
             f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(names) or 'none'}"
         )
     needed = [
         name

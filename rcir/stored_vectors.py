@@ -121,9 +121,9 @@ class StoredVectors:
             raise InvalidData(f"{path.name} does not hold {np.dtype(dtype)} vectors (n, d)")
         if not all(np.isfinite(vectors[rows]).all() for rows in batches(*vectors.shape)):
             raise InvalidData(f"{path.name} holds numbers that are NaN or infinite")
-        kept = cls(vectors.shape[1], dtype)
-        kept.vectors, kept._watched = vectors, watched
-        return kept
+        stored = cls(vectors.shape[1], dtype)
+        stored.vectors, stored._watched = vectors, watched
+        return stored
 
 
 class WatchedFile:

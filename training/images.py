@@ -154,16 +154,18 @@ def _features(
         transient=True,
         disable=not console.is_terminal,
     )
-    task, made, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
+    task, n_new, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
 
     def advance(count: int, reused: bool) -> None:
-        nonlocal made
-        made += count * (not reused)
+        nonlocal n_new
+        n_new += count * (not reused)
         bar.advance(task, count)
 
     with bar:
         reused = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
-    if made:
+    if n_new:
         seconds = time.monotonic() - started
-        console.print(f"frozen backbone: {made:,} images embedded  {seconds:.1f} s", soft_wrap=True)
+        console.print(
+            f"frozen backbone: {n_new:,} images embedded  {seconds:.1f} s", soft_wrap=True
+        )
     return reused.vectors.numpy()

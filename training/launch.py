@@ -100,20 +100,20 @@ def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
     A worker with a GPU gets its share of the CPUs too, to read images.
     """
     each = {}
-    join_cluster(shown=True)
-    there = ray.cluster_resources()
+    join_cluster(visible=True)
+    resources = ray.cluster_resources()
     kind = "GPU" if config.use_gpu else "CPU"
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
     if config.use_gpu:
-        if not there.get("GPU"):
+        if not resources.get("GPU"):
             raise InvalidConfig(
                 "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
                 "use_gpu=false"
             )
-        each = {"GPU": 1.0, "CPU": float(max(1, there.get("CPU", 1) // there["GPU"]))}
-    if there.get(kind, 0) < least:
+        each = {"GPU": 1.0, "CPU": float(max(1, resources.get("CPU", 1) // resources["GPU"]))}
+    if resources.get(kind, 0) < least:
         console.print(
-            f"waiting for {least} {kind}s: the cluster has {there.get(kind, 0):g}",
+            f"waiting for {least} {kind}s: the cluster has {resources.get(kind, 0):g}",
             soft_wrap=True,
         )
     return ray.train.ScalingConfig(
@@ -131,7 +131,7 @@ def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]
     """
     if not on_ray:
         return [job() for job in jobs]
-    join_cluster(shown=True)
+    join_cluster(visible=True)
     task: Any = ray.remote(num_cpus=0)(_call)
     results = [task.remote(job) for job in jobs]
     done, failed = [], []

@@ -54,10 +54,10 @@ def training_loop(job: Job) -> None:
     """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
     # Whoever stops this training from outside has to free what its workers hold.
     group = get_current_placement_group()
-    held = {PLACEMENT_GROUP: group.id.hex()} if group else {}
+    placement = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
     def report(metrics: dict[str, Any]) -> None:
-        ray.train.report(metrics | held)
+        ray.train.report(metrics | placement)
 
     with quiet("ray.train"), _threads(job.config.threads):
         _train(job, Workers.joined(job.config.use_gpu), _averaging, report)
@@ -128,7 +128,7 @@ def _train(
     while not _done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
         rate = _set(optimizer, config, epoch)
-        bar = EpochBar(epoch, config.epochs, shown=workers.count == 1)
+        bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)

@@ -16,7 +16,7 @@ console = Console(highlight=False, markup=False)
 class EpochBar:
     """A progress bar of one epoch on a terminal, and one line behind it anywhere."""
 
-    def __init__(self, epoch: int, epochs: int, shown: bool) -> None:
+    def __init__(self, epoch: int, epochs: int, visible: bool) -> None:
         self._title = f"epoch {epoch}/{epochs}"
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -25,7 +25,7 @@ class EpochBar:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not (shown and console.is_terminal),
+            disable=not (visible and console.is_terminal),
         )
         self._task = self._progress.add_task(f"{self._title} mining", total=None)
 

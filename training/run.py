@@ -209,11 +209,11 @@ def _finished(
         if config.encoder.freeze:  # by all workers at once, for those who train
             on_features(config, splits, _built(config, config.encoder), runs, config.most_workers)
         if members:
-            encoder, found = _train_members(config, run, members), None
+            encoder, validation = _train_members(config, run, members), None
         elif not _trains(_dry(config)):
-            encoder, found = _built(config, config.encoder).eval(), None
+            encoder, validation = _built(config, config.encoder).eval(), None
         else:
-            encoder, found = _train_one(config, run, callback)
+            encoder, validation = _train_one(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
         embedder = Embedder(config.most_workers, config.use_gpu)
         if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
@@ -223,15 +223,15 @@ def _finished(
                     config.at(config.epochs).loss_options(),
                 )
             )
-            found = None
-        if found is None:  # of the encoder as it is now
+            validation = None
+        if validation is None:  # of the encoder as it is now
             images = splits.validation
-            found = validate(embedder(encoder, config.preprocessing, images.images), images)
-        warn_of_chance(found)
+            validation = validate(embedder(encoder, config.preprocessing, images.images), images)
+        warn_of_chance(validation)
         run.save_encoder(encoder)
-        if found.certified:
-            found.measured(splits.validation).write(run.path / VALIDATION)
-        _log(config, run, found)
+        if validation.certified:
+            validation.measured(splits.validation).write(run.path / VALIDATION)
+        _log(config, run, validation)
         run = replace(run, finished=True)
         run.write()
     return run

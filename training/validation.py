@@ -64,13 +64,13 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     folds = _folds(images) if database is None else _asking_folds(database)
     roles = []
     for turn in range(len(folds)):
-        searched, *asked = folds[turn:] + folds[:turn]
+        searched, *others = folds[turn:] + folds[:turn]
         if database is not None:
-            searched, asked = np.flatnonzero(database), [searched, *asked]
+            searched, others = np.flatnonzero(database), [searched, *others]
         if not len(searched):
             return []
         gallery = images.relevance.subset(searched)
-        rows = [row[images.relevance.subset(row).totals(gallery) > 0] for row in asked if len(row)]
+        rows = [row[images.relevance.subset(row).totals(gallery) > 0] for row in others if len(row)]
         if (
             len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2
         ):  # as many as a score function is fitted on

@@ -11,12 +11,12 @@ from rcir.imports import naming_extras
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
-    given = spelled_out(sys.argv[1:] if argv is None else argv)
+    arguments = spelled_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from tuning.config import TuningConfig
 
-        config = parse(TuningConfig, given, prog, "Sweep the options of a training.")
+        config = parse(TuningConfig, arguments, prog, "Sweep the options of a training.")
         # Slow to import; `--help` and a wrong option need none.
         from tuning.records import BEST_FILE
         from tuning.report import best_run, print_sweep

@@ -73,8 +73,8 @@ def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> Training
     try:
         return override(training, values)
     except InvalidConfig as error:
-        given = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise InvalidConfig(f"space: with {given}: {error}") from error
+        stated = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise InvalidConfig(f"space: with {stated}: {error}") from error
 
 
 def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Values]:
@@ -84,8 +84,8 @@ def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Valu
     """
     rng = np.random.default_rng(seed)
     grids = {name: values["grid"] for name, values in space.items() if "grid" in values}
-    drawn = {name: values for name, values in space.items() if name not in grids}
-    ranges = domains(training, drawn)
+    values_by_name = {name: values for name, values in space.items() if name not in grids}
+    ranges = domains(training, values_by_name)
     return [
         {
             name: point[name] if name in point else _plain(ranges[name].sample(random_state=rng))

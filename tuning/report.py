@@ -48,11 +48,11 @@ class TrialWatch(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        known = self._trial_of(trial)
-        if known.number not in self._ended:
-            known = replace(known, state="running", reason="", final=False)
-        self._started.setdefault(known.number, time.monotonic())
-        self._note(replace(known, values=_values(trial)))
+        own_trial = self._trial_of(trial)
+        if own_trial.number not in self._ended:
+            own_trial = replace(own_trial, state="running", reason="", final=False)
+        self._started.setdefault(own_trial.number, time.monotonic())
+        self._note(replace(own_trial, values=_values(trial)))
 
     def on_trial_result(
         self,
@@ -62,11 +62,13 @@ class TrialWatch(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        known = self._trial_of(trial)
-        if known.number not in self._ended:
-            epochs = max(known.epochs, int(result["epoch"]))
+        own_trial = self._trial_of(trial)
+        if own_trial.number not in self._ended:
+            epochs = max(own_trial.epochs, int(result["epoch"]))
             self._note(
-                replace(known, values=_values(trial), epochs=epochs, metrics=_shown_metrics(result))
+                replace(
+                    own_trial, values=_values(trial), epochs=epochs, metrics=_shown_metrics(result)
+                )
             )
 
     def on_trial_complete(
@@ -81,11 +83,11 @@ class TrialWatch(Callback):
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         _free(trial)
-        known = self._trial_of(trial)  # Ray may not have come to start it
-        path = self._records.folder / known.name / REPORTS_FILE
+        own_trial = self._trial_of(trial)  # Ray may not have come to start it
+        path = self._records.folder / own_trial.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
         failure = read_reports(path)["failure"] or died
-        self._end(known, state="failed", **failure)
+        self._end(own_trial, state="failed", **failure)
 
     def give_up(self) -> None:
         """Note that what has not ended by now will not: Ray Tune could not start it."""
@@ -220,7 +222,7 @@ def sweep_figures(records: Records) -> dict[str, str]:
     ended = np.where(finished, size, np.nan)
     front = figures.pareto_front(np.c_[ended, -recall])
     space = records.config["space"]
-    drawn = {
+    figures_by_name = {
         "parallel_coordinates": figures.parallel_coordinates(
             {name: [trial.values[name] for trial in trials] for name in space},
             size,
@@ -229,7 +231,7 @@ def sweep_figures(records: Records) -> dict[str, str]:
         ),
         "pareto": figures.pareto(ended, recall, front, [trial.number for trial in trials]),
     }
-    return {name: figures.to_svg(figure) for name, figure in drawn.items()}
+    return {name: figures.to_svg(figure) for name, figure in figures_by_name.items()}
 
 
 def table_of(records: Records) -> pd.DataFrame:

@@ -69,12 +69,12 @@ def numbered(number: int, values: Values) -> Values:
 
 
 def search(
-    config: TuningConfig, known: Sequence[Values], note: Callable[[int, Values], None]
+    config: TuningConfig, earlier: Sequence[Values], note: Callable[[int, Values], None]
 ) -> Searcher | None:
-    """The searcher, given earlier trials first; None if all trials are drawn beforehand.
+    """Return the searcher, given earlier trials first; None if all are drawn beforehand.
 
     Args:
-        known: of the trials of an earlier start, by number.
+        earlier: values of the trials of an earlier start, by number.
         note: called with the number and values of each suggestion.
     """
     if config.search == "random":
@@ -83,7 +83,7 @@ def search(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Otherwise the draws of a sweep that goes on would be those that it began with.
-    seed = np.random.SeedSequence([config.seed, len(known)]).generate_state(1)
+    seed = np.random.SeedSequence([config.seed, len(earlier)]).generate_state(1)
     metrics = [METRICS[name] for name in config.objectives]
     modes = [MODES[name] for name in metrics]
     several = len(metrics) > 1
@@ -95,7 +95,7 @@ def search(
         sampler=optuna.samplers.TPESampler(
             seed=int(seed[0]), n_startup_trials=max(2, min(10, config.trials // 3))
         ),
-        points_to_evaluate=[dict(values) for values in known] or None,
+        points_to_evaluate=[dict(values) for values in earlier] or None,
     )
 
 
@@ -143,10 +143,11 @@ def trials_at_once(config: TuningConfig) -> int:
         count = sum(_held_by(node, held) for node in _nodes())
     if not count:
         needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
-        there = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
+        available = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
         raise InvalidConfig(
-            f"a trial needs {needed}, and Ray's cluster has {there}: lower training.num_workers or "
-            "training.threads, set training.use_gpu to false, or start more nodes"
+            f"a trial needs {needed}, and Ray's cluster has {available}: lower "
+            "training.num_workers or training.threads, set training.use_gpu to false, or "
+            "start more nodes"
         )
     return count
 
@@ -156,11 +157,11 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _held_by(node: Mapping[str, float], held: Mapping[str, float]) -> int:
+def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
     """Return the number of trials that fit on a node; a trial's share of a GPU is on one GPU."""
     return min(
         int(node.get(name, 0)) * int(1 / number) if number < 1 else int(node.get(name, 0) // number)
-        for name, number in held.items()
+        for name, number in needed.items()
     )
 
 
@@ -189,27 +190,29 @@ def sweep(config: TuningConfig) -> Records:
     earlier = _earlier_sweep(config, folder)
     if earlier is not None and earlier.finished:
         return earlier
-    drawn = _all_trials(config)
-    _check_trials(config, drawn)
+    all_values = _all_trials(config)
+    _check_trials(config, all_values)
     join_cluster()
     at_once = trials_at_once(config)
     with run_lock(folder):
         # Another process may have begun it meanwhile.
         records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
-            done = _run(config, records, drawn, at_once)
+            done = _run(config, records, all_values, at_once)
             publish_sweep(records)
             records.finished = done
             records.write()
     return records
 
 
-def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_once: int) -> bool:
+def _run(
+    config: TuningConfig, records: Records, all_values: list[Values] | None, at_once: int
+) -> bool:
     """Train; whether nothing is left to train."""
-    total = config.trials if drawn is None else len(drawn)
-    for number, values in enumerate(drawn or ()):
+    total = config.trials if all_values is None else len(all_values)
+    for number, values in enumerate(all_values or ()):
         records.trials.setdefault(number, Trial(number, values))
-    known = [trial.values for _, trial in sorted(records.trials.items())]
+    earlier = [trial.values for _, trial in sorted(records.trials.items())]
 
     def note(number: int, values: Values) -> None:
         if number not in records.trials:
@@ -227,11 +230,11 @@ def _run(config: TuningConfig, records: Records, drawn: list[Values] | None, at_
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
         param_space=None
-        if drawn is None
-        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(known)])},
+        if all_values is None
+        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(earlier)])},
         tune_config=tune.TuneConfig(
-            num_samples=total if drawn is None else 1,
-            search_alg=search(config, known, note),
+            num_samples=total if all_values is None else 1,
+            search_alg=search(config, earlier, note),
             scheduler=scheduler(config),
             max_concurrent_trials=at_once,
             # The next trial takes over a process that has imported all it needs.
@@ -271,10 +274,10 @@ def _all_trials(config: TuningConfig) -> list[Values] | None:
     return draw(config.training, config.space, config.trials, config.seed)
 
 
-def _check_trials(config: TuningConfig, drawn: list[Values] | None) -> None:
+def _check_trials(config: TuningConfig, all_values: list[Values] | None) -> None:
     """Check that trials can be trained and compared, before any is."""
     splits = load_splits(config.training.data)
-    each = [with_values(config.training, values) for values in drawn or ()]
+    each = [with_values(config.training, values) for values in all_values or ()]
     for training in each or variations(config.training, config.space):
         check_encoder(training)
         check_images(training.at(1), splits.train)

@@ -95,8 +95,8 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
             pass
         callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, callback)
-        known = RunResults.read(run.path / VALIDATION)
-        metrics.append(_metrics(known.metrics, known.parts, plan.config))
+        results = RunResults.read(run.path / VALIDATION)
+        metrics.append(_metrics(results.metrics, results.parts, plan.config))
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds
         reports.add(_mean(metrics) | {"epoch": trained, "finished": float(done)})
@@ -176,9 +176,9 @@ class Reports:
 
     def write(self, report: dict[str, float]) -> None:
         """Write down what is reported elsewhere; what was is not written again."""
-        known = read_reports(self._path)["reports"]
-        if report not in known:  # and it has not failed since
-            self._save({"reports": [*known, report], "failure": None})
+        reports = read_reports(self._path)["reports"]
+        if report not in reports:  # and it has not failed since
+            self._save({"reports": [*reports, report], "failure": None})
 
     def failed(self, error: Exception) -> None:
         """Write down why the trial failed, for whoever sees only that it did."""

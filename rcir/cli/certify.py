@@ -61,9 +61,9 @@ def run(options: Namespace) -> None:
     from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_evaluation
     from rcir.index import IndexConfig
 
-    given = {name: value for name, value in vars(options).items() if name != "command"}
-    index = IndexConfig(given.pop("index"), option_values(given.pop("index_option")))
-    config = CertificationConfig(alphas=tuple(given.pop("alpha")), index=index, **given)
+    values = {name: value for name, value in vars(options).items() if name != "command"}
+    index = IndexConfig(values.pop("index"), option_values(values.pop("index_option")))
+    config = CertificationConfig(alphas=tuple(values.pop("alpha")), index=index, **values)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)

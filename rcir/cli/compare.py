@@ -31,10 +31,10 @@ def run(options: Namespace) -> None:
     """Print the runs beside each other, or the choice among them."""
     from rcir.runs.compare import choose, compare_runs, print_choice, print_comparison
 
-    asked = options.runs, options.alpha, options.delta
+    arguments = options.runs, options.alpha, options.delta
     if options.choose:
-        choice = choose(*asked)
+        choice = choose(*arguments)
         print(dumps(choice.to_dict(), indent=1)) if options.json else print_choice(choice)
         return
-    comparison = compare_runs(*asked)
+    comparison = compare_runs(*arguments)
     print(dumps(comparison.to_dict(), indent=1)) if options.json else print_comparison(comparison)

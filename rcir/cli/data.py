@@ -46,9 +46,9 @@ def _list(options: Namespace, root: Path) -> None:
     table.columns[1].justify = "right"
     for name, dataset in DATASETS.items():
         images = "" if dataset.images is None else f"{dataset.images:,}"
-        there = dataset.is_on_disk(root)
-        title = dataset.title if there and dataset.places else f"{dataset.title}\n  {dataset.get}"
-        table.add_row(name, images, "yes" if there else "no", title)
+        on_disk = dataset.is_on_disk(root)
+        title = dataset.title if on_disk and dataset.places else f"{dataset.title}\n  {dataset.get}"
+        table.add_row(name, images, "yes" if on_disk else "no", title)
     console.print(f"in {root}:", soft_wrap=True)
     console.print(table)
 
@@ -59,24 +59,24 @@ def _check(options: Namespace, root: Path) -> None:
     from rcir.data.registry import find_dataset
     from rcir.data.verification import verify
 
-    known = find_dataset(options.name)
-    if known.composed and not known.whole:
-        console.print(f"{options.name} {known.get}: it needs no check")
+    dataset = find_dataset(options.name)
+    if dataset.composed and not dataset.whole:
+        console.print(f"{options.name} {dataset.get}: it needs no check")
         return
-    given = {}
+    values = {}
     for option in options.option:
         name, equals, value = option.partition("=")
         if not equals:
             raise InvalidConfig(f"--option {option}: give NAME=VALUE")
         try:
-            given[name] = yaml.safe_load(value)
+            values[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise InvalidConfig(f"--option {option}: {value!r} is not a value of YAML") from error
 
     def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))
 
-    findings = verify(options.name, root, given, watched)
+    findings = verify(options.name, root, values, watched)
     parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
     console.print(f"{options.name}: {sum(findings.parts.values()):,} images ({parts})")
     for note in findings.notes:

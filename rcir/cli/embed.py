@@ -52,9 +52,9 @@ def run(options: Namespace) -> None:
     from rcir.memory import keep_freed_memory
 
     output, shards = options.output, options.shards
-    named = output.suffix == ".parquet"
+    is_parquet = output.suffix == ".parquet"
     if (
-        named != (shards is None)
+        is_parquet != (shards is None)
         or not output.parent.is_dir()
         or (shards is not None and shards < 1)
     ):
@@ -94,8 +94,8 @@ def run(options: Namespace) -> None:
                     bar.advance(task, len(some))
                     continue
             dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1, source)
-    held = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
-    console.print(f"{output}: {held}", soft_wrap=True)
+    contents = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
+    console.print(f"{output}: {contents}", soft_wrap=True)
 
 
 def _embed(
@@ -152,8 +152,8 @@ def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) 
     from rcir.encoders.embedder import made_of
 
     (images,) = made_of(encoder, preprocessing, [pictures.paths])
-    known = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=_plain)
-    return hashlib.sha256(known.encode()).hexdigest()
+    state = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=_plain)
+    return hashlib.sha256(state.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -43,12 +43,12 @@ def run(options: Namespace) -> None:
     from rcir.index import IndexConfig
 
     config = IndexConfig(options.index, option_values(options.index_option))
-    made = reindex(options.retriever, config, options.output, options.alpha, options.delta)
-    print(made)
-    print(f"retriever: {made.folder}")
+    reindexed = reindex(options.retriever, config, options.output, options.alpha, options.delta)
+    print(reindexed)
+    print(f"retriever: {reindexed.folder}")
 
 
-def option_values(given: Sequence[str]) -> dict[str, Any]:
+def option_values(texts: Sequence[str]) -> dict[str, Any]:
     """Options as values of JSON, or as text where they are none.
 
     Example:
@@ -56,7 +56,7 @@ def option_values(given: Sequence[str]) -> dict[str, Any]:
         {'M': 32, 'exact': False, 'factory': 'IVF64,SQ8'}
     """
     values: dict[str, Any] = {}
-    for one in given:
+    for one in texts:
         name, sign, text = one.partition("=")
         if not sign or not name:
             raise InvalidConfig(f"--index-option {one!r}: give NAME=VALUE, such as ef_search=400")

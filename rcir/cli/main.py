@@ -36,12 +36,14 @@ JOBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `rcir` command: 0, or `SystemExit` with the status of what failed."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] and given[0] in JOBS:
-        package, _ = JOBS[given[0]]
-        status: int = import_module(f"{package}.__main__").main(given[1:], f"rcir {given[0]}")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] and arguments[0] in JOBS:
+        package, _ = JOBS[arguments[0]]
+        status: int = import_module(f"{package}.__main__").main(
+            arguments[1:], f"rcir {arguments[0]}"
+        )
         return status
-    given = spelled(given, "-")
+    arguments = spelled(arguments, "-")
     parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
     parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
@@ -54,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=ArgumentDefaultsHelpFormatter,
         )
-        if name in given[:1]:  # the others' libraries take seconds to import
+        if name in arguments[:1]:  # the others' libraries take seconds to import
             import_module(f"rcir.cli.{name}").add_arguments(added)
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     with reporting_errors(), naming_extras():
         import_module(f"rcir.cli.{options.command}").run(options)
     return 0

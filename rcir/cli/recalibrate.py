@@ -41,6 +41,6 @@ def run(options: Namespace) -> None:
     """Change the gallery, calibrate anew, print what is certified."""
     from calibration import recalibrate
 
-    given = (options.add, options.remove, options.feedback, options.since)
-    print(recalibrate(options.retriever, *given))
+    changes = (options.add, options.remove, options.feedback, options.since)
+    print(recalibrate(options.retriever, *changes))
     print(f"retriever: {options.retriever}")

@@ -91,5 +91,5 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
         raise InvalidConfig(f"{len(files)} files: of vectors give one, with a row for each query")
     table = read_all_vectors(Path(files[0]))
     names = table.ids or [f"row {row}" for row in range(len(table))]
-    known = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
-    return names, known
+    arguments = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
+    return names, arguments

@@ -119,7 +119,7 @@ def draw_by_label(
 
 
 def draw_gallery(
-    rng: np.random.Generator, relevance: Relevance, clusters: NDArray[Any], asked: float
+    rng: np.random.Generator, relevance: Relevance, clusters: NDArray[Any], share: float
 ) -> list[NDArray[np.int64]] | None:
     """Rows of the clusters that are searched, which hold every label, and the others.
 
@@ -131,10 +131,10 @@ def draw_gallery(
         rng: decides the order.
         relevance: of n images; labels are minded where they are what matches.
         clusters: (n,) of each image.
-        asked: a share of the clusters, or a number of images, see `draw_by_cluster`.
+        share: of the clusters, or a number of images, see `draw_by_cluster`.
     """
     number, n = _numbered(clusters)
-    count = _count(asked, n, len(clusters))
+    count = _count(share, n, len(clusters))
     place = rng.permutation(n)[number]
     searched = np.zeros(n, bool)
     if relevance.single is not None:
@@ -146,23 +146,23 @@ def draw_gallery(
             return None
     more = max(0, count - int(searched.sum()))
     searched[np.flatnonzero(~searched)[:more]] = True
-    held = searched[place]
-    return [np.flatnonzero(held), np.flatnonzero(~held)]
+    is_searched = searched[place]
+    return [np.flatnonzero(is_searched), np.flatnonzero(~is_searched)]
 
 
-def cluster_warning(splits: Splits, named: str | None) -> str | None:
+def cluster_warning(splits: Splits, attribute: str | None) -> str | None:
     """One sentence on what a calibration of these splits does not cover; None if nothing is known.
 
     Args:
         splits: of a data set; drawn by the named clusters, if one is named.
-        named: the attribute that the calibration takes for the cluster of a query; None if each
+        attribute: the one that the calibration takes for the cluster of a query; None if each
             query is taken to be independent of the others.
 
     Raises:
         InvalidConfig: the calibration queries have no such attribute.
     """
     queries = splits.calibration
-    if named is None:
+    if attribute is None:
         if queries.cluster is None:
             return None
         n = len(np.unique(clusters_of(queries, queries.cluster)))
@@ -173,16 +173,18 @@ def cluster_warning(splits: Splits, named: str | None) -> str | None:
             f"the guarantee is for further queries of these {n:,} only; for queries of new ones, "
             f"name it: --cluster {queries.cluster}"
         )
-    asked = np.unique(clusters_of(queries, named))
+    query_clusters = np.unique(clusters_of(queries, attribute))
     parts = (splits.train, splits.validation, splits.gallery)
-    known = [part.attributes[named] for part in parts if named in part.attributes]
-    shared = int(np.isin(asked, np.concatenate(known)).sum()) if known else 0
+    other_clusters = [part.attributes[attribute] for part in parts if attribute in part.attributes]
+    shared = (
+        int(np.isin(query_clusters, np.concatenate(other_clusters)).sum()) if other_clusters else 0
+    )
     if not shared:
         return None
     return (
-        f"{shared:,} of the {len(asked):,} clusters ({named}) of the calibration queries are also "
-        "in the gallery or among the training images: nothing is guaranteed for new clusters that "
-        "are in neither"
+        f"{shared:,} of the {len(query_clusters):,} clusters ({attribute}) of the calibration "
+        "queries are also in the gallery or among the training images: nothing is guaranteed for "
+        "new clusters that are in neither"
     )
 
 
@@ -192,10 +194,10 @@ def _numbered(clusters: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     return number.astype(np.int64), len(names)
 
 
-def _count(asked: float, clusters: int, images: int) -> int:
-    if asked < 1:
-        return max(1, round(asked * clusters))
-    return max(1, math.ceil(asked * clusters / max(1, images)))
+def _count(share: float, clusters: int, images: int) -> int:
+    if share < 1:
+        return max(1, round(share * clusters))
+    return max(1, math.ceil(share * clusters / max(1, images)))
 
 
 PARTS = ("validation", "gallery", "tuning", "calibration")
@@ -293,8 +295,8 @@ def divide(
         chosen, rest = _draw_validation(rng, source, validation)
         held, asked = _draw_of_each_class(rng, pool, gallery)
         if cluster is not None:
-            known = clusters_of(pool, cluster)
-            apart = draw_gallery(rng, pool.relevance, known, gallery)
+            pool_clusters = clusters_of(pool, cluster)
+            apart = draw_gallery(rng, pool.relevance, pool_clusters, gallery)
             held, asked = apart or (held, asked)
         searched, pool = pool.subset(held), pool.subset(asked)
     parts = {"tuning": tuning, "calibration": calibration}
@@ -327,13 +329,13 @@ def _draw(
 
 
 def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
-    asked = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+    shares_stated = " + ".join(f"{name} {share:g}" for name, share in parts.items())
     remedy = "ask for less"
     if n <= len(parts):  # each takes one at least
         remedy = f"have at least {len(parts) + 1} {what}, better many"
         if what == "queries":
             remedy += "; they are the images of the classes that evaluate which are not searched"
-    return InvalidData(f"{asked} must leave some of {n} {what} over: {remedy}")
+    return InvalidData(f"{shares_stated} must leave some of {n} {what} over: {remedy}")
 
 
 def _number(name: str, share: float, n: int, what: str) -> int:
@@ -350,14 +352,14 @@ def _draw_validation(
 ) -> list[NDArray[np.int64]]:
     """Rows of the training half that validate, and the others."""
     images, relevance = source.train, source.train.relevance
-    asked = source.queries.relevance
+    query_relevance = source.queries.relevance
     if isinstance(relevance, WithinRadius):
         return _draw_cells(rng, relevance, share)
     labels = relevance.single
     if labels is None or (
         isinstance(source.gallery, ImageSet)
-        and asked.single is not None
-        and np.isin(asked.single, labels).any()
+        and query_relevance.single is not None
+        and np.isin(query_relevance.single, labels).any()
     ):
         return _draw(rng, len(images), {"validation": share})
     return _draw_classes(rng, labels, share)
@@ -373,10 +375,10 @@ def _draw_classes(
     if share < 1:
         spare = counts >= 2 * PAIR  # some images train, others validate
         if n < 2 * CLASSES and spare.sum() >= 2:
-            asked = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
-            asked = np.where(spare, np.minimum(asked, counts - PAIR), 0)
+            wanted = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
+            wanted = np.where(spare, np.minimum(wanted, counts - PAIR), 0)
             order, place = _shuffled(rng, which, counts)
-            part = place < asked[which[order]]
+            part = place < wanted[which[order]]
             return [np.sort(order[part]), np.sort(order[~part])]
         number = max(number, min(CLASSES, n // 2))
     if number >= n:
@@ -413,12 +415,12 @@ def _draw_cells(
     for times in CELLS:
         steps = (where.places - where.places.min(0)) // (times * where.radius)
         _, cell, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
-        part, taken = np.zeros(len(counts), bool), 0
+        part, n_taken = np.zeros(len(counts), bool), 0
         for chosen in rng.permutation(len(counts)):
-            if taken < number and taken + counts[chosen] <= min(1.5 * number, n - 1):
+            if n_taken < number and n_taken + counts[chosen] <= min(1.5 * number, n - 1):
                 part[chosen] = True
-                taken += counts[chosen]
-        if 2 * taken >= number:
+                n_taken += counts[chosen]
+        if 2 * n_taken >= number:
             of_part = part[cell.reshape(-1)]
             return [np.flatnonzero(of_part), np.flatnonzero(~of_part)]
     raise InvalidData(
@@ -454,18 +456,18 @@ def _draw_of_each_class(
     which = which[order]
     if share < 1:
         # 0.07 of 100 is 7, and a little more in floating point.
-        held = place < np.ceil(np.round(share * counts, 9))[which]
+        is_searched = place < np.ceil(np.round(share * counts, 9))[which]
     elif number < len(counts):
         raise InvalidData(
             f"gallery {number} is less than the {len(counts)} classes to evaluate on: give at "
             "least one image for each, or a share"
         )
     else:
-        held = np.zeros(n, bool)
-        held[np.argsort(place / counts[which], kind="stable")[:number]] = True
-    if held.all():
+        is_searched = np.zeros(n, bool)
+        is_searched[np.argsort(place / counts[which], kind="stable")[:number]] = True
+    if is_searched.all():
         raise InvalidData(
             f"gallery {share:g} of each of {len(counts)} classes, rounded up, is all of their {n} "
             "images, and no query remains: ask for less"
         )
-    return [order[held], order[~held]]
+    return [order[is_searched], order[~is_searched]]

@@ -42,8 +42,8 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iu":
             return SameLabel(values.astype(np.int64)), {}
-        known, codes = np.unique(values, return_inverse=True)
-        return SameLabel(codes.astype(np.int64)), dict(enumerate(known.tolist()))
+        unique_labels, codes = np.unique(values, return_inverse=True)
+        return SameLabel(codes.astype(np.int64)), dict(enumerate(unique_labels.tolist()))
     names = sorted({name for some in values for name in some})
     column = {name: number for number, name in enumerate(names)}
     lists = [[column[name] for name in some] for some in values]
@@ -83,16 +83,16 @@ def query_relevance(
     column = {name: number for number, name in names.items()}
     absent = [name for some in lists for name in some if name not in column]
     if absent and gallery.of_items:
-        shown = ", ".join(printable(str(name)) for name in absent[:3])
+        examples = ", ".join(printable(str(name)) for name in absent[:3])
         raise InvalidData(
-            f"{len(absent)} true matches are no gallery items ({shown}): give ids of the gallery, "
-            "or labels to both"
+            f"{len(absent)} true matches are no gallery items ({examples}): give ids of the "
+            "gallery, or labels to both"
         )
     if not all(isinstance(name, str) for some in lists for name in some):
         raise _mismatch(values, gallery)
-    known = [[column[name] for name in some if name in column] for some in lists]
+    columns = [[column[name] for name in some if name in column] for some in lists]
     n_labels = gallery.labels.shape[1]
-    return SharedLabel.of_lists(known, n_labels, gallery.of_items), dict(names)
+    return SharedLabel.of_lists(columns, n_labels, gallery.of_items), dict(names)
 
 
 def reported_relevance(
@@ -126,11 +126,11 @@ def reported_relevance(
         )
     codes = np.full(len(labels), UNMATCHED, np.int64)
     rows = [row for row, label in enumerate(labels) if label is not None]
-    known = dict(names)
+    all_names = dict(names)
     if rows:
-        labelled, known = query_relevance([labels[row] for row in rows], gallery, names)
+        labelled, all_names = query_relevance([labels[row] for row in rows], gallery, names)
         codes[rows] = np.asarray(labelled.single)
-    return SameLabel(codes), known
+    return SameLabel(codes), all_names
 
 
 def added_relevance(
@@ -154,7 +154,7 @@ def added_relevance(
             is not known whether queries before had it.
     """
     if isinstance(labels, Relevance):
-        relevance, known = labels, dict(names)
+        relevance, all_names = labels, dict(names)
     else:
         values = _listed(labels)
         lists = [] if isinstance(values, np.ndarray) else values
@@ -165,12 +165,12 @@ def added_relevance(
                 "which queries before had them is not known; build the retriever again"
             )
         numbers = numbered and isinstance(values, np.ndarray) and values.dtype.kind in "iu"
-        relevance, known = query_relevance(values, gallery, {} if numbers else names)
-        known = dict(names) if numbers else known
+        relevance, all_names = query_relevance(values, gallery, {} if numbers else names)
+        all_names = dict(names) if numbers else all_names
     if len(relevance) != n:
         raise InvalidData(f"{n} images, {len(relevance)} labels: give one each")
     gallery.joined(relevance)  # raises where they are of another kind
-    return relevance, known
+    return relevance, all_names
 
 
 def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
@@ -182,11 +182,12 @@ def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
             "the same of their images"
         )
     if isinstance(queries, WithinRadius) and isinstance(gallery, WithinRadius):
-        (asked, known) = ((of.radius, of.places.shape[1]) for of in (queries, gallery))
-        if asked != known:
+        (query_form, gallery_form) = ((of.radius, of.places.shape[1]) for of in (queries, gallery))
+        if query_form != gallery_form:
             raise InvalidData(
-                f"the queries have a radius of {asked[0]} and places of {asked[1]} coordinates, "
-                f"the gallery {known[0]} and {known[1]}: both must match alike"
+                f"the queries have a radius of {query_form[0]} and places of {query_form[1]} "
+                f"coordinates, the gallery {gallery_form[0]} and {gallery_form[1]}: both must "
+                "match alike"
             )
 
 
@@ -200,17 +201,17 @@ def _same_label(
     if numbers:
         return SameLabel(values.astype(np.int64)), {}
     number = {name: label for label, name in names.items()}
-    known, codes = np.unique(values, return_inverse=True)
-    for name in known.tolist():
+    unique_labels, codes = np.unique(values, return_inverse=True)
+    for name in unique_labels.tolist():
         number.setdefault(name, max(number.values()) + 1)
-    table = np.array([number[name] for name in known.tolist()], np.int64)
+    table = np.array([number[name] for name in unique_labels.tolist()], np.int64)
     return SameLabel(table[codes]), {label: name for name, label in number.items()}
 
 
 def _mismatch(values: object, gallery: Relevance) -> InvalidData:
-    given = values.dtype if isinstance(values, np.ndarray) else "lists"
+    dtype = values.dtype if isinstance(values, np.ndarray) else "lists"
     return InvalidData(
-        f"labels of the queries are of type {given}, and the gallery's images match by "
+        f"labels of the queries are of type {dtype}, and the gallery's images match by "
         f"{gallery.kind}: give labels of the type that the gallery has"
     )
 

@@ -82,13 +82,13 @@ def require_files(folder: Path, names: Sequence[str], get: str) -> list[Path]:
 
 def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str) -> None:
     """Raise `DataUnavailable` if images are missing; every folder is listed once."""
-    there: dict[str, set[str]] = {}
+    names_by_folder: dict[str, set[str]] = {}
     absent = []
     for name in names:
         place, _, file = name.rpartition("/")
-        if place not in there:
-            there[place] = set(files_in(folder / place))
-        if file not in there[place]:
+        if place not in names_by_folder:
+            names_by_folder[place] = set(files_in(folder / place))
+        if file not in names_by_folder[place]:
             absent.append(name)
     if absent:
         raise DataUnavailable(
@@ -131,10 +131,10 @@ def columns(path: Path, lines: Sequence[str], n: int, first: int = 1) -> list[li
         [['1', '2'], ['a.jpg', 'b.jpg']]
     """
     for row, line in enumerate(lines):
-        if (given := len(line.split())) != n:
+        if (n_columns := len(line.split())) != n:
             raise InvalidData(
-                f"{path}, line {first + row}: {line[:80]!r} has {given} fields, needed are {n}: "
-                "fetch the file again"
+                f"{path}, line {first + row}: {line[:80]!r} has {n_columns} fields, needed are "
+                f"{n}: fetch the file again"
             )
     if not lines:
         raise InvalidData(f"{path} lists nothing: fetch it again")

@@ -200,23 +200,23 @@ def require_enough(config: DataConfig, splits: Splits) -> None:
     """Raise `InvalidData`, with what would help, if a part is too small to be used."""
     if lacking := shortages(splits):
         hint = _hint(config) or "have more images of each class, and more classes"
-        asked = len(splits.tuning) + len(splits.calibration) + len(splits.test)
+        n_queries = len(splits.tuning) + len(splits.calibration) + len(splits.test)
         raise InvalidData(
             f"{config.name} has too few images: {len(splits.train)} train, "
-            f"{len(splits.validation)} validate, {len(splits.gallery)} are searched and {asked} "
-            f"ask; {'; '.join(lacking)}: {hint}"
+            f"{len(splits.validation)} validate, {len(splits.gallery)} are searched and "
+            f"{n_queries} ask; {'; '.join(lacking)}: {hint}"
         )
 
 
 def _hint(config: DataConfig) -> str:
     """Return advice to query all classes, if that makes enough of too few; else an empty text."""
-    asked = config.options | {"open_set": False}
+    options = config.options | {"open_set": False}
     takes = {"open_set", "path"} <= find_dataset(config.name).options_of_reader()
-    if not takes or asked == config.options or "train" in config.options:
+    if not takes or options == config.options or "train" in config.options:
         return ""
     root = data_root(config)
     try:
-        splits = find_dataset(config.name).load(root, config.seed, None, **asked)
+        splits = find_dataset(config.name).load(root, config.seed, None, **options)
     except RcirError:
         return ""
     if shortages(splits):

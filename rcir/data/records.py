@@ -79,10 +79,10 @@ class ImageSet:
         """
         if self.labels is None or "class" not in self.attributes:
             return {}
-        named = self.attributes["class"].astype(str)
+        classes = self.attributes["class"].astype(str)
         labels, first, number = np.unique(self.labels, return_index=True, return_inverse=True)
-        names = named[first].tolist()
-        if len(set(names)) < len(names) or (named[first][number] != named).any():
+        names = classes[first].tolist()
+        if len(set(names)) < len(names) or (classes[first][number] != classes).any():
             return {}
         return dict(zip(labels.tolist(), names, strict=True))
 

@@ -67,9 +67,9 @@ class DataSet:
         if not self.counts:
             return self.images
         parameters = signature(self.function()).parameters
-        asked = {name: found.default for name, found in parameters.items()}
-        asked |= {**self.options, **options}
-        fitting = [n for those, n in self.counts if those.items() <= asked.items()]
+        defaults = {name: found.default for name, found in parameters.items()}
+        defaults |= {**self.options, **options}
+        fitting = [n for those, n in self.counts if those.items() <= defaults.items()]
         return fitting[0] if fitting else None
 
     def load(

@@ -560,9 +560,9 @@ def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
     n, k = positions.shape
     labels = gallery.labels[positions.reshape(-1)]
     owners = np.repeat(np.arange(n * k), np.diff(labels.indptr))
-    there = positions.reshape(-1)[owners] >= 0
-    owners = owners[there]
-    columns = labels.indices[there] + owners // k * labels.shape[1]
+    is_candidate = positions.reshape(-1)[owners] >= 0
+    owners = owners[is_candidate]
+    columns = labels.indices[is_candidate] + owners // k * labels.shape[1]
     entries = np.ones(len(owners), np.int32)
     return csr_array((entries, (owners, columns)), shape=(n * k, n * labels.shape[1]))
 

@@ -60,7 +60,7 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
     """
     others = (splits.train, splits.validation, splits.gallery)
     elsewhere = np.concatenate([digests(part.images) for part in others])
-    kept: dict[str, ImageSet] = {}
+    remaining: dict[str, ImageSet] = {}
     left_out: dict[str, int] = {}
     for name in ("tuning", "calibration", "test"):
         queries: ImageSet = getattr(splits, name)
@@ -74,9 +74,9 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
                 "training, gallery, or other queries: give others"
             )
         left_out[name] = int(np.count_nonzero(~keep))
-        kept[name] = queries.subset(np.flatnonzero(keep)) if left_out[name] else queries
+        remaining[name] = queries.subset(np.flatnonzero(keep)) if left_out[name] else queries
         elsewhere = np.concatenate([elsewhere, query_digests])
-    return replace(splits, **kept), left_out
+    return replace(splits, **remaining), left_out
 
 
 def require_no_repeats(
@@ -95,13 +95,13 @@ def require_no_repeats(
             ...
         rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
     """
-    for name, found in (
+    for name, own_digests in (
         ("queries of the tuning split", tuning),
         ("calibration queries", calibration),
     ):
         if gallery is not None:
             _refuse(
-                _among(found, gallery),
+                _among(own_digests, gallery),
                 f"{name} are pictures of the gallery",
                 "and each finds itself: leave them out of the queries, or out of the gallery",
             )
@@ -247,11 +247,11 @@ def warn_of_gallery_bursts(
     """
     nearest = np.sort(np.where(relevant, distances, np.inf), axis=1)[:, : MATCHES + 1]
     nearest = np.maximum(nearest.astype(np.float64), np.finfo(np.float32).tiny)
-    known = np.isfinite(nearest[:, 1:])
-    ratio = np.where(known, nearest[:, 1:], 1) / np.where(known, nearest[:, :-1], 1)
+    is_finite = np.isfinite(nearest[:, 1:])
+    ratio = np.where(is_finite, nearest[:, 1:], 1) / np.where(is_finite, nearest[:, :-1], 1)
     gaps = np.arange(1, ratio.shape[1] + 1) * np.log(ratio)
     share = gaps.max(axis=1, initial=0) / np.maximum(gaps.sum(axis=1), np.finfo(float).tiny)
-    count = known.sum(axis=1)
+    count = is_finite.sum(axis=1)
     p_values = count * (1 - share) ** np.maximum(count - 1, 0)
     wide = (ratio >= GAP).any(axis=1)
     rows = np.flatnonzero(wide & (count > 1) & (p_values <= LEVEL))
@@ -290,8 +290,8 @@ def _test_of_bursts(
     rng, as_large = np.random.default_rng(0), 1
     for _ in range(PERMUTATIONS):
         is_item = np.ones(n_neighbours, bool)
-        drawn = rng.hypergeometric(n_others, n_items, n_neighbours)
-        is_item[rng.permutation(n_neighbours)[:drawn]] = False
+        simulated = rng.hypergeometric(n_others, n_items, n_neighbours)
+        is_item[rng.permutation(n_neighbours)[:simulated]] = False
         as_large += total(is_item) >= observed
     return as_large / (PERMUTATIONS + 1), observed / n * (n_queries - 1) / n_others
 

@@ -187,17 +187,17 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
             )
     kinds = [name for name in ("label", "labels", "x") if name in columns]
     if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
-        there = [name for name in ("label", "labels", "x", "y") if name in columns]
+        present = [name for name in ("label", "labels", "x", "y") if name in columns]
         raise InvalidData(
-            f"{path} has the columns {', '.join(there)}; give at most one of: label, labels, x "
+            f"{path} has the columns {', '.join(present)}; give at most one of: label, labels, x "
             "with y"
         )
     texts = {name: _texts(path, name, columns[name]) for name in TEXT_COLUMNS if name in columns}
     ids = texts.pop("id", None)
     if ids is not None and len(set(ids.tolist())) < len(ids):
         names, counts = np.unique(ids, return_counts=True)
-        shown = ", ".join(printable(name) for name in names[counts > 1][:3].tolist())
-        raise InvalidData(f"{path}: some ids come twice ({shown}): name each vector once")
+        examples = ", ".join(printable(name) for name in names[counts > 1][:3].tolist())
+        raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
     labels: NDArray[Any] | list[list[str]] | None = None
     places = None
     if "label" in columns:
@@ -219,9 +219,9 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
     )
 
 
-def _vectors(path: Path, given: Any) -> NDArray[np.floating[Any]]:
+def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
     """(n, d) finite floats; whole numbers become such."""
-    vectors = np.asarray(given)
+    vectors = np.asarray(column)
     if vectors.dtype.kind not in "fiu" or vectors.ndim != 2:
         raise InvalidData(
             f"{path}: vectors are of type {vectors.dtype} and have shape {vectors.shape}; they "
@@ -253,9 +253,9 @@ def _texts(path: Path, name: str, values: list[Any]) -> NDArray[np.str_]:
         )
     kinds = {type(value) for value in values}
     if not kinds <= {str, int}:
-        named = ", ".join(sorted(kind.__name__ for kind in kinds))
+        kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InvalidData(
-            f"{path}: column {name} holds {named}: give whole numbers or texts throughout"
+            f"{path}: column {name} holds {kind_names}: give whole numbers or texts throughout"
         )
     return np.array([str(value) for value in values])
 
@@ -271,8 +271,8 @@ def _lists(path: Path, values: list[Any]) -> list[list[str]]:
                 value = value.replace(separator, SEPARATORS[0])
             value = [part.strip() for part in value.split(SEPARATORS[0])]
         if not isinstance(value, list) or not all(isinstance(part, str | int) for part in value):
-            shown = printable(json.dumps(value, default=str))[:40]
-            raise InvalidData(f"{path}: column labels holds {shown}: give lists of texts")
+            excerpt = printable(json.dumps(value, default=str))[:40]
+            raise InvalidData(f"{path}: column labels holds {excerpt}: give lists of texts")
         lists.append([str(part) for part in value if part != ""])
     return lists
 
@@ -291,9 +291,9 @@ def _numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
     return numbers
 
 
-def _absent(path: Path, column: str, there: list[str]) -> InvalidData:
-    known = ", ".join(map(printable, there)) or "none"
-    return InvalidData(f"{path} has no column {column}; it has {known}: rename one, or add it")
+def _absent(path: Path, column: str, present: list[str]) -> InvalidData:
+    listed = ", ".join(map(printable, present)) or "none"
+    return InvalidData(f"{path} has no column {column}; it has {listed}: rename one, or add it")
 
 
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
@@ -359,8 +359,8 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
         if first is None:
             first = replace(table, vectors=table.vectors[:1].copy())
         for name in (*SHARED_FIELDS, "model"):
-            known, other = getattr(first, name), getattr(table, name)
-            if (known is None) != (other is None) or (name == "model" and known != other):
+            expected, other = getattr(first, name), getattr(table, name)
+            if (expected is None) != (other is None) or (name == "model" and expected != other):
                 raise InvalidData(
                     f"{file}: its {name} is not as in {first.file}: shards are of one set of "
                     "vectors, embedded by one model"
@@ -462,8 +462,8 @@ def write_vectors(
     for name, length in lengths.items():
         if length != n:
             raise InvalidData(f"{n} vectors but {length} values of {name}: give one each")
-    if taken := sorted({"id", "vector", "uncertainty"} & columns.keys()):
-        raise InvalidData(f"column {taken[0]!r} is written by itself: rename it")
+    if reserved := sorted({"id", "vector", "uncertainty"} & columns.keys()):
+        raise InvalidData(f"column {reserved[0]!r} is written by itself: rename it")
     flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     arrays = {
         "id": pyarrow.array(list(ids), pyarrow.string()),

@@ -123,11 +123,11 @@ def _resnet10(channels: int) -> nn.Module:
 def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
     from torchvision import models  # slow to import; the smallest networks need none
 
-    known = [weights.name for weights in models.get_model_weights(name)]  # without the alias
-    if isinstance(pretrained, str) and pretrained not in known:
+    weight_names = [weights.name for weights in models.get_model_weights(name)]  # without the alias
+    if isinstance(pretrained, str) and pretrained not in weight_names:
         raise InvalidConfig(
             f"{name} has no weights {pretrained}; set encoder.pretrained to one of "
-            f"{', '.join(known)}, true or false"
+            f"{', '.join(weight_names)}, true or false"
         )
     weights = pretrained if isinstance(pretrained, str) else "DEFAULT" if pretrained else None
     try:

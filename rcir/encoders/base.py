@@ -126,8 +126,8 @@ class EncoderConfig:
 
     def completed(self) -> EncoderConfig:
         """The same with the method's defaults and the backbone's architecture spelled out."""
-        known = self.architecture or model_architecture(self.backbone)
-        return replace(self, options=asdict(self.method_options()), architecture=known)
+        architecture = self.architecture or model_architecture(self.backbone)
+        return replace(self, options=asdict(self.method_options()), architecture=architecture)
 
     @property
     def starts_pretrained(self) -> bool:
@@ -253,10 +253,10 @@ class Encoder(nn.Module):
                 "write its draw_distances, or let draws be false"
             )
         noise = torch.randn(N_DRAWS, 1, dim, generator=torch.Generator().manual_seed(0))
-        drawn = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
+        vectors = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
         # Of differences: rounding in products would reorder candidates that are near each other.
         exact = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(drawn.transpose(0, 1), candidates, compute_mode=exact).transpose(0, 1)
+        return torch.cdist(vectors.transpose(0, 1), candidates, compute_mode=exact).transpose(0, 1)
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:

@@ -42,10 +42,10 @@ def draw_samples(
     generator = torch.Generator().manual_seed(0)
     parts = []
     for batch in torch.split(preprocessing.resized(images), BATCH):
-        drawn = encoder.samples(preprocessing.normalise(batch.to(device)), generator)
-        if drawn is None:
+        samples = encoder.samples(preprocessing.normalise(batch.to(device)), generator)
+        if samples is None:
             return None
-        parts.append(drawn)
+        parts.append(samples)
     return torch.cat(parts, dim=1)
 
 

@@ -175,9 +175,9 @@ class HedgedInstance(Encoder):
         learned = [value.to(queries.vectors.device) for value in (self.scale, self.shift)]
         parts = []
         for rows in torch.arange(n * k).split(step):
-            asked = self._samples_of(queries[of[rows]], self.noise[0])
-            held = self._samples_of(candidates[rows], self.noise[1])
-            parts.append(match_nll(asked, held, *learned))
+            query_samples = self._samples_of(queries[of[rows]], self.noise[0])
+            item_samples = self._samples_of(candidates[rows], self.noise[1])
+            parts.append(match_nll(query_samples, item_samples, *learned))
         return torch.cat(parts).view(n, k)
 
     def _samples_of(self, embedding: Embedding, noise: Tensor) -> Tensor:
@@ -202,8 +202,8 @@ def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     each = samples // components
     shape = (2, components, each - each // 2, dim)
-    drawn = torch.randn(shape, generator=generator, device="cpu")
-    return torch.cat([drawn, -drawn], dim=2)[:, :, :each].flatten(1, 2)
+    noise = torch.randn(shape, generator=generator, device="cpu")
+    return torch.cat([noise, -noise], dim=2)[:, :, :each].flatten(1, 2)
 
 
 def _mixture(embedding: Embedding) -> tuple[Tensor, Tensor]:

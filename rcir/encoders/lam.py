@@ -130,8 +130,8 @@ class LaplacianMetric(Encoder):
         options = self.options
         curvature, precision = 0.0, 0.0
         if options.online:
-            known = isinstance(options.prior_precision, int | float)
-            curvature, precision = options.initial, options.prior_precision if known else 1.0
+            is_number = isinstance(options.prior_precision, int | float)
+            curvature, precision = options.initial, options.prior_precision if is_number else 1.0
         self.register_buffer("hessian", torch.full((config.dim, length + 1), curvature))
         self.register_buffer("prior_precision", torch.tensor(float(precision)))
         self._step: PairCurvature | None = None  # pairs since the last step of the optimizer
@@ -227,9 +227,9 @@ class LaplacianMetric(Encoder):
         if self.prior_precision == 0:
             embedding: Embedding = self(images)
             return embedding
-        drawn = self._passes(images)
-        vectors = F.normalize(drawn.mean(dim=0))
-        return Embedding(vectors, drawn.var(dim=0), inverse_concentration(drawn))
+        samples = self._passes(images)
+        vectors = F.normalize(samples.mean(dim=0))
+        return Embedding(vectors, samples.var(dim=0), inverse_concentration(samples))
 
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         return None if self.prior_precision == 0 else self._passes(images)

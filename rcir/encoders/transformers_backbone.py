@@ -63,8 +63,8 @@ class TransformersBackbone(HubBackbone):
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
         settings = getattr(settings, "vision_config", settings)
-        kept: dict[str, Any] = settings.to_diff_dict()
-        return kept | {"model_type": settings.model_type}
+        values: dict[str, Any] = settings.to_diff_dict()
+        return values | {"model_type": settings.model_type}
 
     @classmethod
     def preprocessing(cls, name: str) -> Preprocessing:

@@ -186,8 +186,8 @@ def _cosines(kappa: Tensor, dim: int, generator: torch.Generator) -> Tensor:
         proposed = (1 - (1 + own_b) * beta) / (1 - (1 - own_b) * beta)
         uniform = torch.rand(len(own_b), generator=generator, dtype=torch.float64)
         surplus = own_kappa * proposed + free * (1 - own_x * proposed).log() - own_c
-        taken = surplus >= uniform.log()
-        places = waiting.nonzero()[taken].unbind(1)
-        cosines[places] = proposed[taken]
+        accepted = surplus >= uniform.log()
+        places = waiting.nonzero()[accepted].unbind(1)
+        cosines[places] = proposed[accepted]
         waiting[places] = False
     return cosines

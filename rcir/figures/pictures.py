@@ -74,13 +74,13 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
         above_it = (places[0][0], (top + inches[1] + GAP) / height)
         figure.text(*above_it, title, fontsize=7, va="bottom", parse_math=False)
         _picture(figure.add_axes(places[0]), row.query, DARK)
-        shown = list(zip(places[1:], row.images, row.matches, strict=False))
-        for place, image, match in shown:
+        panels = list(zip(places[1:], row.images, row.matches, strict=False))
+        for place, image, match in panels:
             last = _picture(figure.add_axes(place), image, GREEN if match else RED, not match)
-        more = len(row.matches) - len(shown)
+        more = len(row.matches) - len(panels)
         if not row.matches:
             figure.text(places[1][0], (top + inches[1]) / height, "empty set", fontsize=8, va="top")
-        elif more > 0 and shown:
+        elif more > 0 and panels:
             last.set_xlabel(f"+ {more} more", fontsize=7, labelpad=3)
         top -= inches[2]
     return figure
@@ -181,17 +181,17 @@ def _by_class(
     """Draw the points of the ten most frequent classes and of all others; names and dots."""
     names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
-    drawn = []
+    handles = []
     for number, color in zip(frequent, TEN_COLORS, strict=False):
         x, y = points[class_of == number].T
         name = _shortened(names[number])
-        drawn.append((name, axes.scatter(x, y, color=color, label=name, **style)))
+        handles.append((name, axes.scatter(x, y, color=color, label=name, **style)))
     other = ~np.isin(class_of, frequent)
     if other.any():
         name = f"{len(names) - len(frequent)} others"
         x, y = points[other].T
-        drawn.append((name, axes.scatter(x, y, color=PALE, label=name, zorder=0.5, **style)))
-    return drawn
+        handles.append((name, axes.scatter(x, y, color=PALE, label=name, zorder=0.5, **style)))
+    return handles
 
 
 def _picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> Axes:

@@ -155,15 +155,15 @@ def _draw_band(axes: Axes, x: Floats, values: Floats) -> None:
 
 def _mostly_certified(values: Floats) -> NDArray[np.bool_]:
     """(m,) whether at least half of the splits certified something."""
-    kept: NDArray[np.bool_] = 2 * np.isfinite(values).sum(axis=0) >= len(values)
-    return kept
+    mostly: NDArray[np.bool_] = 2 * np.isfinite(values).sum(axis=0) >= len(values)
+    return mostly
 
 
 def _quantiles(values: Floats) -> Floats:
     """(3, m) quantiles `BAND` of the certified splits."""
-    kept = _mostly_certified(values)
+    mostly = _mostly_certified(values)
     quantiles = np.full((len(BAND), values.shape[1]), np.nan)
-    quantiles[:, kept] = np.nanquantile(values[:, kept], BAND, axis=0)
+    quantiles[:, mostly] = np.nanquantile(values[:, mostly], BAND, axis=0)
     return quantiles
 
 

@@ -81,12 +81,16 @@ def _numeric(name: str, values: Floats, log: bool) -> ParallelAxis:
 
 def _ticks(numbers: Floats, log: bool) -> Floats:
     """Numbers within the range: those there are if they are few, apart and short, else round."""
-    there = np.unique(numbers)
-    low, high = there[0], there[-1]
-    scaled = np.log10(there) if log else there
+    unique_numbers = np.unique(numbers)
+    low, high = unique_numbers[0], unique_numbers[-1]
+    scaled = np.log10(unique_numbers) if log else unique_numbers
     apart = np.diff(scaled, append=np.inf).min() > 0.08 * (scaled[-1] - scaled[0])
-    if len(there) <= 6 and apart and all(float(f"{value:.4g}") == value for value in there):
-        return there
+    if (
+        len(unique_numbers) <= 6
+        and apart
+        and all(float(f"{value:.4g}") == value for value in unique_numbers)
+    ):
+        return unique_numbers
     if log and high >= 10 * low:
         locator = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,))
         ticks = np.asarray(locator.tick_values(low, high))
@@ -94,7 +98,7 @@ def _ticks(numbers: Floats, log: bool) -> Floats:
         ticks = np.asarray(MaxNLocator(5, steps=(1, 2, 5, 10)).tick_values(low, high))
     beyond = 1e-9 * (high - low)  # 0.1 * 3 > 0.3
     inside = ticks[(ticks >= low - beyond) & (ticks <= high + beyond)]
-    return inside if len(inside) > 1 else there[[0, -1]] if low < high else there
+    return inside if len(inside) > 1 else unique_numbers[[0, -1]] if low < high else unique_numbers
 
 
 def _texts(ticks: Floats) -> list[str]:
@@ -189,8 +193,8 @@ def pareto(
     _check_lengths(len(size), {"recall": recall, "front": front, "numbers": numbers})
     figure, axes = one_panel(SIZE, "recall at 1", "Certified size against recall")
     axes.margins(0.08, 0.1)
-    shown = np.isfinite(size) & np.isfinite(recall)
-    others, best = shown & ~front, np.flatnonzero(shown & front)
+    is_finite = np.isfinite(size) & np.isfinite(recall)
+    others, best = is_finite & ~front, np.flatnonzero(is_finite & front)
     best = best[np.lexsort([-recall[best], size[best]])]
     x, y = size[best], recall[best]
     axes.plot(size[others], recall[others], "o", color=GREY, markersize=4, label="trials")
@@ -199,7 +203,7 @@ def pareto(
     axes.plot(x[:1], y[:1], "*", color=RED, markersize=13, label="smallest", **style)
     if default is not None:
         axes.plot(*default, "D", color=AMBER, markersize=7, label="default", **style)
-    if _spread(size[shown]):
+    if _spread(size[is_finite]):
         log_scale(axes, "x")
     _number(figure, axes, x, y, [numbers[trial] for trial in best.tolist()])
     legend_below(figure, 4)
@@ -233,21 +237,21 @@ def parallel_coordinates(
         >>> parallel_coordinates(values, size, finished).savefig("options.png")
     """
     _check_lengths(len(size), {"finished": finished, **values})
-    shown = np.flatnonzero(np.isfinite(size)).tolist()
+    rows = np.flatnonzero(np.isfinite(size)).tolist()
     columns = {
-        name: axis_of(name, [chosen[trial] for trial in shown], name in log)
+        name: axis_of(name, [chosen[trial] for trial in rows], name in log)
         for name, chosen in values.items()
     }
-    columns[SIZE] = axis_of(SIZE, size[shown].tolist(), _spread(size[shown]))
-    title = f"Certified size by options ({len(shown)} of {len(size)} trials)"
+    columns[SIZE] = axis_of(SIZE, size[rows].tolist(), _spread(size[rows]))
+    title = f"Certified size by options ({len(rows)} of {len(size)} trials)"
     figure, axes = one_panel("", "", title)
     crowded = max(column.lines() for column in columns.values())
     figure.set_size_inches(
         max(5, SPACING * (len(columns) + 0.3)), max(3.6, 1.4 + TEXT_LINE * crowded)
     )
     paths = np.stack([column.places for column in columns.values()], axis=1)
-    _draw_paths(axes, paths, size[shown], finished[shown])
-    if len(shown):
+    _draw_paths(axes, paths, size[rows], finished[rows])
+    if len(rows):
         legend_below(figure, 2)
     for place, column in enumerate(columns.values()):
         axes.plot([place, place], [0, 1], color=DARK, linewidth=0.8)
@@ -287,13 +291,13 @@ def _number(figure: Figure, axes: Axes, x: Floats, y: Floats, numbers: Sequence[
     style: dict[str, Any] = {"ha": "right", "va": "bottom", **TEXT}
     labels = [axes.annotate(wrapped(text, 14), at, (-4, 3), **style) for at, text in texts.items()]
     figure.draw_without_rendering()  # places them
-    kept: list[Bbox] = []
+    boxes: list[Bbox] = []
     for label in labels:
         box = label.get_window_extent().padded(NUMBER_GAP)
-        if any(box.overlaps(other) for other in kept):
+        if any(box.overlaps(other) for other in boxes):
             label.remove()
         else:
-            kept.append(box)
+            boxes.append(box)
 
 
 def _spread(size: Floats) -> bool:

@@ -32,9 +32,9 @@ def reliability_diagram(diagram: Reliability) -> Figure:
     title = f"Reliability (calibration error {diagram.error:.3f})"
     figure, axes = one_panel(CONFIDENCE, "recall at 1", title)
     width = 1 / len(diagram.confidence)
-    drawn = diagram.count > 0
-    axes.bar(diagram.confidence[drawn], diagram.accuracy[drawn], 0.9 * width, color=BLUE)
-    for middle, count in zip(diagram.confidence[drawn], diagram.count[drawn], strict=True):
+    not_empty = diagram.count > 0
+    axes.bar(diagram.confidence[not_empty], diagram.accuracy[not_empty], 0.9 * width, color=BLUE)
+    for middle, count in zip(diagram.confidence[not_empty], diagram.count[not_empty], strict=True):
         axes.text(middle, 1.03, f"{count}", ha="center", fontsize=8, color=DARK)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
     axes.set(xlim=(0, 1), ylim=(0, 1.1), yticks=np.linspace(0, 1, 6))
@@ -61,9 +61,9 @@ def calibration_curves(
     figure, axes = one_panel(CONFIDENCE, metric, "Calibration")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="calibrated")
     for (name, (confidence, values)), style in styled(curves.items()):
-        known = ~np.isnan(values)  # the line goes on over an empty bin
+        not_empty = ~np.isnan(values)  # the line goes on over an empty bin
         label = f"{name}: error {errors[name]:.3f}"
-        axes.plot(confidence[known], values[known], label=label, **style)
+        axes.plot(confidence[not_empty], values[not_empty], label=label, **style)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend_below(figure, 2)
     return figure

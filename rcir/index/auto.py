@@ -47,11 +47,11 @@ def recalls_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArra
         >>> recalls_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
         array([1. , 0.5])
     """
-    there = exact >= 0
+    is_candidate = exact >= 0
     step = int(max(positions.max(initial=0), exact.max(initial=0))) + 1
     rows = step * np.arange(len(exact))[:, None]
-    shared = np.isin(exact + rows, (positions + rows)[positions >= 0]) & there
-    shares: NDArray[np.float64] = shared.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    shared = np.isin(exact + rows, (positions + rows)[positions >= 0]) & is_candidate
+    shares: NDArray[np.float64] = shared.sum(axis=1) / np.maximum(is_candidate.sum(axis=1), 1)
     return shares
 
 
@@ -120,8 +120,8 @@ class AutoIndex(FlatIndex):
         if not isinstance(vectors, np.ndarray):
             vectors = check_vectors(vectors)
         index, why = _chosen(vectors, options)
-        known: Any = index
-        known.why = why
+        chosen: Any = index
+        chosen.why = why
         return index
 
 

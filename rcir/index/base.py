@@ -193,16 +193,16 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
         rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
     """
     try:
-        given = np.asarray(as_numpy(vectors))
+        array = np.asarray(as_numpy(vectors))
     except ValueError as error:
         raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
-    if given.dtype.kind not in "fiu":
-        raise InvalidData(f"vectors are of type {given.dtype}; they must be real numbers")
-    if given.ndim != 2 or given.shape[1] != (max(given.shape[1], 1) if dim is None else dim):
+    if array.dtype.kind not in "fiu":
+        raise InvalidData(f"vectors are of type {array.dtype}; they must be real numbers")
+    if array.ndim != 2 or array.shape[1] != (max(array.shape[1], 1) if dim is None else dim):
         needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
-        raise InvalidData(f"vectors have shape {given.shape}; needed is {needed}")
+        raise InvalidData(f"vectors have shape {array.shape}; needed is {needed}")
     with np.errstate(over="ignore"):  # too large a number becomes infinite
-        checked = np.ascontiguousarray(given, np.float32)
+        checked = np.ascontiguousarray(array, np.float32)
     if not all(np.isfinite(checked[rows]).all() for rows in batches(*checked.shape)):
         raise InvalidData(
             "some vectors are NaN or infinite; an encoder that diverged in training does this"

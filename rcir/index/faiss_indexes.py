@@ -291,9 +291,9 @@ class FaissIndex:
 
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
-        made = cls(FaissContents.dim(folder), options)
-        made._contents.load(folder)
-        return made
+        index = cls(FaissContents.dim(folder), options)
+        index._contents.load(folder)
+        return index
 
 
 def _faiss_message(error: RuntimeError) -> str:
@@ -580,11 +580,11 @@ class FactoryIndex(FaissIndex):
 
     def _new_faiss_index(self, dim: int) -> Any:
         index = faiss.index_factory(dim, self.options.factory, faiss.METRIC_L2)
-        taken = _search_parameter_names(index)
-        if other := [name for name in self.options.search_parameters() if name not in taken]:
+        names = _search_parameter_names(index)
+        if other := [name for name in self.options.search_parameters() if name not in names]:
             raise InvalidConfig(
                 f"an index {self.options.factory!r} has no search parameter {', '.join(other)}; it "
-                f"has {', '.join(sorted(taken)) or 'none'}"
+                f"has {', '.join(sorted(names)) or 'none'}"
             )
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:

@@ -316,8 +316,8 @@ class MilvusIndex:
         return f"milvus {self._version} {len(self)} {searched}"
 
     def save(self, folder: Path) -> None:
-        held = {"version": self._version, "dim": self._dim, "index": self._described}
-        (folder / COLLECTION_FILE).write_text(json.dumps(held))
+        values = {"version": self._version, "dim": self._dim, "index": self._described}
+        (folder / COLLECTION_FILE).write_text(json.dumps(values))
         np.save(folder / IDS_FILE, self._ids, allow_pickle=False)
 
     @classmethod
@@ -328,11 +328,11 @@ class MilvusIndex:
             DataUnavailable: the server cannot be reached, or the collection is gone.
             StaleCalibration: the collection was changed since.
         """
-        held = json.loads((folder / COLLECTION_FILE).read_text())
+        values = json.loads((folder / COLLECTION_FILE).read_text())
         index = cls(options)
         index._server.require_files()
-        index._dim, index._version = int(held["dim"]), str(held["version"])
-        index._described = dict(held["index"])
+        index._dim, index._version = int(values["dim"]), str(values["version"])
+        index._described = dict(values["index"])
         index._ids = read_array(folder / IDS_FILE)
         index._require_unchanged()
         return index
@@ -386,11 +386,11 @@ class MilvusIndex:
         if self._unfinished is None:
             return
         first, version = self._unfinished
-        there = self._read_version()
-        if there == version:
+        present = self._read_version()
+        if present == version:
             self._call("delete", filter=f"id >= {first}")
             self._write_version(self._version)
-        elif there != self._version:  # by which nothing was inserted yet
+        elif present != self._version:  # by which nothing was inserted yet
             raise self._changed()
         self._unfinished = None
 
@@ -404,8 +404,8 @@ class MilvusIndex:
     def _description(self) -> dict[str, str]:
         """Return what the server reports of the index and its parameters."""
         description = self._call("describe_index", "vector")
-        named = ("index_type", "metric_type", *self.options.params)
-        return {name: str(description[name]) for name in named if name in description}
+        names = ("index_type", "metric_type", *self.options.params)
+        return {name: str(description[name]) for name in names if name in description}
 
     def _wait(self) -> None:
         """Until all is written and indexed: what is not is searched otherwise than later."""
@@ -419,8 +419,8 @@ class MilvusIndex:
         version = self._read_version()
         level = self.options.consistency_level
         (counted,) = self._call("query", output_fields=["count(*)"], consistency_level=level)
-        held = version, counted["count(*)"], self._description()
-        if held != (self._version, len(self), self._described):
+        current = version, counted["count(*)"], self._description()
+        if current != (self._version, len(self), self._described):
             raise self._changed()
 
     def _call(self, method: str, *arguments: Any, **named: Any) -> Any:

@@ -56,13 +56,13 @@ leave it out, and give it by PGPASSWORD or ~/.pgpass, as libpq reads it
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
     try:
-        given = conninfo_to_dict(dsn)
+        parts = conninfo_to_dict(dsn)
     except ProgrammingError:  # its message may hold the password
         raise InvalidConfig(
             'dsn is no connection string of libpq: give "host=... dbname=... user=..." or '
             '"postgresql://user@host/database"'
         ) from None
-    if {"password", "sslpassword"} & given.keys():
+    if {"password", "sslpassword"} & parts.keys():
         raise InvalidConfig(
             "dsn holds a password, which would be stored with a retriever: leave it out, and give "
             "it by PGPASSWORD or ~/.pgpass, as libpq reads it"
@@ -176,13 +176,13 @@ class Postgres:
             self.dsn, autocommit=True, prepare_threshold=None, connect_timeout=seconds
         )
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        asked = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-        row = connection.execute(asked).fetchone()
+        statement = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        row = connection.execute(statement).fetchone()
         if row is None or tuple(map(int, row[0].split(".")[:2])) < OLDEST_PGVECTOR:
-            held = "has no extension vector" if row is None else f"has pgvector {row[0]}"
+            state = "has no extension vector" if row is None else f"has pgvector {row[0]}"
             connection.close()
             raise DataUnavailable(
-                f"the database {held}; needed is pgvector 0.8 or later: install it on the server, "
+                f"the database {state}; needed is pgvector 0.8 or later: install it on the server, "
                 "then CREATE EXTENSION vector (or ALTER EXTENSION vector UPDATE)"
             )
         register_vector(connection)
@@ -318,8 +318,8 @@ class PgvectorOptions:
         """The settings of PostgreSQL that decide what a search finds."""
         if self.method == "exact":
             return COMMON_SETTINGS | ONE_BY_ONE
-        named = {"hnsw": ("ef_search", "max_scan_tuples"), "ivfflat": ("probes",)}[self.method]
-        own = {f"{self.method}.{name}": str(getattr(self, name)) for name in named}
+        names = {"hnsw": ("ef_search", "max_scan_tuples"), "ivfflat": ("probes",)}[self.method]
+        own = {f"{self.method}.{name}": str(getattr(self, name)) for name in names}
         order = "strict_order" if self.method == "hnsw" else "relaxed_order"
         own[f"{self.method}.iterative_scan"] = order
         if self.method == "ivfflat":
@@ -348,9 +348,9 @@ class PgvectorTable:
     def create(self, connection: Connection[Any], dim: int, autovacuum: bool) -> None:
         """Make the table, empty, of vectors of so many dimensions."""
         columns = f"(id bigint PRIMARY KEY, embedding vector({dim}) NOT NULL)"
-        kept = "" if autovacuum else " WITH (autovacuum_enabled = false)"
+        storage = "" if autovacuum else " WITH (autovacuum_enabled = false)"
         for statement in (
-            f"CREATE TABLE {{table}} {columns}{kept}",
+            f"CREATE TABLE {{table}} {columns}{storage}",
             "CREATE TABLE {state} (contents uuid NOT NULL)",
             "INSERT INTO {state} VALUES (gen_random_uuid())",
             # With the rights of the owner: whoever may write to the table changes its state too.
@@ -388,9 +388,9 @@ class PgvectorTable:
 
     def ids(self, connection: Connection[Any]) -> NDArray[np.int64]:
         """Return all ids, ascending."""
-        asked = self.sql("SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}")
-        (held,) = connection.execute(asked, binary=True).fetchone() or (None,)
-        return np.frombuffer(held or b"", ">i8").astype(np.int64)
+        statement = self.sql("SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}")
+        (joined,) = connection.execute(statement, binary=True).fetchone() or (None,)
+        return np.frombuffer(joined or b"", ">i8").astype(np.int64)
 
     def state(self, connection: Connection[Any], graph: bool) -> tuple[str, str] | None:
         """The mark that tells one content of the table from another; and what else decides what an
@@ -407,13 +407,13 @@ class PgvectorTable:
             "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
             "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
         )
-        asked = (
+        statement = (
             "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
             "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
             "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
             f"GROUP BY extversion){vacuumed if graph else ''} FROM {{state}}"
         )
-        row = connection.execute(self.sql(asked)).fetchone()
+        row = connection.execute(self.sql(statement)).fetchone()
         return None if row is None or row[1] is None else (row[0], row[1])
 
     def nearest(
@@ -519,8 +519,8 @@ class PgvectorIndex:
             index._table.create(connection, index._dim, autovacuum=not hnsw)
             index._table.copy(connection, vectors, 0)
             if options.method != "exact":
-                made = f"CREATE INDEX ON {{table}} USING {options.built}"
-                connection.execute(index._table.sql(made))
+                statement = f"CREATE INDEX ON {{table}} USING {options.built}"
+                connection.execute(index._table.sql(statement))
             return index._known_state(connection)
 
         index._contents, index._files = index._server.write(fill)
@@ -633,8 +633,8 @@ class PgvectorIndex:
         return f"pgvector {self._contents} {self._files} {chosen}"
 
     def save(self, folder: Path) -> None:
-        held = {"contents": self._contents, "n": len(self), "dim": self._dim}
-        (folder / PGVECTOR_FILE).write_text(json.dumps(held))
+        values = {"contents": self._contents, "n": len(self), "dim": self._dim}
+        (folder / PGVECTOR_FILE).write_text(json.dumps(values))
 
     @classmethod
     def load(cls, folder: Path, options: PgvectorOptions) -> Self:
@@ -644,16 +644,16 @@ class PgvectorIndex:
             DataUnavailable: the server cannot be reached, or the table is gone.
             StaleCalibration: the table was changed since.
         """
-        held = json.loads((folder / PGVECTOR_FILE).read_text())
+        values = json.loads((folder / PGVECTOR_FILE).read_text())
         index = cls(options)
-        index._dim, index._contents = int(held["dim"]), str(held["contents"])
+        index._dim, index._contents = int(values["dim"]), str(values["contents"])
 
         def read(connection: Connection[Any]) -> tuple[NDArray[np.int64], tuple[str, str]]:
             index._table.lock(connection, "ACCESS SHARE")
             return index._table.ids(connection), index._known_state(connection)
 
         index._ids, (contents, index._files) = index._server.read(read)
-        if contents != index._contents or len(index) != held["n"]:
+        if contents != index._contents or len(index) != values["n"]:
             raise index._changed()
         return index
 

@@ -17,8 +17,8 @@ def check_columns(**arrays: NDArray[Any]) -> None:
     """Raise `InvalidData` unless the named arrays are (n,), of one n >= 1, without NaN."""
     shapes = {name: values.shape for name, values in arrays.items()}
     if len(set(shapes.values())) > 1 or any(len(s) != 1 or s[0] == 0 for s in shapes.values()):
-        given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InvalidData(f"shapes are {given}; needed is (n,), the same n >= 1 for each")
+        shapes_stated = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InvalidData(f"shapes are {shapes_stated}; needed is (n,), the same n >= 1 for each")
     for name, values in arrays.items():
         unusable = int(np.count_nonzero(~np.isfinite(values)))
         if unusable:

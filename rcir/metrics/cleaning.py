@@ -97,12 +97,12 @@ def clean_gallery(
     unmatched = np.empty(means.shape, np.int64)
     for row, part in enumerate(parts):
         for column, order in enumerate(orders):
-            kept = np.ones(g, bool)
-            kept[order[: int(g * part)]] = False
-            precisions = _without(positions, relevant, kept)
-            left = precisions[~np.isnan(precisions)]
-            unmatched[row, column] = len(precisions) - len(left)
-            means[row, column] = left.mean() if len(left) else np.nan
+            remaining = np.ones(g, bool)
+            remaining[order[: int(g * part)]] = False
+            precisions = _without(positions, relevant, remaining)
+            present = precisions[~np.isnan(precisions)]
+            unmatched[row, column] = len(precisions) - len(present)
+            means[row, column] = present.mean() if len(present) else np.nan
     return Cleaning(parts, means[:, 0], unmatched[:, 0], means[:, 1:], unmatched[:, 1:])
 
 
@@ -121,7 +121,7 @@ def _all_ranked(positions: Integers) -> bool:
 
 
 def _without(
-    positions: Integers, relevant: NDArray[np.bool_], kept: NDArray[np.bool_]
+    positions: Integers, relevant: NDArray[np.bool_], remaining: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """(n,) average precision of rankings of the kept items; NaN where no match is kept."""
     n, g = positions.shape
@@ -130,6 +130,10 @@ def _without(
     for start in range(0, n, step):
         rows = slice(start, start + step)
         # As many items are left of each ranking, in the order they had.
-        left = relevant[rows][kept[positions[rows]]].reshape(-1, np.count_nonzero(kept))
-        precisions[rows] = average_precision(left, np.count_nonzero(left, axis=1))
+        still_relevant = relevant[rows][remaining[positions[rows]]].reshape(
+            -1, np.count_nonzero(remaining)
+        )
+        precisions[rows] = average_precision(
+            still_relevant, np.count_nonzero(still_relevant, axis=1)
+        )
     return precisions

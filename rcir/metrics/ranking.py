@@ -157,14 +157,14 @@ def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> floa
         >>> macro_mean(np.array([1.0, 1.0, 1.0, 0.0, np.nan]), np.array([7, 7, 7, 2, 2]))
         0.5
     """
-    known = ~np.isnan(values)
-    if values.ndim != 1 or values.shape != classes.shape or not known.any():
+    present = ~np.isnan(values)
+    if values.ndim != 1 or values.shape != classes.shape or not present.any():
         raise InvalidData(
-            f"values have shape {values.shape}, {np.count_nonzero(known)} of them not NaN, classes "
-            f"{classes.shape}; needed is (n,) for both and a value that is not NaN"
+            f"values have shape {values.shape}, {np.count_nonzero(present)} of them not NaN, "
+            f"classes {classes.shape}; needed is (n,) for both and a value that is not NaN"
         )
-    _, of = np.unique(classes[known], return_inverse=True)
-    return float(np.mean(np.bincount(of, weights=values[known]) / np.bincount(of)))
+    _, of = np.unique(classes[present], return_inverse=True)
+    return float(np.mean(np.bincount(of, weights=values[present]) / np.bincount(of)))
 
 
 def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArray[np.float64]:

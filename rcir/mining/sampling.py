@@ -111,14 +111,14 @@ def _matches(
         others = columns[columns != np.repeat(anchors[run], np.diff(indptr))]
         first = indptr[:-1] - np.arange(len(run))  # itself was one of each
         matches[run] = others[first + rng.integers(0, totals[run] - 1)]
-    left = np.flatnonzero(~few)
-    while len(left):
-        some = left[: max(1, TRIES // int(n**0.5 + 1))]
+    rest = np.flatnonzero(~few)
+    while len(rest):
+        some = rest[: max(1, TRIES // int(n**0.5 + 1))]
         tries = rng.integers(0, n, (len(some), int(n**0.5) + 1))
         hit = relevance.subset(anchors[some]).of(relevance, tries)
         hit &= tries != anchors[some, None]
         matches[some] = tries[np.arange(len(some)), hit.argmax(1)]
-        left = np.concatenate([some[~hit.any(1)], left[len(some) :]])
+        rest = np.concatenate([some[~hit.any(1)], rest[len(some) :]])
     return matches
 
 
@@ -167,18 +167,18 @@ def label_batches(
         )
     shuffled = np.lexsort((rng.random(len(labels)), labels))
     first = np.cumsum(counts) - counts
-    left = np.maximum(1, counts // samples_per_class)  # groups of images, each for one batch
-    used = np.zeros_like(left)
+    groups_left = np.maximum(1, counts // samples_per_class)  # groups of images, each for one batch
+    used = np.zeros_like(groups_left)
     steps = []
-    while len(open_ := np.flatnonzero(left)) >= many:
+    while len(open_ := np.flatnonzero(groups_left)) >= many:
         # The shortest exponential waiting times: without replacement, in proportion to `left`.
-        waiting = rng.exponential(size=len(open_)) / left[open_]
+        waiting = rng.exponential(size=len(open_)) / groups_left[open_]
         now = open_[np.argpartition(waiting, many - 1)[:many]]
         members = (used[now, None] * samples_per_class + np.arange(samples_per_class)) % counts[
             now, None
         ]
         steps.append(shuffled[first[now, None] + members].reshape(-1))
-        left[now] -= 1
+        groups_left[now] -= 1
         used[now] += 1
     return np.stack(steps)
 

@@ -87,9 +87,11 @@ class Search:
         columns, counts = self._pairs(rows)
         place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
         every = flat = place * values.shape[1] + columns
-        known = self._relevance
-        if isinstance(known, WithinRadius) and (known.near or known.database is not None):
-            good = _positive(known, rows[place], columns)
+        relevance = self._relevance
+        if isinstance(relevance, WithinRadius) and (
+            relevance.near or relevance.database is not None
+        ):
+            good = _positive(relevance, rows[place], columns)
             columns, place, flat = columns[good], place[good], flat[good]
             counts = place.bincount(minlength=len(rows))
         has = counts > 1  # itself is one
@@ -178,8 +180,8 @@ class Search:
 
 def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tensor:
     """Which of some images are positives of anchors, pair by pair, or the anchor itself."""
-    given = (anchors.cpu().numpy(), others.cpu().numpy())
-    positive = relevance.positives(*given) | (given[0] == given[1])
+    pairs = (anchors.cpu().numpy(), others.cpu().numpy())
+    positive = relevance.positives(*pairs) | (pairs[0] == pairs[1])
     return torch.from_numpy(positive).to(anchors.device)
 
 

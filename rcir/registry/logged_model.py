@@ -104,18 +104,18 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
     """
     from pandas import DataFrame
 
-    asked = {name: value for name, (_, value) in PARAMETERS.items()} | dict(params)
-    alpha, delta = asked.pop("alpha"), asked.pop("delta")
+    options = {name: value for name, (_, value) in PARAMETERS.items()} | dict(params)
+    alpha, delta = options.pop("alpha"), options.pop("delta")
     if retriever.encoder is not None:
-        results = retriever.retrieve(table[IMAGE].tolist(), alpha, delta, **asked)
+        results = retriever.retrieve(table[IMAGE].tolist(), alpha, delta, **options)
     else:
         lengths = sorted({len(vector) for vector in table[VECTOR]})
         if len(lengths) > 1:
             raise InvalidData(f"vectors of {lengths} numbers: give all queries the same length")
         vectors: Any = np.array(table[VECTOR].tolist(), np.float64)
         if asks_uncertainty(retriever):
-            asked["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
-        results = retriever.retrieve(vectors, alpha, delta, **asked)
+            options["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
+        results = retriever.retrieve(vectors, alpha, delta, **options)
     rows = [
         {
             "ids": list(answer.ids),
@@ -152,15 +152,15 @@ def requirements(retriever: Retriever) -> list[str]:
         'rcir[train]'
     """
     extras = {"train"}  # which brings MLflow
-    named = [IndexConfig.of(retriever.index).kind]
+    kinds = [IndexConfig.of(retriever.index).kind]
     if retriever.encoder is not None:
         config = retriever.encoder.config
-        named.append(config.method)
+        kinds.append(config.method)
         library = config.backbone.partition(":")[0]
         if ":" in config.backbone and library in EXTRAS:
             extras.add(EXTRAS[library])
     lines = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
-    modules = {re.split("[.:]", name)[0] for name in named if ":" in name}
+    modules = {re.split("[.:]", name)[0] for name in kinds if ":" in name}
     if modules:
         places = packages_distributions()
         own = {package for module in modules for package in places.get(module, [])} - {"rcir"}
@@ -259,11 +259,11 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
 
 
 def _searched(retriever: Retriever) -> str:
-    made = f"vectors of {printable(retriever.searcher.options.model or 'unknown origin')}"
+    origin = f"vectors of {printable(retriever.searcher.options.model or 'unknown origin')}"
     if retriever.encoder is not None:
         config = retriever.encoder.config
-        made = f"an encoder of method {config.method} on {config.backbone}"
-    return f"Searches {len(retriever.ids)} gallery items by {made}, {retriever.depth} deep."
+        origin = f"an encoder of method {config.method} on {config.backbone}"
+    return f"Searches {len(retriever.ids)} gallery items by {origin}, {retriever.depth} deep."
 
 
 def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:

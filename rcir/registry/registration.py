@@ -268,8 +268,8 @@ def _opened_calibration(reference: str) -> Iterator[Calibration]:
         model = tracking.find_model(run) if run else None
         if run is not None and model is not None:
             manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
-            there = tracking.with_downloaded(manifest, Path.read_bytes)
-            if there != storage.read_manifest(folder / RETRIEVER):
+            values = tracking.with_downloaded(manifest, Path.read_bytes)
+            if values != storage.read_manifest(folder / RETRIEVER):
                 model = None  # it was changed since
         yield Calibration(folder, retriever, *_numbers(folder), run, model)
         return
@@ -331,25 +331,25 @@ def _promotion(
     own_calibration = calibration.retriever.require_calibration()
     bound = own_calibration.main.bound
     challenger = Contender("this one", calibration.measured, own_calibration.chosen_among, bound)
-    named = f"version {champion.version}"
+    champion_name = f"version {champion.version}"
     place = f"{champion.uri}/{tracking.INSIDE}/retriever.json"
     try:
-        there = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
+        champion_results = tracking.with_downloaded(f"{champion.uri}/{TEST}", RunResults.read)
         described = tracking.with_downloaded(place, lambda file: json.loads(file.read_text()))
     except NoRetriever as error:
         raise PromotionRefused(
-            f"{named} of {champion.name} keeps the alias: it is no model of rcir, and cannot be "
-            f"compared ({error}); --force gives it the alias all the same"
+            f"{champion_name} of {champion.name} keeps the alias: it is no model of rcir, and "
+            f"cannot be compared ({error}); --force gives it the alias all the same"
         ) from error
     bound = described["controllers"][0]["bound"]  # the first is of sets of items
-    holder = Contender(named, there, described["chosen_among"], bound)
+    holder = Contender(champion_name, champion_results, described["chosen_among"], bound)
     verdict = judge(challenger, holder, alpha, delta)
     if not verdict.accepted:
         raise PromotionRefused(
-            f"{named} of {champion.name} keeps the alias: {verdict.words}. Nothing was registered; "
-            "--force gives it the alias all the same"
+            f"{champion_name} of {champion.name} keeps the alias: {verdict.words}. Nothing was "
+            "registered; --force gives it the alias all the same"
         )
-    return f"smaller sets than {named}: {verdict.words}"
+    return f"smaller sets than {champion_name}: {verdict.words}"
 
 
 def _tags(calibration: Calibration) -> dict[str, str]:

@@ -358,8 +358,8 @@ def _check_repeats(
         others.append(tuning.results.require("vectors"))
         if not leave_one_out:
             tuning_distances = vector_distances(searcher, tuning)
-            known = searcher.digests is not None
-            warn_of_copies("queries of the tuning split", tuning_distances, known)
+            has_digests = searcher.digests is not None
+            warn_of_copies("queries of the tuning split", tuning_distances, has_digests)
     _warn_of_likeness(
         searcher, "calibration queries", calibration, None if again else others, recurring
     )

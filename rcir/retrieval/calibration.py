@@ -262,8 +262,8 @@ class Calibration:
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        known = self.calibration_queries.labels is not None
-        if self.main.calibration.cluster is not None or self.sequential or not known:
+        have_labels = self.calibration_queries.labels is not None
+        if self.main.calibration.cluster is not None or self.sequential or not have_labels:
             return False
         try:
             self.serving(GuaranteeRequest(query_labels="new"))
@@ -446,11 +446,11 @@ class CalibrationReport:
 
 def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
     """Return which labels of a gallery calibration queries have; None if they have no labels."""
-    known = queries.known_labels
-    if searcher.labels is None or known is None:
+    query_labels = queries.known_labels
+    if searcher.labels is None or query_labels is None:
         return None
     labels = np.unique(searcher.labels)
-    return Coverage(int(np.count_nonzero(~np.isin(labels, known))), len(labels))
+    return Coverage(int(np.count_nonzero(~np.isin(labels, query_labels))), len(labels))
 
 
 def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArray[np.bytes_]:

@@ -265,8 +265,10 @@ class Retriever:
                 warns, but not for those in templates, whose vectors combine several images).
         """
         chosen, before = CalibrationOptions(score_function, **options), self._version
-        made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
-        self._replace(before, Version(before.searcher, made))
+        calibration_made, report = calibrate(
+            before.searcher, tuning, calibration, chosen, before.calibration
+        )
+        self._replace(before, Version(before.searcher, calibration_made))
         return report
 
     @overload

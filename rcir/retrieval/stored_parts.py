@@ -477,7 +477,7 @@ def load_calibration(
     )
     require(valid and (covered is None or covered[1] > 0), "coverage")
     *queries, earlier = load_queries(folder, past["queries"])
-    left = dict(arrays)
+    unread = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
     require(kinds in (["queries"], ["gallery"], ["queries", "gallery"]), f"rules tuned on {kinds}")
     calibrations = []
@@ -490,7 +490,7 @@ def load_calibration(
         tuned, calibrated = queries if kind == "queries" else (queries[0][:0], queries[1])
         calibrations.append(
             Calibration(
-                rules=_rules_by_distinct(parts, left, searcher.gallery, tuned, calibrated),
+                rules=_rules_by_distinct(parts, unread, searcher.gallery, tuned, calibrated),
                 fingerprints=dict(description["calibrated_on"], uncertainty=uncertainty),
                 options=CalibrationOptions(**description["calibrated_with"]),
                 uncertainty=uncertainty,
@@ -507,7 +507,7 @@ def load_calibration(
         require(
             complete or not needs_embeddings(searcher, uncertainty), "embeddings of the queries"
         )
-    require(not left, f"there are further arrays: {', '.join(left)}")
+    require(not unread, f"there are further arrays: {', '.join(unread)}")
     first, *others = calibrations
     require(len(first.tuning_queries) == len(queries[0]), "queries that tuned nothing")
     require(first.uncertainty == description["uncertainty"], "uncertainty")
@@ -516,16 +516,16 @@ def load_calibration(
 
 def _rules_by_distinct(
     described: list[Any],
-    left: dict[str, NDArray[Any]],
+    unread: dict[str, NDArray[Any]],
     gallery: Gallery,
     tuned: Queries,
     calibrated: Queries,
 ) -> dict[Distinct, RuleSet]:
-    """Return the rules that were tuned alike; their arrays are removed from `left`."""
+    """Return the rules that were tuned alike; their arrays are removed from `unread`."""
     kinds = [one["distinct"] for one in described]
     expected = [None] if gallery.labels is None else [None, "label"]
     require(kinds == expected, f"controllers of {kinds}, expected those of {expected}")
-    rules = {one["distinct"]: _rules(one, left, tuned, calibrated) for one in described}
+    rules = {one["distinct"]: _rules(one, unread, tuned, calibrated) for one in described}
     for distinct, of_kind in rules.items():
         for rule in (of_kind.main, *of_kind.by_risk.values()):
             _try(rule, gallery, distinct)
@@ -535,9 +535,9 @@ def _rules_by_distinct(
 
 
 def _rules(
-    described: dict[str, Any], left: dict[str, NDArray[Any]], tuned: Queries, calibrated: Queries
+    described: dict[str, Any], unread: dict[str, NDArray[Any]], tuned: Queries, calibrated: Queries
 ) -> RuleSet:
-    """Return one set of rules; its arrays are removed from `left`."""
+    """Return one set of rules; its arrays are removed from `unread`."""
     score_functions, groups = described["score_functions"], described["groups"]
     require_texts(score_functions, "score_functions")
     if groups is not None:
@@ -546,8 +546,8 @@ def _rules(
 
     def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
         prefix = _place(described["tuned_on"], described["distinct"], risk, name)
-        names = [key for key in left if key.startswith(prefix)]
-        return {key.removeprefix(prefix): left.pop(key) for key in names}
+        names = [key for key in unread if key.startswith(prefix)]
+        return {key.removeprefix(prefix): unread.pop(key) for key in names}
 
     def rule(risk: str) -> SetRule:
         tuning = part(risk, "tuning")
@@ -579,13 +579,13 @@ def _score_function(name: str, state: Arrays) -> ScoreFunction:
         require(len(sample) > 0 and (np.diff(sample) >= 0).all(), "sample is not ascending")
     if "uses" in state:
         require(np.isin(state["uses"], (0, 1)).all(), "uses: others than 0 and 1")
-    made = score_function_class(name).from_state(state)
-    again = made.state()
+    function = score_function_class(name).from_state(state)
+    again = function.state()
     same = again.keys() == state.keys() and all(
         np.array_equal(values, again[key]) for key, values in state.items()
     )
     require(same, f"arrays of {name}")
-    return made
+    return function
 
 
 def _results(

@@ -672,9 +672,9 @@ def _one_of_each(calibration: ScoredResults) -> ScoredResults:
     """Return one query of each cluster: that with the least digest, whatever the order."""
     keys = calibration.query_keys
     n = len(calibration)
-    drawn = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
-    clusters = np.asarray(calibration.clusters)[drawn]
-    return calibration[drawn[np.unique(clusters, return_index=True)[1]]]
+    order = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
+    clusters = np.asarray(calibration.clusters)[order]
+    return calibration[order[np.unique(clusters, return_index=True)[1]]]
 
 
 def _least_alpha_to_bet(

@@ -308,11 +308,11 @@ class Quantile(ScaledScore):
 
 def _ranks_in_order(ranking: Ranking, ranks: Floats) -> NDArray[np.float64]:
     """(n,) ranks in the order of a ranking of candidates with (n,) ranks in the search results."""
-    given = np.asarray(ranks, np.float64)
+    values = np.asarray(ranks, np.float64)
     if ranking.columns is None:
-        return given
-    finite = np.isfinite(given)
-    places = np.argmax(ranking.columns == np.where(finite, given, 1)[:, None] - 1, axis=1)
+        return values
+    finite = np.isfinite(values)
+    places = np.argmax(ranking.columns == np.where(finite, values, 1)[:, None] - 1, axis=1)
     return np.where(finite, places + 1.0, np.inf)
 
 

@@ -93,8 +93,8 @@ class Comparison:
     def metric(self, number: int, name: str) -> float | None:
         """A metric of a run; of a trial without weights the last it reported; None if unknown."""
         run, one = self.runs[number], self.results[number]
-        known = one.metrics if one else run.reported if self.split == "validation" else {}
-        value = known.get(name, math.nan)
+        metrics = one.metrics if one else run.reported if self.split == "validation" else {}
+        value = metrics.get(name, math.nan)
         return value if math.isfinite(value) else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,11 +187,11 @@ def compare_runs(
 
 def _split(runs: Sequence[Run]) -> Split:
     """Return what to compare on: the test queries, if they are the same for all runs."""
-    known = [run for run in runs if run.measured]
-    tested = all("test" in run.measured for run in known)
-    if tested and len(same_queries(known, "test")) == 1:
+    measured = [run for run in runs if run.measured]
+    tested = all("test" in run.measured for run in measured)
+    if tested and len(same_queries(measured, "test")) == 1:
         return "test"
-    return "validation" if any("validation" in run.measured for run in known) else "test"
+    return "validation" if any("validation" in run.measured for run in measured) else "test"
 
 
 def same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
@@ -213,10 +213,12 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
             f"not compared, for their {split} queries differ (those with the same: {sets}): train "
             "or calibrate on the same data set with the same options"
         )
-    asked = {number for group in groups for number in group}
-    left = [run.name for number, run in enumerate(runs) if number not in asked and not run.reported]
-    if left:
-        notes.append(f"no certified sizes on {split} queries: {', '.join(left)}")
+    compared = {number for group in groups for number in group}
+    unmeasured = [
+        run.name for number, run in enumerate(runs) if number not in compared and not run.reported
+    ]
+    if unmeasured:
+        notes.append(f"no certified sizes on {split} queries: {', '.join(unmeasured)}")
     return notes
 
 
@@ -236,8 +238,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print("\nOptions that differ:")
         console.print(_options(comparison))
     if any(comparison.differences.values()) and comparison.first is not None:
-        known = (each.low for levels in comparison.differences.values() for each in levels.values())
-        rest = "of those without one nothing is known" if None in known else "all else within it"
+        lows = (each.low for levels in comparison.differences.values() for each in levels.values())
+        rest = "of those without one nothing is known" if None in lows else "all else within it"
         console.print(
             f"\nMean set size less that of {comparison.runs[comparison.first].name}, paired on the "
             "same queries\n(95% intervals that hold for all runs together; * is more than noise, "

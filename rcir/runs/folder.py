@@ -59,8 +59,8 @@ class TrainedOn:
         parts = (splits.train, splits.validation)
         digested = np.concatenate([digests(part.images) for part in parts])
         classes = np.unique(np.concatenate([classes_of(part) for part in parts]))
-        asked = np.concatenate([classes_of(getattr(splits, name)) for name in QUERIES])
-        zero_shot = len(classes) > 0 and not np.isin(asked, classes).any()
+        query_classes = np.concatenate([classes_of(getattr(splits, name)) for name in QUERIES])
+        zero_shot = len(classes) > 0 and not np.isin(query_classes, classes).any()
         return cls(np.unique(digested), classes.tolist(), bool(zero_shot))
 
     def joined(self, later: Self) -> Self:

@@ -64,8 +64,8 @@ def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
         >>> status, body["error"]
         (400, 'invalid-image')
     """
-    known = (row[1:] for row in STATUSES if isinstance(error, row[0]))
-    status, name = next(known, (500, "failed"))
+    rows = (row[1:] for row in STATUSES if isinstance(error, row[0]))
+    status, name = next(rows, (500, "failed"))
     body: dict[str, Any] = {"error": name, "message": printable(str(error))}
     if isinstance(error, RiskUnattainable):
         body["minimum_alpha"] = error.minimum_alpha
@@ -130,8 +130,8 @@ def routes_of(service: Service) -> APIRouter:
         if item not in live.served.positions:
             raise DataUnavailable(f"{item!r} is no item of the gallery")
         picture = await asyncio.to_thread(live.pictures.thumbnail, item)
-        kept = "private, max-age=600" if version == live.served.version else "no-cache"
-        return Response(picture, media_type="image/png", headers={"cache-control": kept})
+        caching = "private, max-age=600" if version == live.served.version else "no-cache"
+        return Response(picture, media_type="image/png", headers={"cache-control": caching})
 
     @router.get("/sample", responses=errors(404))
     async def sample() -> Response:
@@ -143,8 +143,8 @@ def routes_of(service: Service) -> APIRouter:
     )
     async def feedback(request: Request) -> Response:
         """Feedback on an answer; it is on disk when this is acknowledged."""
-        given = await read_json(request, Feedback)
-        return JSONResponse(await service.feed(given))
+        body = await read_json(request, Feedback)
+        return JSONResponse(await service.feed(body))
 
     @router.get("/monitor", responses=errors(429, 503, 507))
     async def monitor() -> Response:

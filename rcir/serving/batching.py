@@ -125,11 +125,11 @@ class Batcher(Generic[Taken, Outcome]):
                     outcome.set_result(one)
 
     def _take(self) -> tuple[list[Taken], list[asyncio.Future[Outcome]]]:
-        requests, outcomes, taken = [], [], 0
-        while self._queue and (not taken or taken + self._queue[0][1] <= MOST):
+        requests, outcomes, n_queries = [], [], 0
+        while self._queue and (not n_queries or n_queries + self._queue[0][1] <= MOST):
             request, n, outcome = self._queue.popleft()
             self._queued -= n
-            taken += n
+            n_queries += n
             if not outcome.done():
                 requests.append(request)
                 outcomes.append(outcome)
@@ -164,8 +164,8 @@ def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Excepti
     outcomes = {place: one for place, one in embedded.items() if isinstance(one, Exception)}
 
     def alike(place: int) -> tuple[int, str, bool]:
-        asked = batch[place]
-        return id(asked.served), asked.terms.key, embedded[place].uncertainty is None
+        first = batch[place]
+        return id(first.served), first.terms.key, embedded[place].uncertainty is None
 
     for group in _groups(embedded.keys() - outcomes.keys(), alike):
         first = batch[group[0]]

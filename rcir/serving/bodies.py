@@ -82,9 +82,11 @@ async def read_json(request: Request, kind: type[Kind]) -> Kind:
         InvalidConfig: it is none, or holds something else.
         UnsupportedBody: it is of another type.
     """
-    given = _media_type(request)
-    if given != "application/json":
-        raise UnsupportedBody(f"the body is of type {given or 'unknown'}: send application/json")
+    media_type = _media_type(request)
+    if media_type != "application/json":
+        raise UnsupportedBody(
+            f"the body is of type {media_type or 'unknown'}: send application/json"
+        )
     return checked(kind, await request.body())
 
 
@@ -95,25 +97,25 @@ def _media_type(request: Request) -> str:
 async def _query(
     request: Request, most_pixels: int, terms: type[AskedTerms], vectors: type[Body]
 ) -> Query[AskedTerms]:
-    given = _media_type(request)
-    if given == "application/json":
+    media_type = _media_type(request)
+    if media_type == "application/json":
         return _of_vectors(await read_json(request, vectors), terms)
-    if given != "multipart/form-data":
+    if media_type != "multipart/form-data":
         raise UnsupportedBody(
-            f"the body is of type {given or 'unknown'}: send a picture as multipart/form-data, or "
-            "a vector as application/json"
+            f"the body is of type {media_type or 'unknown'}: send a picture as "
+            "multipart/form-data, or a vector as application/json"
         )
     return await _of_pictures(request, most_pixels, terms, many=vectors is VectorQueries)
 
 
-def _of_vectors(asked: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
+def _of_vectors(body: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
     vectors, uncertainty = (
-        ([asked.vector], None if asked.uncertainty is None else [asked.uncertainty])
-        if isinstance(asked, Vector)
-        else (asked.vectors, asked.uncertainty)
+        ([body.vector], None if body.uncertainty is None else [body.uncertainty])
+        if isinstance(body, Vector)
+        else (body.vectors, body.uncertainty)
     )
-    terms = kind(**{name: getattr(asked, name) for name in kind.model_fields})
-    prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=asked.model)
+    terms = kind(**{name: getattr(body, name) for name in kind.model_fields})
+    prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=body.model)
     return Query(terms, len(vectors), prepare, apart=len(vectors) > 1)
 
 

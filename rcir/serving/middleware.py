@@ -46,21 +46,21 @@ class Bounded:
             await self.app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        taken = 0
+        held_bytes = 0
 
         def require(n: int) -> None:
             if n > self.most:
                 raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
 
         async def bounded() -> Message:
-            nonlocal taken
+            nonlocal held_bytes
             if declared.isdecimal():
                 require(int(declared))  # before anything is read
             message = await receive()
             n = len(message.get("body", b""))
-            taken += n
+            held_bytes += n
             self._together += n
-            require(taken)
+            require(held_bytes)
             if self._together > self.most_together:
                 raise Overloaded(
                     f"requests of more than {self.most_together:,} bytes are under way: ask again "
@@ -71,7 +71,7 @@ class Bounded:
         try:
             await self.app(scope, bounded, send)
         finally:
-            self._together -= taken
+            self._together -= held_bytes
 
 
 class Bearer:
@@ -92,8 +92,8 @@ class Bearer:
         path: str = scope["path"]
         if path in OPEN or path.startswith(OPEN_BELOW):
             return True
-        given = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(given.encode(), self._expected)
+        authorization = Headers(scope=scope).get("authorization", "")
+        return hmac.compare_digest(authorization.encode(), self._expected)
 
 
 class SameSite:

@@ -155,12 +155,12 @@ class GuaranteeWatch:
             stream.last = asked.number
         return losses
 
-    def _in_time(self, stream: _Stream, asked: Asked) -> Loss | None:
-        loss = stream.feedback.get(self._query(asked.number, asked.digest))
-        return loss if loss is not None and loss.time <= asked.time + self._wait else None
+    def _in_time(self, stream: _Stream, query: Asked) -> Loss | None:
+        loss = stream.feedback.get(self._query(query.number, query.digest))
+        return loss if loss is not None and loss.time <= query.time + self._wait else None
 
-    def _waits(self, asked: Asked, loss: Loss | None) -> bool:
-        return loss is None and time.time() <= asked.time + self._wait
+    def _waits(self, query: Asked, loss: Loss | None) -> bool:
+        return loss is None and time.time() <= query.time + self._wait
 
     def counts(self, number: int) -> bool:
         """Return whether the feedback with a number was used as evidence."""
@@ -171,7 +171,7 @@ class GuaranteeWatch:
     def rows(self) -> list[Watched]:
         """Evidence by guarantee, by alpha."""
         with self._lock:
-            shown = [
+            states = [
                 Watched(
                     json.loads(terms),
                     n=each.monitor.n,
@@ -183,7 +183,7 @@ class GuaranteeWatch:
                 )
                 for terms, each in self._streams.items()
             ]
-        return sorted(shown, key=lambda row: row.terms["alpha"])
+        return sorted(states, key=lambda row: row.terms["alpha"])
 
     @property
     def alarm(self) -> bool:
@@ -276,9 +276,9 @@ class Evidence:
 
     def _compare(self, recent: Reported) -> dict[str, Any]:
         alpha = min((row.terms["alpha"] for row in self.watch.rows), default=ALPHA)
-        asked = (recent.queries.identities.tobytes(), recent.n_unlabelled_hits, alpha)
-        if self._compared is None or self._compared[0] != asked:  # searched once
-            self._compared = asked, self._checked(recent, alpha)
+        key = (recent.queries.identities.tobytes(), recent.n_unlabelled_hits, alpha)
+        if self._compared is None or self._compared[0] != key:  # searched once
+            self._compared = key, self._checked(recent, alpha)
         return self._compared[1]
 
     def _checked(self, recent: Reported, alpha: float) -> dict[str, Any]:

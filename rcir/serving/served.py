@@ -92,20 +92,20 @@ class Served:
             InvalidConfig: there is an encoder.
             InvalidData: they are not as long as those of the gallery, or are of another model.
         """
-        known = self.retriever
-        if known.encoder is not None:
+        retriever = self.retriever
+        if retriever.encoder is not None:
             raise InvalidConfig(
                 "this retriever takes pictures, not vectors: send multipart/form-data with a file "
                 "in the field picture"
             )
         if len({len(vector) for vector in vectors}) > 1:
             raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
-        given = np.asarray(vectors, np.float64)
-        if known.calibration is not None:
-            dim = known.calibration.calibration_queries.vectors.shape[1]
-            known.searcher.options.checked(given, dim)
+        array = np.asarray(vectors, np.float64)
+        if retriever.calibration is not None:
+            dim = retriever.calibration.calibration_queries.vectors.shape[1]
+            retriever.searcher.options.checked(array, dim)
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
-        return known.searcher.prepared(given, None, stated, model).identified()
+        return retriever.searcher.prepared(array, None, stated, model).identified()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Embed what was prepared of each request: all pictures together."""
@@ -140,9 +140,9 @@ class Served:
         Raises:
             InvalidData: labels are not of the kind that the gallery has.
         """
-        known = self.retriever
-        relevance, _ = known.searcher.gallery.reported_relevance(labels, known.label_names)
-        return known.search_labelled(replace(queries, relevance=relevance))
+        retriever = self.retriever
+        relevance, _ = retriever.searcher.gallery.reported_relevance(labels, retriever.label_names)
+        return retriever.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -155,27 +155,27 @@ class Served:
         Raises:
             InvalidData: the label is not of the kind that the gallery has.
         """
-        known = self.retriever
-        relevance, _ = known.searcher.gallery.query_relevance([label], known.label_names)
+        retriever = self.retriever
+        relevance, _ = retriever.searcher.gallery.query_relevance([label], retriever.label_names)
         rows = np.array([[self.positions[name] for name in items]], np.int64)
-        gallery: Any = known.relevance
+        gallery: Any = retriever.relevance
         return bool(relevance.of(gallery, rows).any())
 
     def only_label(self, items: Sequence[str]) -> int | str | None:
         """The label of all items of a set; None if they have several, or not one each."""
-        known = self.retriever
-        if known.labels is None or not items:
+        retriever = self.retriever
+        if retriever.labels is None or not items:
             return None
-        first, *others = set(known.labels[[self.positions[name] for name in items]].tolist())
-        return None if others else known.label_names.get(first, first)
+        first, *others = set(retriever.labels[[self.positions[name] for name in items]].tolist())
+        return None if others else retriever.label_names.get(first, first)
 
     def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
         """Return the queries that are not among `known_digests`."""
-        known = self._calibration_digests
-        if not len(known):
+        earlier = self._calibration_digests
+        if not len(earlier):
             return np.ones(len(digests), np.bool_)
-        places = np.searchsorted(known, digests).clip(max=len(known) - 1)
-        return np.asarray(known[places] != digests, np.bool_)
+        places = np.searchsorted(earlier, digests).clip(max=len(earlier) - 1)
+        return np.asarray(earlier[places] != digests, np.bool_)
 
     @cached_property
     def _calibration_digests(self) -> NDArray[np.bytes_]:

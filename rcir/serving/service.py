@@ -255,10 +255,10 @@ class Service:
             return {"picture": b64encode(picture).decode(), "label": label}
         if retriever.calibration is None:
             raise DataUnavailable("there are no calibration queries")
-        known = retriever.calibration.calibration_queries
-        row = int(rng.integers(len(known)))
-        stated = None if known.uncertainty is None else float(known.uncertainty[row])
-        return {"vector": known.vectors[row].tolist(), "uncertainty": stated, "label": None}
+        queries = retriever.calibration.calibration_queries
+        row = int(rng.integers(len(queries)))
+        stated = None if queries.uncertainty is None else float(queries.uncertainty[row])
+        return {"vector": queries.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
         """Return each request's answers as plain values, with the ids that feedback names."""
@@ -287,8 +287,8 @@ class Service:
             rank = served.uncertainty_rank(answer)
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(rank)
-            named = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}
-            return named | answer.own_values() | stated[id(guarantee)]
+            values = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}
+            return values | answer.own_values() | stated[id(guarantee)]
 
         return [
             out if isinstance(out, Exception) else [plain(one.served, each) for each in out[1]]

@@ -47,14 +47,14 @@ def rows_of(queries: Queries) -> list[bytes]:
 def query_of(row: bytes) -> Queries:
     """The query of such a row."""
     arrays = load_arrays(row)
-    known = arrays.pop("digests", None)
+    digests = arrays.pop("digests", None)
     vectors, uncertainty = arrays.pop("vectors"), arrays.pop("uncertainty", None)
-    held = {name.removeprefix("embedding."): values for name, values in arrays.items()}
+    embedding_arrays = {name.removeprefix("embedding."): values for name, values in arrays.items()}
     return Queries(
         vectors,
         uncertainty,
-        digests=None if known is None else known.view(f"S{known.shape[1]}")[:, 0],
-        embedding=Embedding.from_arrays(held) if held else None,
+        digests=None if digests is None else digests.view(f"S{digests.shape[1]}")[:, 0],
+        embedding=Embedding.from_arrays(embedding_arrays) if embedding_arrays else None,
     )
 
 
@@ -250,8 +250,10 @@ class Store:
         """
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
-            named = queries.identified()
-            for answer, digest, blob in zip(answers, named.identities, rows_of(named), strict=True):
+            identified = queries.identified()
+            for answer, digest, blob in zip(
+                answers, identified.identities, rows_of(identified), strict=True
+            ):
                 counts = terms.watched and not answer.abstained
                 items = json.dumps(answer.ids)
                 own = secrets.token_urlsafe(12)

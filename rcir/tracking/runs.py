@@ -145,8 +145,8 @@ class TrackedRun:
         from mlflow.entities import Param
 
         with reachable(self.uri):
-            known = self._client.get_run(self.id).data.params
-            new = [Param(name, str(value)) for name, value in params.items() if name not in known]
+            logged = self._client.get_run(self.id).data.params
+            new = [Param(name, str(value)) for name, value in params.items() if name not in logged]
             if new:
                 self._client.log_batch(self.id, params=new)
 

@@ -117,7 +117,7 @@ def trainer_of(config, images=None):
 def epochs(trainer, first=1, last=1):
     """Train some epochs and return the metrics of each."""
     return [
-        trainer.epoch(number, EpochBar(number, last, shown=False))
+        trainer.epoch(number, EpochBar(number, last, visible=False))
         for number in range(first, last + 1)
     ]
 

@@ -78,10 +78,10 @@ def read_index(folder: Path) -> tuple[Listing, list[str]]:
     for place, path in paths.items():
         files, numbers = read_annotations(path)
         if numbers is None or not numbers.size or numbers.min() < 1 or numbers.max() > len(classes):
-            given = "none" if numbers is None else f"{len(numbers)}, not all of them in the range"
+            stated = "none" if numbers is None else f"{len(numbers)}, not all of them in the range"
             raise InvalidData(
                 f"{path}: needed are images with labels from 1 to {len(classes)}, there are "
-                f"{given}: fetch it again"
+                f"{stated}: fetch it again"
             )
         require_unique(path, files)
         names += [place + file for file in files]

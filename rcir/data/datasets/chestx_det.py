@@ -68,9 +68,9 @@ def read(root: Path) -> Source:
         place = next((name for name in places if (folder / name).is_dir()), places[0])
         names += [f"{place}/{name}" for name in half.names]
         findings += half.findings
-    shown = [row for row, numbers in enumerate(findings) if numbers]
-    lists = [findings[row] for row in shown]
-    ids = [names[row] for row in shown]
+    with_findings = [row for row, numbers in enumerate(findings) if numbers]
+    lists = [findings[row] for row in with_findings]
+    ids = [names[row] for row in with_findings]
     require_images(folder, ids, " and ".join(FILES), GET)
     trains = np.array([not set(TRAINING_FINDINGS).isdisjoint(numbers) for numbers in lists], bool)
     if trains.all() or not trains.any():
@@ -114,17 +114,17 @@ def _annotations(path: Path) -> Annotations:
     names, findings = [], []
     for place, entry in enumerate(entries, 1):
         name = entry.get("file_name") if isinstance(entry, dict) else None
-        shown = entry.get("syms") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(shown, list):
+        symptoms = entry.get("syms") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(symptoms, list):
             raise InvalidData(
                 f"{path}, entry {place}: needed are a file_name and the list syms: fetch it again"
             )
-        if unknown := [what for what in shown if what not in FINDINGS]:
+        if unknown := [what for what in symptoms if what not in FINDINGS]:
             raise InvalidData(
                 f"{path}, entry {place} ({name}): {unknown[0]!r} is none of the findings "
                 f"{', '.join(FINDINGS)}"
             )
         names.append(name)
-        findings.append(sorted({number_of[what] for what in shown}))
+        findings.append(sorted({number_of[what] for what in symptoms}))
     require_unique(path, names)
     return Annotations(names, findings)

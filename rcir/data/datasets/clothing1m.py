@@ -58,8 +58,8 @@ def read(root: Path, noisy: bool = True) -> Source:
     from_text = np.zeros(len(train), bool)
     if noisy:
         more = index["noisy"]
-        known = pd.Index([name for part in CLEAN for name in index[part].names])
-        new = np.flatnonzero(~pd.Index(more.names).isin(known))
+        clean_names = pd.Index([name for part in CLEAN for name in index[part].names])
+        new = np.flatnonzero(~pd.Index(more.names).isin(clean_names))
         train = Listing(
             train.names + [more.names[row] for row in new],
             np.concatenate([train.labels, more.labels[new]]),
@@ -90,9 +90,9 @@ def read_index(folder: Path, noisy: bool = True) -> dict[str, Listing]:
     if noisy:
         keys["noisy"], labels["noisy"] = "noisy_train_key_list.txt", "noisy_label_kv.txt"
     require_files(folder, [*keys.values(), *dict.fromkeys(labels.values())], GET)
-    known = {file: _labels(folder / file) for file in dict.fromkeys(labels.values())}
+    labels_by_file = {file: _labels(folder / file) for file in dict.fromkeys(labels.values())}
     index = {
-        part: _listing(folder / file, folder / labels[part], known[labels[part]])
+        part: _listing(folder / file, folder / labels[part], labels_by_file[labels[part]])
         for part, file in keys.items()
     }
     clean = [name for part in CLEAN for name in index[part].names]
@@ -114,14 +114,14 @@ def _labels(path: Path) -> pd.Series:
     return pd.Series(labels, pd.Index(names))
 
 
-def _listing(path: Path, labels: Path, known: pd.Series) -> Listing:
+def _listing(path: Path, labels: Path, label_of: pd.Series) -> Listing:
     (names,) = columns(path, read_lines(path), 1)
     require_unique(path, names)
-    rows = known.index.get_indexer(names)
+    rows = label_of.index.get_indexer(names)
     if (rows < 0).any():
         raise InvalidData(
             f"{path} lists {len(names)} images, {(rows < 0).sum()} of which, for instance "
-            f"{names[int((rows < 0).argmax())]}, are not among the {len(known)} of {labels}: fetch "
-            "both again"
+            f"{names[int((rows < 0).argmax())]}, are not among the {len(label_of)} of {labels}: "
+            "fetch both again"
         )
-    return Listing(names, known.to_numpy()[rows])
+    return Listing(names, label_of.to_numpy()[rows])

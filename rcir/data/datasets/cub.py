@@ -44,8 +44,8 @@ def read(root: Path) -> Source:
     """
     folder = root / FOLDER
     listing, classes = read_index(folder)
-    shown = set(listing.labels.tolist())
-    kinds = [number for number in classes if number in shown]
+    present = set(listing.labels.tolist())
+    kinds = [number for number in classes if number in present]
     if len(kinds) < 2:
         raise InvalidData(
             f"{folder} has images of {len(kinds)} class: at least two are needed, one to train and "

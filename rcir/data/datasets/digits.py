@@ -69,11 +69,11 @@ def _redraw_repeats(
     images = np.concatenate([part.images for part in queries])
     labels = np.concatenate([np.asarray(part.labels) for part in queries])
     occluded = np.concatenate([part.attributes["occluded"] for part in queries])
-    known = _pixels(np.concatenate([part.images for part in others]))
+    other_pixels = _pixels(np.concatenate([part.images for part in others]))
     for _ in range(ROUNDS):
         order = rng.permutation(len(images))
         pixels = _pixels(images)[order]
-        again = np.isin(pixels, known)
+        again = np.isin(pixels, other_pixels)
         again[np.delete(np.arange(len(order)), np.unique(pixels, return_index=True)[1])] = True
         rows = order[again]
         if not len(rows):

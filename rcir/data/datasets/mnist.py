@@ -42,9 +42,9 @@ def read_fashion_mnist(root: Path, download: bool = False) -> Source:
 
 def _read(root: Path, name: str, kind: type[MNIST], download: bool) -> Source:
     places = (root / name, root / kind.__name__ / "raw")
-    there = [sum((place / file).is_file() for file, _ in kind.resources) for place in places]
-    folder = places[int(np.argmax(there))]
-    if not download and not any(there):
+    n_present = [sum((place / file).is_file() for file, _ in kind.resources) for place in places]
+    folder = places[int(np.argmax(n_present))]
+    if not download and not any(n_present):
         raise DataUnavailable(
             f"{kind.__name__} is not in {folder}: {GET}, or set data.download=true"
         )

@@ -108,8 +108,8 @@ def _table(folder: Path, city: str, side: str) -> pd.DataFrame:
     place = folder / city / side
     positions = _csv(place / "postprocessed.csv", ["key", "easting", "northing"])
     raw = _csv(place / "raw.csv", ["key", "pano"])
-    known = {"true": True, "false": False, "1": True, "0": False}
-    raw["pano"] = raw.pano.astype(str).str.lower().map(known)
+    truth = {"true": True, "false": False, "1": True, "0": False}
+    raw["pano"] = raw.pano.astype(str).str.lower().map(truth)
     sequences = _csv(place / "seq_info.csv", ["key", "sequence_key"])
     table = positions.merge(raw, on="key", how="left").merge(sequences, on="key", how="left")
     for name in ("easting", "northing"):
@@ -124,8 +124,8 @@ def _table(folder: Path, city: str, side: str) -> pd.DataFrame:
         )
     table["pano"] = table.pano.astype(bool)
     table["place"], table["file"] = f"{city}/{side}/images/", table.key + ".jpg"
-    shown = table.file[~table.pano].tolist()
-    require_images(place / "images", shown, "postprocessed.csv", "unpack all archives of MSLS")
+    files = table.file[~table.pano].tolist()
+    require_images(place / "images", files, "postprocessed.csv", "unpack all archives of MSLS")
     return table
 
 

@@ -129,9 +129,12 @@ def _compose(
             f"{each} images of each of {len(classes)} numbers: from 1 to "
             f"{min(map(len, rows_of))} can be drawn"
         )
-    shown = classes[:, None] // 10 ** np.arange(digits)[::-1] % 10
+    shown_digits = classes[:, None] // 10 ** np.arange(digits)[::-1] % 10
     rows = np.array(
-        [[rng.choice(rows_of[digit], each, replace=False) for digit in number] for number in shown]
+        [
+            [rng.choice(rows_of[digit], each, replace=False) for digit in number]
+            for number in shown_digits
+        ]
     )
     rows = rows.transpose(0, 2, 1).reshape(-1, digits)
     side = images.shape[1]

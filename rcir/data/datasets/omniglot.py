@@ -91,11 +91,11 @@ def load(
     groups = np.split(rng.permutation(ALPHABETS), [train, train + validation])
     rows = [np.flatnonzero(np.isin(alphabets, group)) for group in groups]
     evaluation = rows[2].reshape(-1, DRAWINGS)  # the archive is sorted: a row per character
-    drawn = rng.permuted(evaluation, axis=1)
+    shuffled = rng.permuted(evaluation, axis=1)
     if cluster == "drawer":
         order = rng.permuted(np.tile(np.arange(DRAWINGS), (ALPHABETS, 1)), axis=1)
-        drawn = np.take_along_axis(evaluation, order[alphabets[evaluation[:, 0]]], axis=1)
-    pool = rng.permutation(drawn[:, gallery:].reshape(-1))
+        shuffled = np.take_along_axis(evaluation, order[alphabets[evaluation[:, 0]]], axis=1)
+    pool = rng.permutation(shuffled[:, gallery:].reshape(-1))
     if min(gallery, tuning, calibration) < 1 or tuning + calibration >= len(pool):
         raise InvalidData(
             f"gallery {gallery}, tuning {tuning}, calibration {calibration}: each must be at "
@@ -105,15 +105,15 @@ def load(
     if queries == "new-labels":
         parts = [pool[part] for part in draw_by_label(rng, every.subset(pool), sizes, cluster)]
     elif cluster is not None:
-        known = clusters_of(every, cluster)[pool]
-        parts = [pool[part] for part in draw_by_cluster(rng, known, sizes)]
+        pool_clusters = clusters_of(every, cluster)[pool]
+        parts = [pool[part] for part in draw_by_cluster(rng, pool_clusters, sizes)]
     else:
         parts = np.split(pool, [tuning, tuning + calibration])
     first, second, third = parts
     return Splits(
         train=every.subset(rows[0]),
         validation=every.subset(rows[1]),
-        gallery=every.subset(drawn[:, :gallery].reshape(-1)),
+        gallery=every.subset(shuffled[:, :gallery].reshape(-1)),
         tuning=every.subset(first),
         calibration=every.subset(second),
         test=every.subset(third),

@@ -72,12 +72,12 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
             "split 'test' or 'val'"
         )
     folder = root / "pittsburgh"
-    train, held = (
+    train, validation = (
         read_index(folder / "datasets" / f"pitts{version}_{part}.mat") for part in ("train", split)
     )
     require_images(
         folder,
-        [*train.gallery, *train.queries, *held.gallery, *held.queries],
+        [*train.gallery, *train.queries, *validation.gallery, *validation.queries],
         "the index files",
         f"unpack the database there and the queries into {folder / QUERIES}",
     )
@@ -87,8 +87,8 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
     near = min(NEAR, train.radius)
     return Source(
         replace(training, relevance=WithinRadius(places, train.radius, near, searched)),
-        _images(folder, held.queries, held.query_places, held.radius),
-        _images(folder, held.gallery, held.gallery_places, held.radius),
+        _images(folder, validation.queries, validation.query_places, validation.radius),
+        _images(folder, validation.gallery, validation.gallery_places, validation.radius),
     )
 
 

@@ -152,8 +152,8 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
             lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
             values = lists.map(_names)
         columns[str(name)] = values.astype(object).where(values.notna(), None).tolist()
-    named = table["key" if "key" in table else "path"]
-    _refuse(file, named, named.duplicated(), "is there twice, and it names the image")
+    ids = table["key" if "key" in table else "path"]
+    _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
     require_images(file.parent, columns["path"], file.name, "correct the column path")
     return columns
 
@@ -194,24 +194,24 @@ def _table(file: Path) -> pd.DataFrame:
 
 def _kind(file: Path, table: pd.DataFrame) -> str:
     """Return the columns that decide what matches."""
-    there = [name for name in ("label", "labels", "x", "y") if name in table]
+    present = [name for name in ("label", "labels", "x", "y") if name in table]
     kinds = {("label",): "label", ("labels",): "labels", ("x", "y"): "places"}
-    if "path" not in table or tuple(there) not in kinds:
+    if "path" not in table or tuple(present) not in kinds:
         raise InvalidData(
             f"{file} has the columns {', '.join(map(str, table))}; needed are path and exactly one "
             "of: label, labels, x with y"
         )
-    return kinds[tuple(there)]
+    return kinds[tuple(present)]
 
 
 def _refuse(file: Path, values: pd.Series, wrong: pd.Series, why: str) -> None:
     """Raise if any value is wrong; the first three are named."""
     if wrong.any():
         rows = np.flatnonzero(wrong)
-        named = ", ".join(f"row {row + 1} ({values.iloc[row]!r})" for row in rows[:3])
+        examples = ", ".join(f"row {row + 1} ({values.iloc[row]!r})" for row in rows[:3])
         raise InvalidData(
             f"{file}: column {values.name} {why}: {len(rows)} of {len(values)} rows, first "
-            f"{named}; the first row below the header is row 1"
+            f"{examples}; the first row below the header is row 1"
         )
 
 
@@ -247,8 +247,8 @@ def _several(file: Path, values: pd.Series) -> SharedLabel:
 
 
 def _is_text(values: pd.Series) -> bool:
-    there = values.dropna()
-    return len(there) > 0 and all(isinstance(value, str) for value in there)
+    values_present = values.dropna()
+    return len(values_present) > 0 and all(isinstance(value, str) for value in values_present)
 
 
 def _published(file: Path, split: pd.Series, images: ImageSet, notes: tuple[str, ...]) -> Source:
