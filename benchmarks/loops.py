@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rcir.data import ImageSet
 from rcir.embedding import Embedding
-from rcir.encoders import Encoder, build_encoder
+from rcir.encoders import EmbeddedTuples, Encoder, build_encoder
 from rcir.mining import label_batches
 from training import TrainingConfig
 from training.progress import EpochBar
@@ -118,7 +118,7 @@ def by_tuples(
     """Our loss of tuples as they come: nothing is mined."""
     count = config.mining.num_negatives
     valid = torch.ones(len(labels) // (2 + count), count, dtype=torch.bool, device=labels.device)
-    return encoder.loss(embedding, valid, config.loss_options()).mean()
+    return encoder.loss(EmbeddedTuples(embedding, valid), config.loss_options()).mean()
 
 
 def by_peer(

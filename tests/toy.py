@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, EncoderConfig
-from rcir.encoders.base import TrainingImages
-from rcir.losses import mean_of_valid, split_tuples
+from rcir.encoders.base import EmbeddedTuples, TrainingImages
+from rcir.losses import mean_of_valid
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,12 @@ class Toy(Encoder):
             extra={"concentration": concentration, "draws": draws},
         )
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
+        embedding = tuples.images
         mean = embedding.vectors * embedding.extra["concentration"].sqrt()
-        anchor, positive, negative = split_tuples(mean, valid)
+        anchor, positive, negative = tuples.by_role(mean)
         gaps = ((anchor * negative).sum(2) - (anchor * positive).sum(2)) / options.temperature
-        return mean_of_valid(F.softplus(gaps), valid)
+        return mean_of_valid(F.softplus(gaps), tuples.valid)
 
     def after_step(self) -> None:
         self.steps += 1

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rcir.data import ImageSet, TransformParameters
 from rcir.data.relevance import asking
 from rcir.embedding import Embedding
-from rcir.encoders import Encoder
+from rcir.encoders import EmbeddedTuples, Encoder
 from rcir.encoders.features import FrozenBackbone
 from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
@@ -193,7 +193,7 @@ class Objective(NamedTuple):
         batches: of each step, (n, m) rows of the training images: n tuples of m images (an anchor,
             its positive and its negatives), or n images, with m = 1.
         losses: returns the losses of a micro-batch, (b,); its arguments are the step, which rows of
-            the batch, and their embedding, ordered as by `rcir.losses.split_tuples`. None if tuples
+            the batch, and their embedding, ordered as in `EmbeddedTuples`. None if tuples
             are mined within each batch of images, once all of it is embedded.
     """
 
@@ -275,7 +275,8 @@ class Trainer:
                 1, self.options.mining.num_negatives, dtype=torch.bool, device=pixels.device
             )
             alike = one[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
-            losses = self.encoder.loss(alike, valid.to(self.workers.device), self._loss_options)
+            tuples = EmbeddedTuples(alike, valid.to(self.workers.device))
+            losses = self.encoder.loss(tuples, self._loss_options)
         return float(losses.item())
 
     def _objective(self, epoch: int) -> Objective:
@@ -301,7 +302,7 @@ class Trainer:
 
         def tuple_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
             valid = mined[step].valid[part].to(self.workers.device)
-            return self.encoder.loss(embedding, valid, self._loss_options)
+            return self.encoder.loss(EmbeddedTuples(embedding, valid), self._loss_options)
 
         return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
 
@@ -357,10 +358,10 @@ class Trainer:
         )
         if len(valid) == 0:
             return torch.zeros((), device=device), 0
-        members = embedding[torch.from_numpy(rows).to(device)]
+        members = EmbeddedTuples(embedding[torch.from_numpy(rows).to(device)], valid.to(device))
         # What a loss draws is drawn alike by every worker, whatever it drew before.
         torch.manual_seed(seed(self.config.seed, epoch, LOSS, step))
-        loss = self.encoder.loss(members, valid.to(device), self._loss_options).mean()
+        loss = self.encoder.loss(members, self._loss_options).mean()
         loss.backward()
         return loss.detach(), len(valid)
 

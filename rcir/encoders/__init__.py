@@ -5,6 +5,7 @@ from collections.abc import Callable
 from rcir.embedding import Embedding
 from rcir.encoders.base import (
     METHODS,
+    EmbeddedTuples,
     Encoder,
     EncoderConfig,
     NoOptions,
@@ -47,6 +48,7 @@ __all__ = [
     "BayesianTriplet",
     "DeepEnsemble",
     "Deterministic",
+    "EmbeddedTuples",
     "Embedding",
     "Encoder",
     "EncoderConfig",

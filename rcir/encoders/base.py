@@ -23,7 +23,7 @@ from rcir.encoders.backbones import Weights
 from rcir.encoders.hub import model_architecture
 from rcir.errors import InvalidConfig
 from rcir.imports import find_class, import_path
-from rcir.losses import PointLossOptions, point_tuple_loss
+from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.mining import Negatives, Positive
 from rcir.options import require_options
 
@@ -144,6 +144,28 @@ class NoOptions:
     """The options of a method without any."""
 
 
+@dataclass(frozen=True)
+class EmbeddedTuples:
+    """The embeddings of b tuples: an anchor, a positive and j negatives each.
+
+    Attributes:
+        images: of the b anchors, then the b positives, then the b * j negatives, anchor by anchor.
+        valid: (b, j) bool; negatives that count. Each anchor has at least one.
+    """
+
+    images: Embedding
+    valid: Tensor
+
+    @property
+    def vectors(self) -> TupleRows:
+        """The vectors, by role."""
+        return self.by_role(self.images.vectors)
+
+    def by_role(self, values: Tensor) -> TupleRows:
+        """Return (b + b + b * j, d) values of the images by role."""
+        return TupleRows.split(values, self.valid)
+
+
 class Encoder(nn.Module):
     """Images to `Embedding`: a method is a subclass of this, in one file.
 
@@ -187,16 +209,14 @@ class Encoder(nn.Module):
         self.config = config.completed()
         self.options: Any = config.method_options()
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The loss of each tuple, (b,): `point_tuple_loss` of the vectors, unless overridden.
 
         Args:
-            embedding: of b anchors, then their b positives, then their b * j negatives, anchor by
-                anchor; see `rcir.losses.split_tuples`.
-            valid: (b, j) bool; negatives that count. Each anchor has at least one.
+            tuples: the embedded tuples.
             options: `LossOptions` in force.
         """
-        return point_tuple_loss(embedding.vectors, valid, options)
+        return point_tuple_loss(tuples.vectors, tuples.valid, options)
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
         """The loss of each image, (b,), by its label; asked instead of `loss` if `by_label`.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
@@ -65,11 +65,12 @@ class BayesianTriplet(Encoder):
         mean, variance = self._gaussian(images)
         return Embedding(mean, variance, variance.squeeze(1))
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The Bayesian triplet loss of each tuple, (b,)."""
-        if embedding.variance is None:
+        variance = tuples.images.variance
+        if variance is None:
             raise InvalidConfig("the Bayesian triplet loss needs embeddings with a variance")
-        return bayesian_tuple_loss(embedding.vectors, embedding.variance, valid, options)
+        return bayesian_tuple_loss(tuples.vectors, tuples.by_role(variance), tuples.valid, options)
 
     @property
     def draws(self) -> bool:

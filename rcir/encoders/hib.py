@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import (
@@ -23,7 +23,6 @@ from rcir.losses import (
     mixture_kl_to_normal,
     mixture_samples,
     soft_contrastive_loss,
-    split_tuples,
 )
 from rcir.options import require_at_least, require_choices
 
@@ -128,13 +127,13 @@ class HedgedInstance(Encoder):
         uncertainty = mismatch_probability(first, second, self.scale, self.shift)
         return Embedding(embedding.vectors, embedding.variance, uncertainty, embedding.extra)
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The hedged loss of each tuple, (b,): half of it of the pair that matches.
 
         The other half is of the anchor and each of its negatives, alike. To a pair's soft
         contrastive loss come the weighted KL divergences of both of its images.
         """
-        divergence = None
+        embedding, valid, divergence = tuples.images, tuples.valid, None
         samples = embedding.vectors[:, None]
         if self.options.components:
             means, variances = _mixture(embedding)
@@ -145,13 +144,13 @@ class HedgedInstance(Encoder):
             samples = mixture_samples(means, variances, noise)
             divergence = _divergence(samples, means, variances)[:, None]
         anchor, positive, negative = (
-            rows.unflatten(2, samples.shape[1:]) for rows in split_tuples(samples.flatten(1), valid)
+            rows.unflatten(2, samples.shape[1:]) for rows in tuples.by_role(samples.flatten(1))
         )
         match = torch.arange(1 + valid.shape[1], device=valid.device) == 0
         others = torch.cat([positive, negative], dim=1)
         losses = soft_contrastive_loss(anchor, others, match, self.scale, self.shift)
         if divergence is not None:
-            own, near, far = (rows.squeeze(2) for rows in split_tuples(divergence, valid))
+            own, near, far = (rows.squeeze(2) for rows in tuples.by_role(divergence))
             losses = losses + options.kl_scale * (own + torch.cat([near, far], dim=1))
         return (losses[:, 0] + mean_of_valid(losses[:, 1:], valid)) / 2
 

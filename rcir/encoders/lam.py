@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import HessianGeometry, PointLossOptions, pair_hessian_diagonal
@@ -151,8 +151,9 @@ class LaplacianMetric(Encoder):
         seen = {"features": features.detach(), "outputs": outputs.detach()}
         return Embedding(F.normalize(outputs), extra=seen)
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The contrastive loss of each tuple, (b,); online, its pairs are kept for `after_step`."""
+        embedding, valid = tuples.images, tuples.valid
         if "features" in embedding.extra:
             b, j = valid.shape
             anchors = torch.arange(b, device=valid.device)
@@ -175,7 +176,7 @@ class LaplacianMetric(Encoder):
             self._step.add(features, outputs, image[pairs], match)
             together = torch.combinations(anchors, 2)
             self._step.add_unmined(embedding.extra["outputs"], together)
-        return super().loss(embedding, valid, options)
+        return super().loss(tuples, options)
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, ScalarHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
@@ -61,8 +61,9 @@ class TripReg(Encoder):
             variance = bounded_log_variance(self.log_variance_head(feature_map)).exp()
         return Embedding(vectors, variance, variance.squeeze(1))
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The heteroscedastic triplet loss of each tuple, (b,)."""
-        if embedding.variance is None:
+        variance = tuples.images.variance
+        if variance is None:
             raise InvalidConfig("the heteroscedastic loss needs embeddings with a variance")
-        return heteroscedastic_tuple_loss(embedding.vectors, embedding.variance, valid)
+        return heteroscedastic_tuple_loss(tuples.vectors, tuples.by_role(variance), tuples.valid)

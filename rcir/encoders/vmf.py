@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
 from rcir.encoders.btl import Distance
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.errors import InvalidConfig
@@ -78,9 +78,10 @@ class VonMisesFisher(Encoder):
         extra = {"concentration": 1 / dispersion}
         return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
 
-    def loss(self, embedding: Embedding, valid: Tensor, options: Any) -> Tensor:
+    def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The von Mises-Fisher triplet loss of each tuple, (b,)."""
-        return vmf_tuple_loss(embedding.vectors, _concentration(embedding), valid, options)
+        concentration = tuples.by_role(_concentration(tuples.images))
+        return vmf_tuple_loss(tuples.vectors, concentration, tuples.valid, options)
 
     @property
     def draws(self) -> bool:

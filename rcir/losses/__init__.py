@@ -37,10 +37,10 @@ from rcir.losses.pair_hessians import (
 )
 from rcir.losses.tuples import (
     PointLossOptions,
+    TupleRows,
     contrastive_loss,
     mean_of_valid,
     point_tuple_loss,
-    split_tuples,
     triplet_loss,
 )
 from rcir.losses.von_mises_fisher import (
@@ -61,6 +61,7 @@ __all__ = [
     "HeteroscedasticOptions",
     "NormSoftmaxOptions",
     "PointLossOptions",
+    "TupleRows",
     "VonMisesFisherOptions",
     "bayesian_tuple_loss",
     "bessel_ratio",
@@ -87,7 +88,6 @@ __all__ = [
     "pair_hessian_diagonal",
     "point_tuple_loss",
     "soft_contrastive_loss",
-    "split_tuples",
     "triplet_loss",
     "triplet_moments",
     "triplet_nll",

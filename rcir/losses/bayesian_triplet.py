@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.special import erfcx, log_ndtr
 
-from rcir.losses.tuples import mean_of_valid, require_not_negative, split_tuples
+from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
 
 
 @dataclass(frozen=True)
@@ -123,20 +123,18 @@ def _log_ndtr(z: Tensor) -> Tensor:
 
 
 def bayesian_tuple_loss(
-    mean: Tensor, variance: Tensor, valid: Tensor, options: BayesianTripletOptions
+    mean: TupleRows, variance: TupleRows, valid: Tensor, options: BayesianTripletOptions
 ) -> Tensor:
     """The loss of each tuple, (b,): the mean over its triplets, plus its weighted KL divergences.
 
     Args:
-        mean: (b + b + b * j, d), as `split_tuples` takes it.
-        variance: likewise, (..., 1) or (..., d).
+        mean, variance: of the tuples; variances are (..., 1) or (..., d).
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
         options: margin and weight of the divergences.
     """
-    means, variances = split_tuples(mean, valid), split_tuples(variance, valid)
-    nll = mean_of_valid(triplet_nll(means, variances, options.margin), valid)
-    anchor, positive, negative = map(kl_to_prior, means, variances)
-    divergence = (anchor + positive).squeeze(1) + mean_of_valid(negative, valid)
+    nll = mean_of_valid(triplet_nll(mean, variance, options.margin), valid)
+    anchor, positive, negatives = map(kl_to_prior, mean, variance)
+    divergence = (anchor + positive).squeeze(1) + mean_of_valid(negatives, valid)
     return nll + options.kl_scale * divergence
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rcir.losses.tuples import mean_of_valid, split_tuples, triplet_loss
+from rcir.losses.tuples import TupleRows, mean_of_valid, triplet_loss
 
 BOUND = 10.0  # of a log variance, either way
 
@@ -62,17 +62,17 @@ def heteroscedastic_triplet_loss(
     return ((-a).exp() + (-p).exp() + (-n).exp()) * soft / 2 + (a + p + n) / 2
 
 
-def heteroscedastic_tuple_loss(vectors: Tensor, variance: Tensor, valid: Tensor) -> Tensor:
+def heteroscedastic_tuple_loss(vectors: TupleRows, variance: TupleRows, valid: Tensor) -> Tensor:
     """The loss of each tuple, (b,): the mean over its triplets.
 
     So each negative answers for its own triplet; in the k-tuples of Taha et al. one loss is shared
     by all images of a tuple. With one negative they are the same.
 
     Args:
-        vectors: (b + b + b * j, d), as `split_tuples` takes it.
-        variance: likewise, (..., 1), above 0.
+        vectors: of the tuples.
+        variance: of the tuples, (..., 1), above 0.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
     """
-    log_variances = split_tuples(variance.log(), valid)
-    losses = heteroscedastic_triplet_loss(split_tuples(vectors, valid), log_variances)
+    log_variances = TupleRows(*(each.log() for each in variance))
+    losses = heteroscedastic_triplet_loss(vectors, log_variances)
     return mean_of_valid(losses, valid)

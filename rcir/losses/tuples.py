@@ -1,11 +1,11 @@
-"""Tuples of an anchor, a positive and several negatives: their layout, and their point losses."""
+"""Tuples of an anchor, a positive and several negatives: their roles, and their point losses."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, Self, cast, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -162,17 +162,35 @@ def require_not_negative(name: str, value: float) -> None:
         raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
-def split_tuples(rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the rows of b tuples: anchors and positives (b, 1, d), negatives (b, j, d).
+class TupleRows(NamedTuple):
+    """Numbers of the images of b tuples, such as their vectors, by the role of the image.
 
-    Args:
-        rows: (b + b + b * j, d) of anchors, of their positives, and of their negatives anchor by
-            anchor.
-        valid: (b, j).
+    Attributes:
+        anchor, positive: (b, 1, d).
+        negatives: (b, j, d).
+
+    Example:
+        >>> import torch
+        >>> rows = TupleRows.split(torch.arange(8.0)[:, None], torch.ones(2, 2, dtype=torch.bool))
+        >>> rows.anchor.tolist(), rows.negatives[..., 0].tolist()
+        ([[[0.0]], [[1.0]]], [[4.0, 5.0], [6.0, 7.0]])
     """
-    b, j = valid.shape
-    anchor, positive, negative = rows.split([b, b, b * j])
-    return anchor[:, None], positive[:, None], negative.view(b, j, -1)
+
+    anchor: Tensor
+    positive: Tensor
+    negatives: Tensor
+
+    @classmethod
+    def split(cls, rows: Tensor, valid: Tensor) -> Self:
+        """Split (b + b + b * j, d) rows: of anchors, of positives, of negatives anchor by anchor.
+
+        Args:
+            rows: of the images of all tuples.
+            valid: (b, j), whose shape says how many there are.
+        """
+        b, j = valid.shape
+        anchor, positive, negatives = rows.split([b, b, b * j])
+        return cls(anchor[:, None], positive[:, None], negatives.view(b, j, -1))
 
 
 def mean_of_valid(losses: Tensor, valid: Tensor) -> Tensor:
@@ -180,7 +198,7 @@ def mean_of_valid(losses: Tensor, valid: Tensor) -> Tensor:
     return (losses * (valid / valid.sum(1, keepdim=True))).sum(1)
 
 
-def point_tuple_loss(vectors: Tensor, valid: Tensor, options: PointLossOptions) -> Tensor:
+def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOptions) -> Tensor:
     """The loss of each tuple of point embeddings, (b,).
 
     Of triplets, the mean over those of the tuple. Contrastive, the loss of its anchor with its
@@ -190,26 +208,27 @@ def point_tuple_loss(vectors: Tensor, valid: Tensor, options: PointLossOptions) 
     it does not.)
 
     Args:
-        vectors: (b + b + b * j, d), as `split_tuples` takes them.
+        vectors: of the tuples.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
         options: margin and form.
 
     Example:
         >>> import torch
-        >>> vectors = torch.tensor([[0., 0.], [3., 4.], [0., 1.], [9., 9.]])
         >>> valid = torch.tensor([[True, False]])
+        >>> rows = torch.tensor([[0., 0.], [3., 4.], [0., 1.], [9., 9.]])
+        >>> vectors = TupleRows.split(rows, valid)
         >>> point_tuple_loss(vectors, valid, PointLossOptions(0.5))
         tensor([24.5000])
         >>> point_tuple_loss(vectors, valid, PointLossOptions(2.0, "contrastive"))
         tensor([14.])
     """
-    anchor, positive, negative = split_tuples(vectors, valid)
+    anchor, positive, negatives = vectors
     margin, form = cast(float, options.margin), options.form
     if form in CONTRASTIVE:
         contrast = partial(
             contrastive_loss, margin=margin, form=CONTRASTIVE[form], scale=options.scale
         )
-        near, far = contrast(anchor, positive, True), contrast(anchor, negative, False)
+        near, far = contrast(anchor, positive, True), contrast(anchor, negatives, False)
         return near.squeeze(1) + mean_of_valid(far, valid)
-    losses = triplet_loss(anchor, positive, negative, margin, cast(TripletForm, form))
+    losses = triplet_loss(anchor, positive, negatives, margin, cast(TripletForm, form))
     return mean_of_valid(losses, valid)

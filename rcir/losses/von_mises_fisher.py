@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rcir.losses.bayesian_triplet import order_nll
-from rcir.losses.tuples import mean_of_valid, require_not_negative, split_tuples
+from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
 
 ABOVE = 32  # orders between that of the expansion and v
 SMALL = 0.03  # of the root of d: below it a series is used, where the rest would cancel
@@ -217,26 +217,24 @@ def kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
 
 
 def vmf_tuple_loss(
-    mean: Tensor, concentration: Tensor, valid: Tensor, options: VonMisesFisherOptions
+    mean: TupleRows, concentration: TupleRows, valid: Tensor, options: VonMisesFisherOptions
 ) -> Tensor:
     """The loss of each tuple, (b,): the mean over its triplets, plus its weighted KL divergences.
 
     Args:
-        mean: (b + b + b * j, d), as `split_tuples` takes it, of unit length.
-        concentration: likewise, (..., 1).
+        mean: of the tuples, of unit length.
+        concentration: of the tuples, (..., 1).
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
         options: margin and weight of the divergences.
 
     Returns:
         (b,) losses of the kind of `mean`.
     """
-    means, concentrations = split_tuples(mean, valid), split_tuples(concentration, valid)
-    nll = mean_of_valid(vmf_triplet_nll(means, concentrations, options.margin), valid)
-    anchor, positive, negative = (
-        kl_to_uniform(each.squeeze(-1), mean.shape[-1]) for each in concentrations
-    )
-    divergence = (anchor + positive).squeeze(1) + mean_of_valid(negative, valid)
-    return (nll + options.kl_scale * divergence).to(mean.dtype)
+    nll = mean_of_valid(vmf_triplet_nll(mean, concentration, options.margin), valid)
+    dim = mean.anchor.shape[-1]
+    anchor, positive, negatives = (kl_to_uniform(each.squeeze(-1), dim) for each in concentration)
+    divergence = (anchor + positive).squeeze(1) + mean_of_valid(negatives, valid)
+    return (nll + options.kl_scale * divergence).to(mean.anchor.dtype)
 
 
 def vmf_expected_squared_distance(

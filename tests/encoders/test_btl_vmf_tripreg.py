@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.encoders.batches import BATCH, draw_samples
 from rcir.encoders.batches import embed as embed_all
 from rcir.encoders.vmf import draw_von_mises_fisher
@@ -52,7 +52,7 @@ def test_the_scale_of_btl_means_is_trained_on_request():
     np.testing.assert_allclose(scaled.embed(images).vectors.norm(dim=1), 2.5, atol=1e-4)
     assert "log_scale" not in build("btl").state_dict()
     valid = torch.ones(2, 1, dtype=torch.bool)
-    scaled.loss(scaled(images)[:6], valid, scaled.LossOptions()).sum().backward()
+    scaled.loss(EmbeddedTuples(scaled(images)[:6], valid), scaled.LossOptions()).sum().backward()
     assert scaled.log_scale.grad.abs() > 0
 
 
@@ -100,7 +100,9 @@ def test_an_almost_certain_vmf_stays_finite():
     torch.nn.init.constant_(encoder.dispersion_head.layers[-1].bias, -110.0)
     embedding = encoder(pictures())
     assert embedding.uncertainty.tolist() == pytest.approx([1e-8] * 5)
-    losses = encoder.loss(embedding, torch.ones(1, 3, dtype=torch.bool), encoder.LossOptions())
+    losses = encoder.loss(
+        EmbeddedTuples(embedding, torch.ones(1, 3, dtype=torch.bool)), encoder.LossOptions()
+    )
     losses.sum().backward()
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
     drawn = encoder.samples(pictures(), generator())
@@ -198,8 +200,10 @@ def test_untrained_tripreg_is_the_deterministic_encoder_with_the_soft_loss():
     assert torch.equal(embedding.variance, torch.ones(6, 1))
     assert torch.equal(embedding.uncertainty, torch.ones(6))
     valid = torch.ones(2, 1, dtype=torch.bool)
-    soft = plain.loss(plain(pictures(6)), valid, PointLossOptions(form="soft"))
-    torch.testing.assert_close(encoder.loss(embedding, valid, encoder.LossOptions()), 1.5 * soft)
+    soft = plain.loss(EmbeddedTuples(plain(pictures(6)), valid), PointLossOptions(form="soft"))
+    torch.testing.assert_close(
+        encoder.loss(EmbeddedTuples(embedding, valid), encoder.LossOptions()), 1.5 * soft
+    )
 
 
 def test_tripreg_variance_is_bounded():
@@ -211,7 +215,9 @@ def test_tripreg_variance_is_bounded():
         np.testing.assert_allclose(variance, expected, rtol=1e-3)
     torch.nn.init.constant_(last.bias, -30.0)
     valid = torch.ones(2, 1, dtype=torch.bool)
-    encoder.loss(encoder(pictures(6)), valid, encoder.LossOptions()).sum().backward()
+    encoder.loss(
+        EmbeddedTuples(encoder(pictures(6)), valid), encoder.LossOptions()
+    ).sum().backward()
     assert last.bias.grad.isfinite()
     assert last.bias.grad.abs() > 0
 
@@ -239,4 +245,6 @@ def test_vectors_of_any_length_are_searched_by_distance_and_judged_by_angle(spli
 @pytest.mark.parametrize(("method", "word"), [("vmf", "concentration"), ("tripreg", "variance")])
 def test_a_loss_of_embeddings_without_uncertainty_is_refused(method, word):
     with pytest.raises(InvalidConfig, match=word):
-        build(method).loss(Embedding(torch.eye(3)), torch.ones(1, 1, dtype=torch.bool), None)
+        build(method).loss(
+            EmbeddedTuples(Embedding(torch.eye(3)), torch.ones(1, 1, dtype=torch.bool)), None
+        )

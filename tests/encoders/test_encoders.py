@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.encoders import METHODS, EncoderConfig, build_encoder
+from rcir.encoders import METHODS, EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
 
@@ -138,7 +138,9 @@ def test_training_reaches_every_weight(method):
         if encoder.by_label:
             losses = encoder.label_loss(embedding, torch.arange(8) % 5, options)
         else:
-            losses = encoder.loss(embedding, torch.ones(2, 2, dtype=torch.bool), options)
+            losses = encoder.loss(
+                EmbeddedTuples(embedding, torch.ones(2, 2, dtype=torch.bool)), options
+            )
         losses.sum().backward()
         optimizer.step()
     assert all(p.grad.abs().sum() > 0 for p in encoder.parameters())

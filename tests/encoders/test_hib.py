@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders import EncoderConfig, build_encoder, hib
+from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder, hib
 from rcir.encoders.batches import embed as embed_all
 from rcir.errors import InvalidConfig
 from rcir.losses import HedgedOptions
@@ -163,7 +163,7 @@ def test_the_match_of_a_tuple_is_half_of_its_loss(components):
     valid = torch.tensor([[True, False, True]])
     with torch.no_grad():
         embedding = encoder(pictures(5))
-        found = encoder.loss(embedding, valid, HedgedOptions(0.02)).item()
+        found = encoder.loss(EmbeddedTuples(embedding, valid), HedgedOptions(0.02)).item()
     a, b = encoder.scale.item(), encoder.shift.item()
     if components:
         drawn = numpy_samples(embedding, encoder.noise[0])
@@ -200,7 +200,7 @@ def test_samples_in_training_are_drawn_by_the_generator_of_torch():
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        losses.append(encoder.loss(embedding, valid, HedgedOptions()).item())
+        losses.append(encoder.loss(EmbeddedTuples(embedding, valid), HedgedOptions()).item())
     assert losses[0] == losses[2] != losses[1]
 
 
@@ -230,4 +230,6 @@ def test_invalid_options_are_refused(options, word):
 
 def test_a_loss_without_a_variance_is_refused():
     with pytest.raises(InvalidConfig, match="variance"):
-        build().loss(Embedding(torch.zeros(3, 3)), torch.ones(1, 1).bool(), HedgedOptions())
+        build().loss(
+            EmbeddedTuples(Embedding(torch.zeros(3, 3)), torch.ones(1, 1).bool()), HedgedOptions()
+        )

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from rcir.data import Preprocessing
 from rcir.data.records import ImageSet
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.base import TrainingImages
+from rcir.encoders.base import EmbeddedTuples, TrainingImages
 from rcir.encoders.batches import embed
 from rcir.encoders.lam import PairCurvature, inverse_concentration, marginal_prior_precision
 from rcir.errors import InvalidConfig, InvalidData
@@ -210,7 +210,9 @@ def steps(encoder, seed=0, micro_batches=1):
         rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
         torch.manual_seed(seed)
         embedding = encoder(images[rows])
-        total += encoder.loss(embedding, valid[own], encoder.LossOptions(MARGIN)).sum()
+        total += encoder.loss(
+            EmbeddedTuples(embedding, valid[own]), encoder.LossOptions(MARGIN)
+        ).sum()
     encoder.after_step()
     return total
 
@@ -258,7 +260,9 @@ def test_workers_that_share_a_step_compute_the_curvature_of_all_its_pairs(monkey
             own = np.arange(4)[:1] if number == 0 else np.arange(4)[1:]  # shares differ in size
             rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
             torch.manual_seed(0)  # one draw for all
-            encoder.loss(encoder(pictures(16)[rows]), valid[own], encoder.LossOptions(MARGIN))
+            encoder.loss(
+                EmbeddedTuples(encoder(pictures(16)[rows]), valid[own]), encoder.LossOptions(MARGIN)
+            )
     first, second = (each._step for each in workers)
     names = ("sums", "counts", "unmined")
     others = {id(getattr(first, name)): getattr(second, name) for name in names}

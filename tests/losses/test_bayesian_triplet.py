@@ -10,6 +10,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     BayesianTripletOptions,
+    TupleRows,
     bayesian_tuple_loss,
     expected_squared_distance,
     kl_to_prior,
@@ -157,7 +158,8 @@ def rows():
 
 
 def test_a_tuple_is_the_likelihood_of_its_triplets_plus_divergences(rows):
-    losses = bayesian_tuple_loss(*rows, VALID, BayesianTripletOptions(0.2, kl_scale=0.01))
+    by_role = (TupleRows.split(each, VALID) for each in rows)
+    losses = bayesian_tuple_loss(*by_role, VALID, BayesianTripletOptions(0.2, kl_scale=0.01))
     for i, loss in enumerate(losses):
         negatives = [2 * TUPLES + i * NEGATIVES + j for j in range(NEGATIVES) if VALID[i, j]]
         nlls, divergences = [], []
@@ -171,7 +173,8 @@ def test_a_tuple_is_the_likelihood_of_its_triplets_plus_divergences(rows):
 
 def test_invalid_negatives_get_no_gradient(rows):
     leaves = [each.requires_grad_() for each in rows]
-    bayesian_tuple_loss(*leaves, VALID, BayesianTripletOptions()).sum().backward()
+    by_role = (TupleRows.split(each, VALID) for each in leaves)
+    bayesian_tuple_loss(*by_role, VALID, BayesianTripletOptions()).sum().backward()
     untouched = torch.cat([torch.zeros(2 * TUPLES, dtype=torch.bool), ~VALID.flatten()])
     for leaf in leaves:
         assert (leaf.grad[untouched] == 0).all()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rcir.losses import (
+    TupleRows,
     bounded_log_variance,
     heteroscedastic_triplet_loss,
     heteroscedastic_tuple_loss,
@@ -79,7 +80,8 @@ def test_a_tuple_is_the_mean_of_its_triplets():
     rows = torch.randn(2 + 2 + 6, 3, generator=generator, dtype=torch.float64)
     variance = torch.rand(10, 1, generator=generator, dtype=torch.float64) + 0.1
     valid = torch.tensor([[True, False, True], [False, True, False]])
-    found = heteroscedastic_tuple_loss(rows, variance, valid)
+    by_role = (TupleRows.split(each, valid) for each in (rows, variance))
+    found = heteroscedastic_tuple_loss(*by_role, valid)
     for row, columns in enumerate(([0, 2], [1])):
         chosen = [[row, 2 + row, 4 + 3 * row + column] for column in columns]
         expected = np.mean([naive(*rows[r].tolist(), variance[r, 0].tolist()) for r in chosen])

@@ -10,6 +10,7 @@ from rcir.errors import InvalidConfig
 from rcir.losses import (
     NormSoftmaxOptions,
     PointLossOptions,
+    TupleRows,
     contrastive_loss,
     norm_softmax_loss,
     point_tuple_loss,
@@ -119,7 +120,7 @@ def test_a_contrastive_tuple_is_its_positive_pair_plus_the_mean_of_valid_negativ
     rows = normal(2 + 2 + 6, 4, seed=1)
     valid = torch.tensor([[True, True, False], [False, False, True]])
     name = "contrastive" if form == "squared-gap" else f"contrastive-{form}"
-    losses = point_tuple_loss(rows, valid, PointLossOptions(4.0, name))
+    losses = point_tuple_loss(TupleRows.split(rows, valid), valid, PointLossOptions(4.0, name))
     for i, loss in enumerate(losses):
         negatives = [rows[4 + 3 * i + j] for j in range(3) if valid[i, j]]
         far = [naive_contrastive(rows[i], row, False, 4.0, form).item() for row in negatives]
@@ -130,7 +131,7 @@ def test_a_contrastive_tuple_is_its_positive_pair_plus_the_mean_of_valid_negativ
 def test_a_triplet_tuple_is_the_mean_over_its_valid_negatives():
     rows = normal(4 + 4 + 12, 5)
     valid = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1], [1, 1, 0]], dtype=torch.bool)
-    losses = point_tuple_loss(rows, valid, PointLossOptions(0.4, "squared"))
+    losses = point_tuple_loss(TupleRows.split(rows, valid), valid, PointLossOptions(0.4, "squared"))
     for i, loss in enumerate(losses):
         negatives = [rows[8 + 3 * i + j] for j in range(3) if valid[i, j]]
         hinges = [naive_triplet(rows[i], rows[4 + i], n, 0.4, "squared") for n in negatives]
@@ -139,7 +140,9 @@ def test_a_triplet_tuple_is_the_mean_over_its_valid_negatives():
 
 def test_the_slope_of_the_soft_form_is_an_option():
     rows, valid = torch.stack([A, B, A]), torch.ones(1, 1, dtype=torch.bool)
-    loss = point_tuple_loss(rows, valid, PointLossOptions(0.5, "contrastive-soft", 4.0)).item()
+    loss = point_tuple_loss(
+        TupleRows.split(rows, valid), valid, PointLossOptions(0.5, "contrastive-soft", 4.0)
+    ).item()
     assert loss == pytest.approx(np.log(2) + np.log1p(np.exp(2)), abs=1e-5)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
 from rcir.losses import (
+    TupleRows,
     VonMisesFisherOptions,
     bessel_ratio,
     kl_to_uniform,
@@ -220,8 +221,10 @@ def test_a_tuple_is_the_mean_of_its_triplets_and_its_divergences():
     concentration = 1 + 9 * torch.rand(10, 1, generator=generator)
     valid = torch.tensor([[True, False, True], [False, True, False]])
     options = VonMisesFisherOptions(margin=0.2, kl_scale=0.3)
-    losses = vmf_tuple_loss(mean, concentration, valid, options)
-    assert vmf_tuple_loss(mean.float(), concentration, valid, options).dtype == torch.float32
+    means, concentrations = (TupleRows.split(each, valid) for each in (mean, concentration))
+    losses = vmf_tuple_loss(means, concentrations, valid, options)
+    single = TupleRows.split(mean.float(), valid)
+    assert vmf_tuple_loss(single, concentrations, valid, options).dtype == torch.float32
     for row, columns in enumerate(([0, 2], [1])):
         rows = [[row, 2 + row, 4 + 3 * row + column] for column in columns]
         nll = [vmf_triplet_nll(tuple(mean[r]), tuple(concentration[r]), 0.2) for r in rows]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.relevance import SameLabel, SharedLabel
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
 from rcir.mining import MiningConfig
@@ -160,7 +160,7 @@ def test_the_gradient_is_that_of_the_mean_loss_of_all_tuples(tiny, scope):
     trainer, encoder = trainer_of(config, images), untrained(config).train()
     embedding = encoder(config.preprocessing(images.images)[rows])
     valid = torch.ones(n, 2, dtype=torch.bool)
-    loss = encoder.loss(embedding, valid, config.loss_options()).mean()
+    loss = encoder.loss(EmbeddedTuples(embedding, valid), config.loss_options()).mean()
     assert_gradient(trainer, encoder, loss, n)
 
 
