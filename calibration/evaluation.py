@@ -113,10 +113,10 @@ def rows(
 
     def measured(guarantee: str, changes: dict[str, Any]) -> list[RiskResult]:
         requests = [GuaranteeRequest(alpha, delta, **changes) for alpha in alphas]
-        serving = calibration.serving(requests[0])
-        rule = serving.rule_for(requests[0])
+        answering = calibration.for_request(requests[0])
+        rule = answering.rule_for(requests[0])
         if id(rule) not in scored:
-            test = retriever.searcher.judged(queries.test, serving.uncertainty)
+            test = retriever.searcher.judged(queries.test, answering.uncertainty)
             if requests[0].distinct is not None:
                 test = test.first_of_each_label()
             scored[id(rule)] = score(rule.score_function, test)

@@ -201,7 +201,7 @@ class Version:
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request
-        calibration = self.require_calibration().serving(request)
+        calibration = self.require_calibration().for_request(request)
         prepared = self.searcher.prepared(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)

@@ -312,7 +312,7 @@ def _new_labels_size(calibration: Calibration, request: GuaranteeRequest) -> flo
         threshold = calibration.guarantee(request).threshold
     except (InvalidConfig, RiskUnattainable):
         return None
-    rule = calibration.serving(request).rule_for(request)
+    rule = calibration.for_request(request).rule_for(request)
     return float(rule.calibration.sizes(threshold).mean())
 
 

@@ -232,7 +232,7 @@ class Calibration:
         """True if the rules were tuned on the gallery's items."""
         return not len(self.tuning_queries)
 
-    def serving(self, request: GuaranteeRequest) -> Calibration:
+    def for_request(self, request: GuaranteeRequest) -> Calibration:
         """Return the calibration whose rules answer a request: this one, or `on_gallery`.
 
         Raises:
@@ -266,7 +266,7 @@ class Calibration:
         if self.main.calibration.cluster is not None or self.sequential or not have_labels:
             return False
         try:
-            self.serving(GuaranteeRequest(query_labels="new"))
+            self.for_request(GuaranteeRequest(query_labels="new"))
         except InvalidConfig:
             return False
         return True
@@ -298,7 +298,7 @@ class Calibration:
         if guarantee is None:
             if reason := conflict(request, self.main.calibration.cluster, self.sequential):
                 raise InvalidConfig(reason)
-            rule = self.serving(request).rule_for(request)
+            rule = self.for_request(request).rule_for(request)
             guarantee = replace(
                 rule.guarantee(request, self.chosen_among),
                 attempts=self.attempts,

@@ -225,8 +225,8 @@ class Served:
         """Return the share of calibration queries that are less uncertain, in [0, 1]."""
         ascending = self.calibration_uncertainty
         if self.retriever.calibration is not None:
-            serving = self.retriever.calibration.serving(answer.guarantee.request)
-            if serving is not self.retriever.calibration:
+            answering = self.retriever.calibration.for_request(answer.guarantee.request)
+            if answering is not self.retriever.calibration:
                 ascending = self._uncertainty_on_gallery
         return float(np.searchsorted(ascending, answer.uncertainty) / max(1, len(ascending)))
 
