@@ -38,7 +38,7 @@ class CalibrationConfig:
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
-        ood: data set whose test images are asked as well: how well does uncertainty tell them?
+        ood: data set whose test images are queried too: does uncertainty detect them?
         num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. A
             calibration that was interrupted goes on where it was.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.

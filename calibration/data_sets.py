@@ -258,7 +258,7 @@ def uncertainty_outside(
 
 
 def _without_repeats(splits: Splits) -> Splits:
-    """The splits without queries that stand elsewhere too; one line says how many those were."""
+    """Return the splits without queries that repeat other images, and print how many these were."""
     with step("pictures that stand twice"):
         kept, left_out = without_repeats(splits)
     if any(left_out.values()):

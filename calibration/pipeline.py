@@ -123,7 +123,7 @@ def run(
     Raises:
         InvalidData: the output holds something else; others are those of the source. Nothing was
             written, and a new index on a server is dropped.
-        CorruptRetriever: what lies at the retriever's place is something else.
+        CorruptRetriever: the retriever's place holds something else.
     """
     started = time.monotonic()
     place = folder or output / "retriever"
@@ -252,7 +252,7 @@ def measured(
     calibration_ids: Sequence[str],
     test_ids: Sequence[str],
 ) -> RunResults:
-    """The results by which `rcir compare` and `rcir register` tell which retriever is better."""
+    """Return the results by which `rcir compare` and `rcir register` compare retrievers."""
     rule = retriever.require_calibration().main
     numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
     # What queries in clusters certify is no order statistic: there is nothing to compare.

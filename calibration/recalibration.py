@@ -253,7 +253,7 @@ class Reindexed:
         alphas, delta: levels of the sizes.
         exact, chosen: the measured indexes; the same where the chosen one is exact.
         report: of the calibration through the chosen one.
-        folder: where the retriever lies.
+        folder: of the retriever.
     """
 
     alphas: tuple[float, ...]

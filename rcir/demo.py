@@ -86,7 +86,7 @@ def _limit(outcome: Outcome) -> str:
 def _clear(output: Path) -> None:
     """Remove what an earlier demo wrote, killed or not; refuse a folder that holds anything else.
 
-    A file that says whose folder it is, the first to come and the last to go, tells it.
+    A marker file, written first and removed last, shows that the folder is the demo's.
     """
     if output.exists():
         names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}

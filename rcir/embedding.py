@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
 class Embedding:
     """Embeddings of a batch of images, with what the encoder knows of its own uncertainty.
 
-    Whoever moves, gathers, slices, joins or stores an embedding does so by `map` or `tensors`, with
+    Moving, gathering, slicing, joining and storing an embedding go through `map` or `tensors`, with
     all that it holds.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Atomic writing of files and folders: whole or not at all, whenever the writer is killed.
 
-What is written lies aside, under a hidden name that says who writes it: host, process and when that
+Files are written under a hidden name that states the writer: host, process and when that
 process began. A process that finds such names, and none of a living process, takes up where the
 dead one stopped (`settle`): that is done before anything is written.
 """

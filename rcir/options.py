@@ -28,7 +28,7 @@ def require_options(
 
     Args:
         where: what the options are called in messages.
-        reader: its annotations tell the kinds: numbers, bool, text, paths, `Literal`, sequences.
+        reader: its annotations state the kinds: numbers, bool, text, paths, `Literal`, sequences.
         options: to be checked.
         further: names of further options, and their kinds.
 

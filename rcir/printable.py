@@ -9,7 +9,7 @@ def printable(text: object) -> str:
     r"""The text, with escapes for what no printer shows.
 
     A file system allows names with line ends, control sequences of terminals, marks that turn the
-    direction of writing, and bytes that are no UTF-8, which Python keeps as lone surrogates.
+    direction of writing, and bytes that are not UTF-8, which Python keeps as lone surrogates.
 
     Example:
         >>> printable("person 3"), printable("a\nb"), printable("\x1b[31mred"), printable("\udcff")

@@ -32,7 +32,7 @@ def batches(n: int, dim: int) -> Iterator[slice]:
 class StoredVectors:
     """Vectors (n, d) on disk, none of them held in memory.
 
-    Until they are saved they lie in a temporary file (TMPDIR) that goes with the process.
+    Until they are saved they are in a temporary file (TMPDIR) that ends with the process.
 
     Attributes:
         vectors: (n, d), mapped into memory, not to be written to.
@@ -71,7 +71,7 @@ class StoredVectors:
         return self._watched is not None and self._watched.changed
 
     def append(self, vectors: NDArray[np.floating[Any]]) -> None:
-        """Add vectors (m, d); `check` tells whether these have the numbers for it."""
+        """Add vectors (m, d); `check` says whether these may be stored."""
         if not len(vectors):
             return
         if self._file is None:
@@ -127,7 +127,7 @@ class StoredVectors:
 
 
 class WatchedFile:
-    """A file that is mapped into memory, where whoever writes to it changes what was read.
+    """A file that is mapped into memory: writing to it changes what was read.
 
     Example:
         >>> WatchedFile(Path(__file__)).changed

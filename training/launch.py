@@ -81,7 +81,7 @@ def launch(
 
 
 def _packed(job: Job) -> Callable[[], None]:
-    """The loop as Ray carries it: whoever only hands it on needs not import what is in it."""
+    """The loop as Ray sends it: processes that only pass it on need not import it."""
     content = pickle.dumps(job)
 
     def run() -> None:
@@ -126,7 +126,7 @@ def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
 def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]:
     """Run jobs, on Ray all at once, else one after the other in this process; their results.
 
-    The jobs only wait for workers of their own, which Ray starts as far as there are CPUs and GPUs.
+    The jobs only wait for workers of their own, which Ray starts where CPUs and GPUs are free.
     When one fails the others are finished first.
     """
     if not on_ray:

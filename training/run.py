@@ -93,7 +93,7 @@ def started_once(
 ) -> Iterator[tracking.TrackedRun]:
     """A new MLflow run, to be noted in a folder inside the block.
 
-    Killed before it is noted, the next start finds it in MLflow by what lies in the folder.
+    Killed before it is noted, the next start finds it in MLflow through the folder.
     """
     start = folder / START
     if not start.is_file():

@@ -41,9 +41,9 @@ from training.workers import CPU, Workers
 class GhostBatchStatistics:
     """Moves running statistics once a step, towards the mean over the micro-batches of a step.
 
-    Torch would move them with every micro-batch that a worker computes, and not tell the others.
+    Torch would move them with every micro-batch that a worker computes, without the other workers.
     Here each part writes its statistics to tensors of its own; `finish` averages them over all of
-    them, whoever computed them. Of one part it does what torch does by itself.
+    them, on whichever worker. Of one part it does what torch does by itself.
 
     Args:
         encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen

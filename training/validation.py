@@ -53,7 +53,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     The images are divided into four folds at random, alike for every encoder, of each label as many
     to every fold as can be. One fold is searched, one fits the score function, one calibrates and
     one is measured; then roles rotate, so that each image is measured at most once, by a
-    calibration that it had no part in. An image is no query of a fold in which nothing matches
+    calibration that it had no part in. An image is not a query of a fold in which nothing matches
     it: that is so for every encoder. Where it is known which images are searched
     (`WithinRadius.database`), these are, and the others are divided into three folds.
 
@@ -205,8 +205,8 @@ class Validation:
         """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
 
         Recall and precision are of the images that another one matches, sizes at delta = 0.1.
-        What cannot be told is left out: a size that cannot be certified, the AUROC where all are
-        right or all wrong.
+        What cannot be computed is left out: a size that is not certified, the AUROC if all are right
+        or all wrong.
         """
         numbers = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
         numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
@@ -325,7 +325,7 @@ class TrainingWatch:
 
 
 def warn_of_chance(validation: Validation) -> None:
-    """Warn where uncertainties tell misses from hits no better than chance."""
+    """Warn if uncertainties distinguish misses from hits no better than chance."""
     misses, hits = int((~validation.correct).sum()), int(validation.correct.sum())
     area = validation.metrics().get("validation/auroc_miss")
     if area is None or min(misses, hits) < FEWEST:

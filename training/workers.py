@@ -1,4 +1,4 @@
-"""The processes that train together, and what they tell each other."""
+"""The processes that train together, and their communication."""
 
 from __future__ import annotations
 

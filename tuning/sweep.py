@@ -173,7 +173,7 @@ def sweep(config: TuningConfig) -> Records:
     """Train all trials on a Ray cluster, and write down which is best.
 
     Trials are compared on the validation images alone, which are neither calibration nor test
-    queries, so that the guarantee of whatever is calibrated afterwards stands. A trial that fails
+    queries, so that the guarantee of a later calibration holds. A trial that fails
     is recorded, and does not end the sweep. A sweep that was interrupted goes on when it is given
     again: trials that ended are not trained again, others continue from their last checkpoint, in
     the same MLflow runs; one that failed for a reason that may be gone is tried again.

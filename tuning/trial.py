@@ -181,7 +181,7 @@ class Reports:
             self._save({"reports": [*reports, report], "failure": None})
 
     def failed(self, error: Exception) -> None:
-        """Write down why the trial failed, for whoever sees only that it did."""
+        """Write down why the trial failed, for processes that see only that it did."""
         reason = " ".join(str(error).split()) or type(error).__name__
         final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
         failure = {"reason": f"{type(error).__name__}: {reason}", "final": final}

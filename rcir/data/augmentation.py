@@ -36,7 +36,7 @@ def draw_warps(
         size: (height, width) of the images.
         rotation: degrees; angles are uniform in [-rotation, rotation], counterclockwise.
         crop: area is uniform in [crop, 1] of the image's, the ratio of width to height log-uniform
-            in [3/4, 4/3] of the image's, as far as such a crop fits; its place is uniform.
+            in [3/4, 4/3] of the image's, if such a crop fits; its place is uniform.
         mirrored: (n,) which are mirrored left to right.
         rng: source of all randomness.
 

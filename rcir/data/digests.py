@@ -33,7 +33,7 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
         `unique` take them.
 
     Raises:
-        InvalidImage: a file cannot be read, or what is no path is no image.
+        InvalidImage: a file cannot be read, or something else is not an image.
 
     Example:
         >>> first, second, third = digests(np.array([[[1, 2]], [[2, 1]], [[1, 2]]], np.uint8))

@@ -61,7 +61,7 @@ def query_relevance(
         gallery, names: the gallery's relevance, and the names of its labels.
 
     Raises:
-        InvalidData: they are of another kind, or a true match is no gallery item.
+        InvalidData: they are of another kind, or a true match is not a gallery item.
 
     Example:
         >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])

@@ -166,7 +166,7 @@ def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None)
 
     Args:
         config: which.
-        tell: called with one line if files, or images of an index, are left out.
+        tell: is called with one line if files, or images of an index, are left out.
 
     Raises:
         InvalidConfig: no such data set, or no such option.

@@ -29,7 +29,7 @@ class ImageSet:
         attributes: further facts per image, each an array of length n; for instance "occluded".
             "class" is the name of the image's label, see `label_names`.
         relevance: which images match which; those of equal labels, unless given.
-        cluster: name of the attribute that tells which images resemble each other because they
+        cluster: name of the attribute that states which images resemble each other because they
             were made together, for instance by one person; None where that is not known.
     """
 

@@ -217,7 +217,7 @@ class WithinRadius:
         places: (n, d) coordinates, d = 2 for easting and northing in metres.
         radius: distance up to which images match, in the same unit; above 0.
         near: distance up to which images are positives of each other in training, at most the
-            radius, which it is unless given. What matches but is no positive is no negative either.
+            radius, which it is unless given. Other matches are not negatives either.
         database: (n,) bool, of images that train or validate: whether each is searched, or asks.
             Tuples then have an anchor that asks, and a positive and negatives that are searched,
             and validation searches likewise (Arandjelovic et al., CVPR 2016). None: all do both.

@@ -30,7 +30,7 @@ Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
-    """Splits whose queries are all different pictures, which stand nowhere else.
+    """Return splits whose queries are all different, and occur nowhere else.
 
     Left out are queries of the tuning split that are in the gallery; calibration queries that are
     in the gallery, in the tuning split, or earlier among the calibration queries; and test queries
@@ -82,7 +82,7 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
 def require_no_repeats(
     gallery: Digests | None, tuning: Digests, calibration: Digests, recurring: bool = False
 ) -> None:
-    """Raise `InvalidData` for pictures that calibrate, or are fitted to, and stand elsewhere too.
+    """Raise `InvalidData` for pictures that calibrate, or are fitted to, and occur elsewhere too.
 
     Args:
         gallery: digests of the pictures that are searched; None if they are not known.

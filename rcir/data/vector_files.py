@@ -59,7 +59,7 @@ def read_vectors(path: Path) -> VectorTable:
 
     Args:
         path: .parquet, with a column `vector` of lists of numbers of one length; .npz, with an
-            array `vector` (n, d); or .npy, an array (n, d), beside which lies a table of the same
+            array `vector` (n, d); or .npy, an array (n, d), with a table beside it of the same
             name that ends in .csv.
 
     Raises:

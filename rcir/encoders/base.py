@@ -446,10 +446,10 @@ def find_method(name: str) -> type[Encoder]:
 
     Args:
         name: a name in `METHODS`, or "package.module:Class". The module is imported, also by
-            workers and by whoever loads what was trained: it must be importable there.
+            workers and wherever the trained encoder is loaded: it must be importable there.
 
     Raises:
-        InvalidConfig: there is no such name, module or class, or it is no `Encoder`.
+        InvalidConfig: there is no such name, module or class, or it is not an `Encoder`.
 
     Example:
         >>> find_method("btl") is find_method("rcir.encoders.btl:BayesianTriplet")

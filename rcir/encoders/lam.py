@@ -39,9 +39,9 @@ class LaplacianMetricOptions:
             the curvature is computed once, after training.
         hessian: "euclidean" or "arccos", see `rcir.losses.pair_hessian_blocks`.
         variant: "full", "fixed" or "positive", see `PairCurvature`.
-        negatives_weight: at least 0, of pairs that do not match and lie in the margin; "auto" is
+        negatives_weight: at least 0, of pairs within the margin that do not match; "auto" is
             their share of all pairs that do not match (online: of the pairs of different anchors).
-        scale: above 0; how many pairs the mean curvature stands for. None is the number of training
+        scale: above 0; how many pairs the mean curvature represents. None is the number of training
             images (post-hoc), or a million (online; the paper: the square of that number).
         memory: online: in (0, 1), what is kept of the curvature at each step.
         initial: online: above 0, the curvature before the first step.
@@ -327,7 +327,7 @@ class PairCurvature:
     def add_unmined(self, outputs: Tensor, pairs: Tensor) -> None:
         """Add pairs (p, 2) of images that were not chosen by their distance, and do not match.
 
-        Where it is not known which match, all of them: the few that do hardly tell.
+        Where matches are unknown, all of them: the few that match hardly matter.
         """
         inside = self._inside(outputs, pairs)
         counts = torch.stack([inside.new_tensor(len(inside), dtype=torch.int64), inside.sum()])

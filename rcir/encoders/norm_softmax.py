@@ -31,9 +31,9 @@ class NormSoftmaxEncoderOptions:
 
 
 class NormSoftmax(Deterministic):
-    """The deterministic encoder, trained to tell the labels of the training images apart.
+    """The deterministic encoder, trained as a classifier of the training labels.
 
-    No tuples are mined: every image of a batch is told from all other labels at once, which takes
+    No tuples are mined: every image of a batch is classified among all labels at once, which takes
     far fewer epochs than triplets where an encoder starts from nothing. The training images must
     have one label each.
 

@@ -99,7 +99,7 @@ class AutoIndex(FlatIndex):
 
     The attribute `why` of what is built says in a sentence why it was chosen. Recall is measured by
     vectors of the gallery as queries, each left out of its own search, and has to reach what is
-    asked for with 95% confidence. Calibration, not this, tells what the index does to sets.
+    asked for with 95% confidence. Only calibration shows how the index changes sets.
 
     Example:
         >>> index = AutoIndex.build(np.eye(3, dtype=np.float32), AutoOptions())
@@ -114,7 +114,7 @@ class AutoIndex(FlatIndex):
         """The index that suits vectors (n, d).
 
         Raises:
-            InvalidData: they are no such vectors.
+            InvalidData: these are not such vectors.
             InvalidConfig: no index of them fits into the memory.
         """
         if not isinstance(vectors, np.ndarray):

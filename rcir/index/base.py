@@ -41,7 +41,7 @@ class Index(Protocol):
         """Build an index of vectors (n, d), n >= 0; the i-th has position i.
 
         Raises:
-            InvalidData: they are no such vectors, see `check_vectors`.
+            InvalidData: these are not such vectors, see `check_vectors`.
         """
         ...
 
@@ -53,7 +53,7 @@ class Index(Protocol):
         """Append vectors (m, d); their positions follow those already there.
 
         Raises:
-            InvalidData: they are no such vectors; nothing was added.
+            InvalidData: these are not such vectors; nothing was added.
         """
         ...
 
@@ -75,7 +75,7 @@ class Index(Protocol):
         distances from differences of vectors, not as |x|^2 + |y|^2 - 2xy in float32.
 
         Raises:
-            InvalidData: the queries are no such vectors.
+            InvalidData: the queries are not such vectors.
         """
         ...
 
@@ -102,7 +102,7 @@ class Index(Protocol):
 
 @runtime_checkable
 class IsRemote(Protocol):
-    """An index that lies on a server: a change of it lasts, whether it is saved or not."""
+    """An index on a server: its changes last, whether it is saved or not."""
 
     server: ClassVar[str]
 
@@ -140,7 +140,7 @@ class HoldsVectors(Protocol):
 
 
 class UnbuiltIndex:
-    """Stands for an index of n vectors of d numbers where all else is checked before one is built,
+    """A placeholder for an index of n vectors of d numbers while all else is checked,
     or changed: what it is given is checked, and forgotten.
 
     Example:
@@ -185,7 +185,7 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
         dim: what d must be; anything from 1 unless given.
 
     Raises:
-        InvalidData: they have another shape, are no real numbers, or some are NaN or infinite.
+        InvalidData: they have another shape, are not real numbers, or some are NaN or infinite.
 
     Example:
         >>> check_vectors([[1, 2], [3, 4]], dim=3)
@@ -211,7 +211,7 @@ def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.floa
 
 
 def require_range(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise `InvalidConfig` unless options lie in their ranges, ends included.
+    """Raise `InvalidConfig` unless options are in their ranges, ends included.
 
     Example:
         >>> from types import SimpleNamespace

@@ -123,7 +123,7 @@ class MilvusServer:
             )
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """The result of a method of `pymilvus.MilvusClient`, which is told the timeout.
+        """The result of a method of `pymilvus.MilvusClient`, with the timeout.
 
         Raises:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.
@@ -277,7 +277,7 @@ class MilvusIndex:
             DataUnavailable: the server cannot be reached, refuses, or takes too long.
             StaleCalibration: the collection was changed by someone else.
             InvalidConfig: the search found fewer, or k is above what Milvus searches.
-            InvalidData: the queries are no such vectors.
+            InvalidData: the queries are not such vectors.
         """
         vectors = check_vectors(vectors, self._dim)
         distances = np.full((len(vectors), k), np.inf, np.float32)

@@ -333,7 +333,7 @@ COPY_TRAILER = b"\xff\xff"
 
 
 class PgvectorTable:
-    """The statements about one table, each in a transaction of whoever calls.
+    """The statements about one table, each in a transaction of the caller.
 
     Its columns are id and embedding. Beside TABLE are TABLE_state, whose one row holds a UUID, and
     TABLE_changed, a trigger that writes another one with every INSERT, UPDATE, DELETE and TRUNCATE.
@@ -393,7 +393,7 @@ class PgvectorTable:
         return np.frombuffer(joined or b"", ">i8").astype(np.int64)
 
     def state(self, connection: Connection[Any], graph: bool) -> tuple[str, str] | None:
-        """The mark that tells one content of the table from another; and what else decides what an
+        """The mark that identifies one content of the table; and what else decides what an
         index of it finds. None where it is lost.
 
         That is pgvector's version, the files of all indexes, which are others where one was built
@@ -575,7 +575,7 @@ class PgvectorIndex:
             DataUnavailable: the server cannot be reached, fails, or takes too long.
             StaleCalibration: the table was changed by someone else, or an index of it built anew.
             InvalidConfig: the search found fewer.
-            InvalidData: the queries are no such vectors.
+            InvalidData: the queries are not such vectors.
         """
         vectors = check_vectors(vectors, self._dim)
         distances = np.full((len(vectors), k), np.inf, np.float32)

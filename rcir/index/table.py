@@ -35,7 +35,7 @@ def find_index(kind: str) -> type[Index]:
 
     Args:
         kind: a name in `INDEXES`, or "package.module:Class". The module is imported, also by
-            whoever loads a retriever with it: it must be importable there.
+            wherever a retriever with it is loaded: it must be importable there.
 
     Raises:
         InvalidConfig: there is no such name, module or class, or it lacks a part of `Index`.
@@ -94,7 +94,7 @@ class IndexConfig:
         """The configuration that an index was built with.
 
         Raises:
-            InvalidConfig: its class cannot be found by whoever loads it.
+            InvalidConfig: its class cannot be imported.
         """
         kind = type(index)
         path = import_path(kind)

@@ -25,7 +25,7 @@ def bounded_log_variance(values: Tensor) -> Tensor:
     """Any numbers as log variances between -10 and 10, about unchanged near 0.
 
     The loss of an easy triplet falls without end as its variances go to 0. A hyperbolic tangent
-    bounds them; what lies outside of a clamp has no gradient, and would never come back.
+    bounds them; values outside a clamp have no gradient, and would never come back.
 
     Example:
         >>> import torch

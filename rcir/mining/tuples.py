@@ -55,7 +55,7 @@ def mine(
         cache: (n, d) embeddings of the un-augmented training images, on the device that searches.
         relevance: which of the n images match; what does not match an anchor is a negative of it.
         anchors: (m,) rows of the cache. Where the relevance says which images are searched
-            (`WithinRadius.database`), these are no anchors, and all others are neither positives
+            (`WithinRadius.database`), these are not anchors, and all others are neither positives
             nor negatives.
         config: what to look for.
         generator: source of all randomness, on the CPU.

@@ -1,4 +1,4 @@
-"""The retriever as MLflow's model. A copy of this script lies in each model that is logged.
+"""The retriever as MLflow's model. Each logged model contains a copy of this script.
 
 MLflow runs it to load the model; the answers are those of the version of rcir that is installed.
 """

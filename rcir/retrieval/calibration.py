@@ -454,7 +454,7 @@ def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
 
 
 def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArray[np.bytes_]:
-    """(n,) ascending digests of the queries that are no evidence for further ones.
+    """(n,) ascending digests of the queries that are not evidence for further ones.
 
     Those that tuned or calibrated, and the items of the gallery, unless these are the queries; none
     if queries recur.

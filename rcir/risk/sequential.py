@@ -239,7 +239,7 @@ def _orders(n: int) -> NDArray[np.int64]:
 
 
 def _first(orders: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first m that each of the orders stands for, whose bound b it gets.
+    """Return the first m that each of the orders represents, whose bound b it gets.
 
     If U_(m+1) > b_m for any m from first to order, then U_(order+1) > b_first: leaving orders out
     overstates the probability.

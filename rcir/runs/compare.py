@@ -133,7 +133,7 @@ def compare_runs(
     validation images. Intervals and differences are those of `rcir.risk.bootstrap.compare_sizes`.
 
     Args:
-        references: of each run, its folder or MLflow id. That of a sweep stands for its trials, by
+        references: of each run, its folder or MLflow id. That of a sweep means its trials, by
             their size at the levels of the sweep.
         alphas, delta: levels to compare at.
 
@@ -400,7 +400,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         alphas, delta: levels to compare at; the guarantee holds at `delta`.
 
     Raises:
-        InvalidData: these are no two or more calibrations on the same queries.
+        InvalidData: these are not two or more calibrations on the same queries.
         RiskUnattainable: nothing is certified of any at delta / k.
         InvalidRiskLevel: an alpha or delta is out of range.
         CorruptRetriever: of a retriever.

@@ -154,7 +154,7 @@ RANKS = tuple(tenth / 10 for tenth in range(1, 11))
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    How uncertain queries are is told by the share of calibration queries that are less uncertain:
+    Uncertainty is measured by the share of calibration queries that are less uncertain:
     while queries are like those, every tenth is as full as the others, whatever the model.
     """
 

@@ -200,7 +200,7 @@ _log = logging.getLogger("rcir.serving")
 class Evidence:
     """Feedback on answers of one retriever, watched, and compared with its calibration queries.
 
-    Queries that it was tuned or calibrated with, or that are items of its gallery, are no evidence.
+    Queries that tuned or calibrated it, or that are items of its gallery, are not evidence.
     Nor is anything where calibration queries came in clusters: the guarantee is then for clusters,
     and which of them a query belongs to is not known.
 

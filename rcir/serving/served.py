@@ -55,7 +55,7 @@ class Served:
     Attributes:
         retriever: what answers.
         version: another one for another retriever; shown.
-        manifest: digest of its manifest: equal wherever the same retriever lies.
+        manifest: digest of its manifest: equal for equal retrievers, wherever they are.
     """
 
     retriever: Retriever
@@ -345,7 +345,7 @@ class RegistryName:
     """A version of a registered model, `models:/NAME/VERSION`, or that which an alias names,
     `models:/NAME@ALIAS`.
 
-    Its version is `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever where it lies.
+    Its version is `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in its place.
     """
 
     def __init__(self, uri: str) -> None:

@@ -65,7 +65,7 @@ class ItemPictures:
         return png(self._picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
-        """One of the test pictures of the data set, as PNG, and its label where labels tell.
+        """One of the test pictures of the data set, as PNG, and its label where there is one.
 
         Raises:
             DataUnavailable: there are none.

@@ -98,7 +98,7 @@ class UnknownAnswer(RcirError):
 
 @dataclass(frozen=True)
 class KeptAnswer:
-    """An answer, as far as feedback needs it.
+    """The parts of an answer that feedback needs.
 
     Attributes:
         version: that of the retriever that answered.

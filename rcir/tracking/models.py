@@ -45,7 +45,7 @@ class ModelParts:
     Attributes:
         code: the script that makes it, with `mlflow.models.set_model`.
         folder: of the retriever.
-        files: further ones, which lie beside its description.
+        files: further ones, beside its description.
         signature: columns of "inputs" and "outputs", and "params", each as MLflow writes it.
         example: a row of its input.
         requirements: what pip installs for it.

@@ -191,7 +191,7 @@ class TrackedRun:
     def active(self) -> Iterator[None]:
         """Mark the run as running inside the block, finished or failed behind it.
 
-        Where another process has ended it meanwhile, which is why the block fails, that stands.
+        If another process has ended it meanwhile, which made the block fail, its status is kept.
         """
         with reachable(self.uri):
             self._client.set_tag(self.id, OWNER_TAG, owner())

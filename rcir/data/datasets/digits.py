@@ -89,7 +89,7 @@ def _redraw_repeats(
 
 
 def _pixels(images: NDArray[np.uint8]) -> NDArray[np.bytes_]:
-    """(n,) the pixels of each image; all are as long, so that zeros at the end tell nothing."""
+    """(n,) the pixels of each image; all are as long, so that zeros at the end do not matter."""
     return np.ascontiguousarray(images).reshape(len(images), -1).view(f"S{images[0].size}")[:, 0]
 
 

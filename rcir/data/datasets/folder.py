@@ -174,7 +174,7 @@ def halves_of_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) ->
 
 
 def _list(folder: Path) -> tuple[list[str], Counter[str]]:
-    """Every picture that lies in a folder of it, sorted by name; what is left out, and how many."""
+    """Return every picture in its folders, sorted by name, and how many files are left out."""
     names, left_out = [], Counter[str]()
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -83,7 +83,7 @@ def read_index(folder: Path) -> tuple[Listing, Listing]:
 
 
 def _people(path: Path) -> dict[str, int]:
-    """The number of pictures of each person; the first line tells how many people follow."""
+    """Return the number of pictures of each person; the first line has the number of people."""
     lines = read_lines(path)
     ((announced,),) = columns(path, lines[:1], 1)
     names, counts = columns(path, lines[1:], 2, first=2)

@@ -1,9 +1,9 @@
 """People seen by several cameras: Market-1501 and DukeMTMC-reID, which share one layout.
 
 Market-1501 is of Zheng et al. (ICCV 2015); DukeMTMC-reID of Ristani et al. (ECCVW 2016) and Zheng
-et al. (ICCV 2017). A file's name tells person and camera, `0002_c1s1_000451_03.jpg`: person 2,
+et al. (ICCV 2017). A file's name states person and camera, `0002_c1s1_000451_03.jpg`: person 2,
 camera 1; in Market-1501 also which of the camera's sequences, `c1s1`. Person -1 is a bad detection;
-person 0 in Market-1501's gallery is a distractor, whom no query shows.
+person 0 in Market-1501's gallery is a distractor, which no query shows.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def read_market(root: Path) -> Source:
 
     Returns:
         Images as paths; labels: numbers of people; the attributes "camera", its number, and, where
-        names tell it, "sequence", which is their cluster. Images of person -1 are left out, those
+        names state it, "sequence", which is their cluster. Images of person -1 are left out, those
         of person 0 stay in the gallery.
 
     Raises:
         DataUnavailable: a folder is not there.
-        InvalidData: a folder has no images, or one whose name does not tell person and camera.
+        InvalidData: a folder has no images, or one whose name does not state person and camera.
     """
     return _read(root / MARKET, "get Market-1501-v15.09.15.zip from the page of Market-1501")
 
@@ -90,7 +90,7 @@ def _read(folder: Path, get: str) -> Source:
 
 
 def _facts(folder: Path, name: str) -> tuple[int, int, str]:
-    """Person, camera and, as in "s1", the camera's sequence; empty if the name does not tell."""
+    """Person, camera and, as in "s1", the camera's sequence; empty without such a name."""
     match = NAME.fullmatch(name)
     if match is None:
         raise InvalidData(
