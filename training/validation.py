@@ -205,8 +205,8 @@ class Validation:
         """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
 
         Recall and precision are of the images that another one matches, sizes at delta = 0.1.
-        What cannot be computed is left out: a size that is not certified, the AUROC if all are right
-        or all wrong.
+        What cannot be computed is left out: a size that is not certified, the AUROC if all are
+        right or all wrong.
         """
         numbers = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
         numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
