@@ -1,4 +1,4 @@
-"""What the screen shows: progress, an evaluation in sentences, and its tables."""
+"""The screen: progress, an evaluation in sentences, and its tables."""
 
 from __future__ import annotations
 

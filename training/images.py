@@ -148,7 +148,9 @@ def _features(
 ) -> Any:
     """Features (n, C) of images; what takes long is shown."""
     bar = Progress(
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -219,7 +219,10 @@ def _finished(
         if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
             encoder.fit_posthoc(
                 TrainingImages(
-                    *(splits.train, config.preprocessing, embedder, config.seed),
+                    splits.train,
+                    config.preprocessing,
+                    embedder,
+                    config.seed,
                     config.at(config.epochs).loss_options(),
                 )
             )
@@ -301,7 +304,7 @@ def _trains(encoder: Encoder) -> bool:
 
 
 def check_images(config: TrainingConfig, images: ImageSet) -> None:
-    """Whether there can be tuples at all; an epoch without one is none that training needs."""
+    """Raise `InvalidData` if the images make no tuple at all."""
     if not can_train(images, sampled=config.mining.cache == "sampled"):
         raise InvalidData(
             "no anchor has a positive and a negative: some training image must match another one "

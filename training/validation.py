@@ -266,7 +266,7 @@ def validate(embedding: Embedding, images: ImageSet) -> Validation:
 def _searched(
     vectors: Tensor, relevance: Relevance
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-    """Of each image that asks: distances and positions, which match, and how many would."""
+    """Return of each query distances and positions, which match, and the number of matches."""
     database = database_of(relevance)
     if database is None:
         distances, positions = nearest_others(vectors, min(DEPTH, len(relevance) - 1))

@@ -67,7 +67,9 @@ def run(options: Namespace) -> None:
     encoder, preprocessing, name = _model(options.model, options.checkpoint)
     console = Console(highlight=False, markup=False)
     bar = Progress(
-        *(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,

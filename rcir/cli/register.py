@@ -24,8 +24,12 @@ def run(options: Namespace) -> None:
     from rcir.registry import register
 
     registered = register(
-        *(options.run, options.name, options.alias),
-        *(options.alpha, options.delta, options.force),
+        options.run,
+        options.name,
+        options.alias,
+        options.alpha,
+        options.delta,
+        options.force,
     )
     print(f"{registered.version.name} version {registered.version.version}: {registered.uri}")
     if registered.promotion:

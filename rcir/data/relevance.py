@@ -34,7 +34,7 @@ class Relevance(Protocol):
 
     @property
     def kind(self) -> str:
-        """What images match by, as errors name it."""
+        """The kind of thing that images match by, as errors name it."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class Relevance(Protocol):
         ...
 
     def joined(self, others: Any) -> Self:
-        """Of these images, then others; `InvalidData` unless they are of the same kind."""
+        """Return the relevance of these images, then others; `InvalidData` for other kinds."""
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:

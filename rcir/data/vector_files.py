@@ -334,7 +334,7 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """How many shards there are, as one of them says; None where it does not."""
+    """Return the number of shards that a shard states; None if it states none."""
     from pyarrow import ArrowException, parquet
 
     try:

@@ -88,16 +88,25 @@ def _mnist_cnn(channels: int) -> nn.Module:
 def _lenet(channels: int) -> nn.Module:
     # Of the largest, the ReLU is that of all: pooling first spares three quarters of it.
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Conv2d(channels, 32, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
     )
 
 
 def _cifar_cnn(channels: int) -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
     )
 
 

@@ -314,7 +314,10 @@ class PairCurvature:
         sums = torch.stack(
             [
                 pair_hessian_diagonal(
-                    *(features, outputs, pairs[some], outputs.new_ones(int(some.sum()))),
+                    features,
+                    outputs,
+                    pairs[some],
+                    outputs.new_ones(int(some.sum())),
                     self.geometry,
                     cross=self.variant != "fixed",
                 )

@@ -154,7 +154,7 @@ def _absolute(images: Images) -> Images:
 
 
 def _bytes(images: Images | Sequence[Any]) -> int:
-    """Of arrays; a path is nothing beside them."""
+    """Return the bytes of arrays; paths count as none."""
     if isinstance(images, np.ndarray):
         return images.nbytes
     return sum(getattr(image, "nbytes", 0) for image in images)

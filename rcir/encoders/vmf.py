@@ -89,7 +89,7 @@ class VonMisesFisher(Encoder):
         return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
-        """Of Gaussians of the distributions' mean and, the same in every dimension, variance."""
+        """Distances of draws from Gaussians with the means and, per axis, variances of the vMFs."""
         dim = queries.vectors.shape[1]
         length = bessel_ratio(_concentration(queries), dim).to(queries.vectors)
         variance = (1 - length.square()).clamp(min=0) / dim

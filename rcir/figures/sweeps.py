@@ -138,7 +138,7 @@ TEXT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "bbox": PA
 
 
 def pareto_front(objectives: Floats) -> NDArray[np.bool_]:
-    """Which rows no other row beats: is as low in every column, and lower in one.
+    """Return which rows no other row beats by being as low in every column, and lower in one.
 
     Args:
         objectives: (n, k) what should be low; negate what should be high.

@@ -164,7 +164,7 @@ class FaissContents:
 
     @property
     def digest(self) -> str:
-        """Of all that is held; none that was ever before where the files were written to."""
+        """Digest of the contents; a new one each time if the files were written to."""
         return f"written to {secrets.token_hex()}" if self.changed else self._content()[0]
 
     @property

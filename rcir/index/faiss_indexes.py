@@ -321,8 +321,8 @@ class InvertedLists(FaissIndex):
             return
         centroids = faiss.index_cpu_to_all_gpus(self._index.quantizer)
         nearest = np.ascontiguousarray(centroids.assign(batch, 1).ravel(), np.int64)
-        add_core = self._index.add_core
-        add_core(len(batch), *(faiss.swig_ptr(batch), None, faiss.swig_ptr(nearest)))
+        pointers = faiss.swig_ptr(batch), None, faiss.swig_ptr(nearest)
+        self._index.add_core(len(batch), *pointers)
 
     def _needed(self) -> int:
         return int(self.options.nlist)

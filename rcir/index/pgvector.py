@@ -423,7 +423,7 @@ class PgvectorTable:
         k: int,
         settings: Mapping[str, str],
     ) -> list[tuple[int, bytes, bytes]]:
-        """Of each query its number from 1, in any order; of up to k rows the ids, as big-endian
+        """Return, in any order, each query's number from 1; the ids of up to k rows, as big-endian
         int64, and the L2 distances, as float64.
         """
         each = ", ".join(["set_config(%s, %s, true)"] * len(settings))

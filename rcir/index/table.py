@@ -174,8 +174,8 @@ def _of_array(
 
 
 def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where the position of each query itself stands in its row (q, k), the last where it does not:
-    behind k twins, or not found.
+    """Return (q, k) where each query finds itself; the last column if it is not among its
+    neighbours: behind k twins, or missed.
     """
     places: NDArray[np.bool_] = positions == itself[:, None]
     places[~places.any(axis=1), -1] = True

@@ -278,7 +278,7 @@ PERCENTILES = 100
 def kendall_over_bins(
     uncertainty: Floats, performance: NDArray[np.bool_] | Floats, bins: int = 20
 ) -> float:
-    """How steadily the mean performance falls from the least to the most uncertain bin.
+    """Return how steadily the mean performance falls from the least to the most uncertain bin.
 
     Minus Kendall's tau-b of the number of the bin and the mean performance in it (Oh et al., ICLR
     2019).
@@ -307,7 +307,7 @@ def kendall_over_bins(
 def kendall_of_pairs(
     uncertainty: Floats, score: Floats, match: NDArray[np.bool_], bins: int = 20
 ) -> float:
-    """How steadily verification gets worse from the least to the most uncertain bin of pairs.
+    """Return how steadily verification worsens from the least to the most uncertain bin of pairs.
 
     Minus Kendall's tau-b of the number of the bin and the average precision in it (Oh et al.,
     ICLR 2019).

@@ -179,7 +179,7 @@ class Search:
 
 
 def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tensor:
-    """Which of some images are positives of anchors, pair by pair, or the anchor itself."""
+    """Return whether images are positives of anchors, pair by pair, or the anchor itself."""
     pairs = (anchors.cpu().numpy(), others.cpu().numpy())
     positive = relevance.positives(*pairs) | (pairs[0] == pairs[1])
     return torch.from_numpy(positive).to(anchors.device)

@@ -109,11 +109,8 @@ def certify(
     if risk.exact and calibration.clusters is None and request.mix is None:
         if risk is not MISS:
             risk.check_losses(calibration)
-        return order_statistic(
-            *(alpha, delta, calibration, bound),
-            simultaneous=request.simultaneous,
-            anytime=request.anytime,
-        )
+        at = {"simultaneous": request.simultaneous, "anytime": request.anytime}
+        return order_statistic(alpha, delta, calibration, bound, **at)
     weights = None if request.mix is None else group_weights(calibration, dict(request.mix))
     whole = risk.binary and calibration.clusters is None and weights is None
     chosen = bound if whole else bound_of_means

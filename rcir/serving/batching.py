@@ -155,7 +155,7 @@ class PreparedRequest:
 
 
 def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exception]:
-    """Of each request its queries and their answers, or the exception that it ends with."""
+    """Return the queries and answers of each request, or the exception that it ends with."""
     embedded: dict[int, Any] = {}
     for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
         served = batch[group[0]].served

@@ -299,12 +299,12 @@ class Served:
 
 
 class RetrieverSource(Protocol):
-    """A place of retrievers, of which one is the present one."""
+    """A place of retrievers, one of which is the present one."""
 
     name: str
 
     def version(self) -> str:
-        """That of the present one, which is another one for another retriever; cheap to ask for.
+        """Return the version of the present retriever, without loading it.
 
         Raises:
             NoRetriever: there is none.

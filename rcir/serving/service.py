@@ -222,12 +222,12 @@ class Service:
         await asyncio.to_thread(served.decide, band)
         prepared, asked = await _prepared(query, served), (alphas, terms.delta)
 
-        def found() -> AtLevels:
+        def answered_at_levels() -> AtLevels:
             queries = served.queries([prepared])
             (levels,) = served.retriever.at_levels(queries[0], *asked, **chosen)
             return levels
 
-        levels = await self.batcher.run(found)
+        levels = await self.batcher.run(answered_at_levels)
         thresholds = tuple(each.threshold for each in levels.guarantees)
         means = await asyncio.to_thread(served.mean_sizes, thresholds, **chosen)
         return {

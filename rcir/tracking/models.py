@@ -235,7 +235,10 @@ def create_version(
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = client.create_model_version(
-            *(name, f"models:/{model}", run.id, dict(tags)),
+            name,
+            f"models:/{model}",
+            run.id,
+            dict(tags),
             description=description,
             model_id=model,
         )
