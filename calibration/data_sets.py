@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.quality import pixel_recall
-from calibration.screen import console, embedding, print_reason, step
+from calibration.screen import embedding, print_reason, step
 from calibration.sources import Opened, start_tracking, warn_of_other_labels
 from rcir import api, tracking
 from rcir.data import (
@@ -35,6 +35,7 @@ from rcir.risk import LabelledResults
 from rcir.runs import folder as runs
 from rcir.runs.folder import TrainedOn, classes_of
 from rcir.runs.results import names_digest
+from rcir.terminal import console
 
 
 class TrainedRun:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
 
@@ -20,6 +18,7 @@ from rcir.index import Index
 from rcir.levels import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk.guarantee import stated_confidence
+from rcir.terminal import console, progress_bar
 
 if TYPE_CHECKING:
     from rcir.encoders.embedder import Embedder
@@ -162,7 +161,6 @@ def _above_alpha(row: RiskResult, tested: str) -> str:
 
 
 # Names may look like markup.
-console = Console(highlight=False, markup=False)
 
 NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested alpha is certified
 
@@ -250,15 +248,7 @@ def embedding(name: str, images: ImageSet, embedder: Embedder) -> Iterator[Embed
 
     Where there is no terminal, it leaves one line if that took long.
     """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar = progress_bar()
     task = bar.add_task(name, total=len(images))
     n_reused = 0
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-from calibration.screen import console, print_reason, step
+from calibration.screen import print_reason, step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.digests import digests
@@ -25,6 +25,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
 from rcir.risk import LabelledResults, required_calibration
 from rcir.risk.results import LABEL
+from rcir.terminal import console
 
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}

@@ -20,11 +20,11 @@ from calibration import (
     promise,
     write_results,
 )
-from calibration.screen import console
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
+from rcir.terminal import console
 from training import TrainingConfig, train
 
 OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")

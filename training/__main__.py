@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m training") ->
 
         config = parse(TrainingConfig, argv, prog, "Train an encoder.")
         # Slow to import; `--help` and a wrong option need none.
-        from training.progress import console
+        from rcir.terminal import console
         from training.run import train
 
         run = train(config)

@@ -29,8 +29,8 @@ from torch import nn
 from rcir.errors import CheckpointFailed, InvalidData, TrackingUnavailable
 from rcir.files import write_folder, write_json
 from rcir.retrieval.stored_parts import save_tensors
+from rcir.terminal import console
 from rcir.tracking import TrackedRun
-from training.progress import console
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
 
 METRICS_FILE = "metrics.json"

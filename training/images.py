@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from rcir.data import ImageSet, Preprocessing, Splits
@@ -22,8 +21,8 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import InvalidConfig
 from rcir.mining import label_batches
+from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
-from training.progress import console
 from training.randomness import ORDER, numpy_generator
 
 AHEAD = 2  # batches that are read while one is computed
@@ -147,15 +146,7 @@ def _features(
     images: ImageSet, embedder: Embedder, backbone: Encoder, preprocessing: Preprocessing
 ) -> Any:
     """Features (n, C) of images; what takes long is shown."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar = progress_bar()
     task, n_new, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
 
     def advance(count: int, reused: bool) -> None:

@@ -16,10 +16,10 @@ from rcir.cluster import join_cluster, quiet
 from rcir.data import data_root
 from rcir.errors import InvalidConfig, RcirError, WorkersLost
 from rcir.runs.folder import RunFolder
+from rcir.terminal import console
 from training import checkpoint
 from training.config import TrainingConfig
 from training.loop import Job, train_here
-from training.progress import console
 
 Done = TypeVar("Done")
 

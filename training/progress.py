@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-# Names may look like markup.
-console = Console(highlight=False, markup=False)
+from rcir.terminal import console, progress_bar
 
 
 class EpochBar:
@@ -18,15 +14,7 @@ class EpochBar:
 
     def __init__(self, epoch: int, epochs: int, visible: bool) -> None:
         self._title = f"epoch {epoch}/{epochs}"
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (visible and console.is_terminal),
-        )
+        self._progress = progress_bar(visible)
         self._task = self._progress.add_task(f"{self._title} mining", total=None)
 
     def __enter__(self) -> Self:

@@ -29,12 +29,12 @@ from rcir.files import write_file
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import VALIDATION
+from rcir.terminal import console
 from training import checkpoint
 from training.checkpoint import History
 from training.config import MEMBERS, TrainingConfig, combined, member_configs
 from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
-from training.progress import console
 from training.validation import Validation, validate, warn_of_chance
 
 LOCK, START = "lock", "start"

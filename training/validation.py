@@ -26,7 +26,7 @@ from rcir.metrics import (
 from rcir.metrics.labels import VOTERS
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
-from training.progress import console
+from rcir.terminal import console
 
 N_FOLDS = 4
 

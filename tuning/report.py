@@ -13,7 +13,6 @@ import pandas as pd
 import yaml
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
-from rich.console import Console
 
 from rcir import figures
 from rcir.cluster import free
@@ -23,13 +22,11 @@ from rcir.levels import ALPHAS
 from rcir.printable import printable
 from rcir.runs.compare import compare_runs, print_comparison
 from rcir.runs.folder import RunFolder, read_run
+from rcir.terminal import console
 from training import PLACEMENT_GROUP
 from tuning.config import TuningConfig
 from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial, seeded
 from tuning.trial import read_reports
-
-# Names may look like markup.
-console = Console(highlight=False, markup=False)
 
 
 class TrialWatch(Callback):

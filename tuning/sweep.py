@@ -24,6 +24,7 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
+from rcir.terminal import console
 from training import (
     as_json,
     check_encoder,
@@ -35,7 +36,7 @@ from training import (
 )
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
-from tuning.report import TrialWatch, console, publish_sweep
+from tuning.report import TrialWatch, publish_sweep
 from tuning.trial import OBJECTIVE, Plan, run_trial
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}

@@ -6,15 +6,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.printable import printable
+from rcir.terminal import console
 
 # Names of files may look like markup.
-console = Console(highlight=False, markup=False)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -43,13 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     from rcir.data.pictures import list_pictures
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig
     from rcir.memory import keep_freed_memory
+    from rcir.terminal import console, progress_bar
 
     output, shards = options.output, options.shards
     is_parquet = output.suffix == ".parquet"
@@ -65,16 +63,8 @@ def run(options: Namespace) -> None:
     pictures = list_pictures(options.pictures)
     files = _files(output, shards, len(pictures))
     encoder, preprocessing, name = _model(options.model, options.checkpoint)
-    console = Console(highlight=False, markup=False)
-    bar = Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = bar.add_task("", total=len(pictures))
+    bar = progress_bar()
+    task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
     dim = 0
     with bar:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from calibration import RiskResult, print_evaluation, screen
-from calibration.screen import console
+from rcir.terminal import console
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALPHAS = (0.001, 0.2, 0.3)
