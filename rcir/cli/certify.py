@@ -6,7 +6,7 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace
 
-from rcir.cli.index import option_values
+from rcir.cli.index import add_index_arguments, option_values
 from rcir.levels import ALPHAS, DELTA
 
 
@@ -38,16 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "there are fewer than 200 queries",
     )
     parser.add_argument("--depth", type=int, default=200, help="candidates searched per query")
-    parser.add_argument(
-        "--index", default="flat", metavar="KIND", help="as `rcir index --index`; flat is exact"
-    )
-    parser.add_argument(
-        "--index-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the index, such as ef_search=400; as often as needed",
-    )
+    add_index_arguments(parser, "flat")
     parser.add_argument(
         "--seed",
         type=int,

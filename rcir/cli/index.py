@@ -14,19 +14,7 @@ from rcir.errors import InvalidConfig
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: retriever and index."""
     parser.add_argument("retriever", type=Path, help="folder of the retriever")
-    parser.add_argument(
-        "--index",
-        metavar="KIND",
-        default="auto",
-        help="flat, hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus",
-    )
-    parser.add_argument(
-        "--index-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the index, such as ef_search=400; as often as needed",
-    )
+    add_index_arguments(parser, "auto")
     parser.add_argument("--output", type=Path, help="folder to write to, in place of the first")
     parser.add_argument(
         "--alpha",
@@ -35,6 +23,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="levels at which sizes are compared; unless given those that it was calibrated at",
     )
     parser.add_argument("--delta", type=float, help="likewise")
+
+
+def add_index_arguments(parser: ArgumentParser, default: str) -> None:
+    """Add the arguments that choose an index."""
+    parser.add_argument(
+        "--index",
+        metavar="KIND",
+        default=default,
+        help="flat (exact), hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus",
+    )
+    parser.add_argument(
+        "--index-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the index, such as ef_search=400; as often as needed",
+    )
 
 
 def run(options: Namespace) -> None:

@@ -23,8 +23,8 @@ from calibration import (
     calibrate,
     certify,
     data_sets,
-    indexing,
     recalibrate,
+    recalibration,
     reindex,
 )
 from rcir import Retriever
@@ -142,9 +142,11 @@ def fail_to_reindex(index, trained):
     points = vectors(360) + 400 * np.eye(3, 7, dtype=np.float32)[labels]
     retriever = Retriever.from_embeddings(points[:60], labels=labels[:60], depth=20)
     retriever.calibrate(points[60:], labels[60:], "constant")
-    turns = iter([indexing.cross_fitted_sizes, interrupt])
+    turns = iter([recalibration.cross_fitted_sizes, interrupt])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexing, "cross_fitted_sizes", lambda *arguments: next(turns)(*arguments))
+        patch.setattr(
+            recalibration, "cross_fitted_sizes", lambda *arguments: next(turns)(*arguments)
+        )
         with pytest.raises(KeyboardInterrupt):
             reindex(retriever.save(Path("retriever")), index)
 
