@@ -6,7 +6,7 @@ trials.csv              the trials, the best first
 trial-000/              the training run of a trial, see `rcir.runs.folder`
 trial-000-seed-1/       with another seed
 trial-000/reports.json  what the trial reported to Ray Tune
-ray/                    Ray Tune's own files; not read again
+ray/                    Ray Tune's own files; restoring from them would read pickles
 """
 
 from __future__ import annotations

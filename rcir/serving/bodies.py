@@ -1,4 +1,8 @@
-"""Requests as they come, read: pictures as multipart, vectors as JSON."""
+"""Bodies of requests: pictures as multipart, vectors as JSON.
+
+FastAPI's `Form` and `File` declare one media type for a route; these routes take both. Pydantic
+models check the fields, and Starlette parses the forms.
+"""
 
 from __future__ import annotations
 
