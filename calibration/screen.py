@@ -160,8 +160,6 @@ def _above_alpha(row: RiskResult, tested: str) -> str:
     )
 
 
-# Names may look like markup.
-
 NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested alpha is certified
 
 

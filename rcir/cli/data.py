@@ -13,8 +13,6 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.printable import printable
 from rcir.terminal import console
 
-# Names of files may look like markup.
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: an action, and the data set."""

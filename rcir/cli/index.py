@@ -47,7 +47,8 @@ def run(options: Namespace) -> None:
     from calibration import reindex
     from rcir.index import IndexConfig
 
-    config = IndexConfig(options.index, option_values(options.index_option))
+    given = option_values(options.index_option)
+    config = IndexConfig(options.index, given) if options.index != "auto" or given else None
     reindexed = reindex(options.retriever, config, options.output, options.alpha, options.delta)
     print(reindexed)
     print(f"retriever: {reindexed.folder}")

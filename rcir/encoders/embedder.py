@@ -101,8 +101,8 @@ class Embedder:
         if self.folder is None:
             return {}
         return {
-            number: self.folder / f"{PART}{embedding}.safetensors"
-            for number, embedding in enumerate(made_of(encoder, preprocessing, blocks))
+            number: self.folder / f"{PART}{digest}.safetensors"
+            for number, digest in enumerate(made_of(encoder, preprocessing, blocks))
         }
 
     def _embedded(

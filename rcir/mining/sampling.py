@@ -171,7 +171,7 @@ def label_batches(
     used = np.zeros_like(groups_left)
     steps = []
     while len(open_ := np.flatnonzero(groups_left)) >= many:
-        # The shortest exponential waiting times: without replacement, in proportion to `left`.
+        # The shortest exponential waiting times: without replacement, in proportion to `groups`.
         waiting = rng.exponential(size=len(open_)) / groups_left[open_]
         now = open_[np.argpartition(waiting, many - 1)[:many]]
         members = (used[now, None] * samples_per_class + np.arange(samples_per_class)) % counts[

@@ -370,10 +370,6 @@ def mean_loss(
     test, largest = certifies(alpha), losses(len(thresholds) - 1)
     if not test(largest):
         lost = float(largest.mean())
-        deeper = (
-            f"search deeper than {calibration.depth} candidates (a share {lost:.4f} of the "
-            f"{risk.lacking} is not among them)"
-        )
         raise _unattainable(
             alpha,
             delta,
@@ -381,7 +377,7 @@ def mean_loss(
             unit=calibration.unit,
             minimum_alpha=_smallest_mean_alpha(largest, delta, bound, certifies),
             required_calibration=_required_queries(alpha, delta, bound, lost),
-            deeper=deeper if lost > 0 else None,
+            deeper=_deeper(risk, calibration, lost),
         )
     smallest = bisect_left(range(len(thresholds) - 1), True, key=lambda i: test(losses(i)))
     return Certificate(
@@ -552,8 +548,7 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
 
 # Queries of new labels
 
-# Alphas at which the two bounds of means over labels are compared.
-COMPARED_LEVELS = [number / 1000 for number in range(1, 1000)]
+COMPARED = 0.005  # the two bounds of means over labels are compared at multiples of it
 
 
 def for_labels(
@@ -604,7 +599,10 @@ def for_labels(
         except RiskUnattainable as error:
             refusals.append(error)
     if refusals:
-        raise _all_refused("queries of any labels, each kind at half of delta", refusals)
+        # One kind may be certified at this alpha, but not at the one that the other kind needs.
+        new = by_label.of_group(half.group)
+        from_new = _certified_from(replace(half, group=None), new, tuning_by_label, bound)
+        raise _all_refused("queries of any labels, each kind at half of delta", refusals, from_new)
     return replace(
         max(certificates, key=lambda one: one.threshold),
         bound=" and ".join(dict.fromkeys(one.bound for one in certificates)),
@@ -622,47 +620,44 @@ def _mean_over_labels(
 
     One query of each label, drawn at random, is an independent draw from the queries of new labels:
     the exact certificate holds for these. It needs fewer labels than a bet on the means of labels,
-    which in turn needs smaller sets where there are many, or where alpha is large. The tuning split
-    says from which alpha on the bet is better, before either sees the calibration queries.
+    which in turn needs smaller sets where there are many. The tuning split says which is better at
+    an alpha, before either sees the calibration queries.
 
     Args:
         request: for queries of the calibrated labels.
         calibration, tuning: see `certify`, with labels as clusters.
         bound: see `certify`.
     """
-    calibration = calibration.of_group(request.group)
-    request = replace(request, group=None)
+    calibration, request = calibration.of_group(request.group), replace(request, group=None)
     alpha, delta, risk = request.alpha, request.delta, request.one_risk
     if risk is not MISS and risk.exact:
         risk.check_losses(calibration)
-    exact = risk.exact and bound == "binomial" and request.mix is None
-    if not exact or tuning is None or delta is None or isinstance(alpha, Mapping):
+    if tuning is None or not _has_two_bounds(request, bound):
         return certify(request, calibration, tuning, bound)
-    bet_from = _least_alpha_to_bet(risk, delta, calibration, tuning)
-    if alpha >= bet_from:
-        return certify(request, calibration, tuning, bound)
+    assert delta is not None
+    assert not isinstance(alpha, Mapping)
     try:
+        if not _one_of_each_is_better(alpha, request, calibration, tuning):
+            return certify(request, calibration, tuning, bound)
         certificate = order_statistic(alpha, delta, _one_of_each(calibration))
     except RiskUnattainable as refusal:
-        least = refusal.minimum_alpha
-        if bet_from < 1:
-            try:
-                certify(replace(request, alpha=bet_from), calibration, tuning, bound)
-                least = min(least or 1.0, bet_from)
-            except RiskUnattainable as larger:
-                least = larger.minimum_alpha
-        if least == refusal.minimum_alpha:
-            raise
+        lost = float(risk.unit_losses(calibration, calibration.match_thresholds()[-1:]).mean())
         raise _unattainable(
             alpha,
             delta,
             calibration.units,
             unit=calibration.unit,
-            minimum_alpha=least,
+            minimum_alpha=_certified_from(request, calibration, tuning, bound),
             required_calibration=refusal.required_calibration,
-            deeper=None,
+            deeper=_deeper(risk, calibration, lost),
         ) from None
     return replace(certificate, bound="one-per-label binomial")
+
+
+def _has_two_bounds(request: GuaranteeRequest, bound: Bound) -> bool:
+    """Return whether one query of each label can certify a request, too."""
+    plain = request.delta is not None and request.mix is None and bound == "binomial"
+    return plain and request.one_risk.exact and not isinstance(request.alpha, Mapping)
 
 
 def _one_of_each(calibration: ScoredResults) -> ScoredResults:
@@ -674,17 +669,23 @@ def _one_of_each(calibration: ScoredResults) -> ScoredResults:
     return calibration[order[np.unique(clusters, return_index=True)[1]]]
 
 
-def _least_alpha_to_bet(
-    risk: Risk, delta: float, calibration: ScoredResults, tuning: ScoredResults
-) -> float:
-    """Return the alpha from which on a bet on the means of clusters needs no larger sets than one
-    query of each cluster; 1 if it always does.
+def _one_of_each_is_better(
+    alpha: float, request: GuaranteeRequest, calibration: ScoredResults, tuning: ScoredResults
+) -> bool:
+    """Return whether one query of each cluster needs smaller sets than a bet on their means.
 
-    Both are compared on the tuning split, as if the clusters that calibrate had its losses. Below
-    the alpha that one query of each certifies without a miss, the bet certifies nothing either.
+    Both are compared on the tuning split, as if the clusters that calibrate had its losses, and at
+    a multiple of `COMPARED`, so that what is chosen is known for all alphas. Where one query of
+    each certifies nothing, without a miss, the bet certifies nothing either.
     """
+    risk, delta = request.one_risk, request.delta
+    assert delta is not None
+    level = COMPARED * max(1, _cell(alpha))
     n, thresholds = calibration.units, tuning.match_thresholds()
-    wealth = math.log(1 / delta) / n
+    allowed = allowed_misses(n, level, delta)
+    if allowed < 0:
+        return True
+    bet, wealth = _bet(risk, level, delta, calibration, tuning, None), math.log(1 / delta) / n
 
     def first(certifies: Callable[[NDArray[np.float64]], bool]) -> int:
         return bisect_left(
@@ -693,32 +694,89 @@ def _least_alpha_to_bet(
             key=lambda i: certifies(risk.unit_losses(tuning, thresholds[i : i + 1])),
         )
 
-    def bet_is_better(alpha: float) -> bool:
-        allowed = allowed_misses(n, alpha, delta)
-        if allowed < 0:
-            return False
-        bet = _bet(risk, alpha, delta, calibration, tuning, None)
-        by_bet = first(lambda losses: bool(np.log1p(bet * (alpha - losses)).mean() >= wealth))
-        return by_bet <= first(lambda losses: bool(losses.mean() <= (allowed + 1) / (n + 1)))
+    by_bet = first(lambda losses: bool(np.log1p(bet * (level - losses)).mean() >= wealth))
+    by_one = first(lambda losses: bool(losses.mean() <= (allowed + 1) / (n + 1)))
+    return by_one < by_bet or by_bet == len(thresholds)
 
-    level = bisect_left(
-        range(len(COMPARED_LEVELS)), True, key=lambda i: bet_is_better(COMPARED_LEVELS[i])
+
+def _cell(alpha: float) -> int:
+    """Return the number of multiples of `COMPARED`, above 0, that are at most alpha."""
+    return int(alpha / COMPARED + 1e-9)
+
+
+def _certified_from(
+    request: GuaranteeRequest,
+    calibration: ScoredResults,
+    tuning: ScoredResults | None,
+    bound: Bound,
+) -> float | None:
+    """Return an alpha from which on `_mean_over_labels` certifies every alpha; None if none.
+
+    Each bound certifies all alphas from its smallest on; between both, the choice decides.
+    """
+
+    def smallest(certified: Callable[[float], Certificate]) -> float:
+        try:
+            certified(math.ulp(0.5))
+        except RiskUnattainable as refusal:
+            return refusal.minimum_alpha or 1.0
+        return 0.0
+
+    delta = request.delta
+    by_bet = smallest(
+        lambda alpha: certify(replace(request, alpha=alpha), calibration, tuning, bound)
     )
-    return [*COMPARED_LEVELS, 1.0][level]
+    if tuning is None or delta is None or not _has_two_bounds(request, bound):
+        return by_bet if by_bet < 1 else None
+    drawn = _one_of_each(calibration)
+    by_one = smallest(lambda alpha: order_statistic(alpha, delta, drawn))
+    least, most = sorted([by_one, by_bet])
+    for cell in range(_cell(least), _cell(most) + 1):
+        better = _one_of_each_is_better(COMPARED * cell, request, calibration, tuning)
+        first = by_one if better else by_bet
+        if first > COMPARED * cell:
+            least = max(least, min(first, COMPARED * (cell + 1)))
+    return least if least < 1 else None
 
 
 # Refusals
 
 
-def _all_refused(subject: str, refusals: Sequence[RiskUnattainable]) -> RiskUnattainable:
-    """Return one error for several certificates that are needed together."""
-    smallest = [error.minimum_alpha for error in refusals]
+def _deeper(risk: Risk, calibration: ScoredResults, lost: float) -> str | None:
+    """Return the advice to search deeper, if even the largest sets lose a share of something."""
+    if lost <= 0:
+        return None
+    return (
+        f"search deeper than {calibration.depth} candidates (a share {lost:.4f} of the "
+        f"{risk.lacking} is not among them)"
+    )
+
+
+def _all_refused(
+    subject: str, refusals: Sequence[RiskUnattainable], least: float | None = 0.0
+) -> RiskUnattainable:
+    """Return one error for several certificates that are needed together.
+
+    Args:
+        subject: what is certified by all of them.
+        refusals: those that are refused.
+        least: from which alpha on the others are certified; None if from none.
+    """
+    smallest = [least, *(error.minimum_alpha for error in refusals)]
     required = [error.required_calibration for error in refusals]
+    minimum = None if None in smallest else max(filter(None, smallest))
+    if minimum is not None and minimum == least:
+        subject += f", which alpha >= {_rounded_up(least):.4f} certifies together"
     return RiskUnattainable(
         f"{subject}: {'; '.join(map(str, refusals))}",
-        minimum_alpha=None if None in smallest else max(filter(None, smallest)),
+        minimum_alpha=minimum,
         required_calibration=None if None in required else max(filter(None, required)),
     )
+
+
+def _rounded_up(alpha: float) -> float:
+    """Return an alpha with the four digits that errors state."""
+    return math.ceil(alpha * 1e4) / 1e4
 
 
 def _required_queries(alpha: float, delta: float | None, bound: Bound, lost: float) -> int | None:
@@ -748,7 +806,7 @@ def _unattainable(
 ) -> RiskUnattainable:
     """Return the error that states what could be certified instead."""
     advice = []
-    rounded = math.ceil((minimum_alpha or 1) * 1e4) / 1e4
+    rounded = _rounded_up(minimum_alpha or 1)
     if rounded < 1:
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
     if required_calibration is not None and required_calibration > n:
