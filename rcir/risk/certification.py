@@ -731,7 +731,7 @@ def _certified_from(
     drawn = _one_of_each(calibration)
     by_one = smallest(lambda alpha: order_statistic(alpha, delta, drawn))
     least, most = sorted([by_one, by_bet])
-    for cell in range(_cell(least), _cell(most) + 1):
+    for cell in range(_cell(least), min(_cell(most) + 1, _cell(1.0))):
         better = _one_of_each_is_better(COMPARED * cell, request, calibration, tuning)
         first = by_one if better else by_bet
         if first > COMPARED * cell:

@@ -288,6 +288,16 @@ def test_every_alpha_from_the_one_that_a_refusal_states_on_is_certified(query_la
     assert len(bounds) == 2
 
 
+@pytest.mark.parametrize("query_labels", ["new", "any"])
+def test_a_refusal_of_every_alpha_states_none(query_labels):
+    scores = np.zeros((40, 1), np.float32)
+    labels = np.arange(40) // 2
+    missed = ScoredResults.of(scores, np.zeros((40, 1), bool), query_labels=labels)
+    with pytest.raises(RiskUnattainable) as caught:
+        certify(GuaranteeRequest(0.1, 0.1, query_labels=query_labels), missed, missed)
+    assert caught.value.minimum_alpha is None
+
+
 def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
     """Where labels are equally hard, all queries say more: misses average out."""
     rng, names = np.random.default_rng(0), {}
