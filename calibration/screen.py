@@ -201,7 +201,7 @@ LONG = 10.0  # seconds
 def step(name: str) -> Iterator[None]:
     """Name what is being done, with a spinner; what is logged of an index is shown beside it.
 
-    Where there is no terminal, a line of that is left now and then.
+    Without a terminal, a line of it is printed now and then.
     """
     log = logging.getLogger("rcir.index")
     with console.status(name) as status:
@@ -244,7 +244,7 @@ class _Shown(logging.Handler):
 def embedding(name: str, images: ImageSet, embedder: Embedder) -> Iterator[Embedder]:
     """An embedder that shows how many of some images are embedded.
 
-    Where there is no terminal, it leaves one line if that took long.
+    Without a terminal, one line is printed if that took long.
     """
     bar = progress_bar()
     task = bar.add_task(name, total=len(images))

@@ -155,10 +155,10 @@ def _features(
         bar.advance(task, count)
 
     with bar:
-        reused = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
+        features = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
     if n_new:
         seconds = time.monotonic() - started
         console.print(
             f"frozen backbone: {n_new:,} images embedded  {seconds:.1f} s", soft_wrap=True
         )
-    return reused.vectors.numpy()
+    return features.vectors.numpy()

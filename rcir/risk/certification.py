@@ -655,7 +655,7 @@ def _mean_over_labels(
 
 
 def _has_two_bounds(request: GuaranteeRequest, bound: Bound) -> bool:
-    """Return whether one query of each label can certify a request, too."""
+    """Return whether one query of each label can certify a request as well."""
     plain = request.delta is not None and request.mix is None and bound == "binomial"
     return plain and request.one_risk.exact and not isinstance(request.alpha, Mapping)
 
@@ -675,8 +675,8 @@ def _one_of_each_is_better(
     """Return whether one query of each cluster needs smaller sets than a bet on their means.
 
     Both are compared on the tuning split, as if the clusters that calibrate had its losses, and at
-    a multiple of `COMPARED`, so that what is chosen is known for all alphas. Where one query of
-    each certifies nothing, without a miss, the bet certifies nothing either.
+    a multiple of `COMPARED`, so that the choice at every alpha is known. Where one query of each
+    certifies nothing even without a miss, the bet certifies nothing either.
     """
     risk, delta = request.one_risk, request.delta
     assert delta is not None
