@@ -11,23 +11,42 @@ import ray
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from rcir.errors import InvalidConfig
 
-def join_cluster(visible: bool = False) -> None:
+
+def join_cluster() -> None:
     """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process alone.
 
     A process that has joined one stays in it. By itself Ray would join whatever runs on the
     machine, such as what another training started for itself, and end with it.
-
-    Args:
-        visible: whether what workers print appears on this process's screen.
     """
     if not ray.is_initialized():
         ray.init(
             os.environ.get("RAY_ADDRESS", "local"),
             include_dashboard=False,
-            log_to_driver=visible,
+            log_to_driver=False,
             logging_level=logging.WARNING,
         )
+
+
+def alive_nodes() -> list[dict[str, float]]:
+    """The resources of each node of the cluster that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def cpus_per_gpu() -> float:
+    """CPUs for each GPU, to read images, on the node of the cluster that has the fewest.
+
+    Raises:
+        InvalidConfig: no node has a GPU.
+    """
+    shares = [node.get("CPU", 0) / node["GPU"] for node in alive_nodes() if node.get("GPU")]
+    if not shares:
+        raise InvalidConfig(
+            "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
+            "use_gpu=false"
+        )
+    return min(shares)
 
 
 def free(group: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,43 +22,83 @@ from rcir.options import require_options
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam and its schedule.
+    """The optimizer and its schedule.
 
     Args:
+        kind: "adam" (Kingma & Ba, ICLR 2015), or "sgd" with momentum.
         lr: learning rate at the start.
+        reference_batch: the batch that `lr` is for. With another batch, `lr` is multiplied by the
+            ratio of the two for sgd (Goyal et al., 2017), and by its square root for Adam (Malladi
+            et al., NeurIPS 2022). None leaves it as it is.
+        warmup: epochs in which the rate rises from 0, in equal steps (Goyal et al., 2017).
         weight_decay: L2 penalty.
+        clip_norm: a gradient with a larger norm, over all weights, is scaled down to this (Pascanu
+            et al., ICML 2013). None leaves it as it is.
         schedule: "cosine" to 0 over all epochs (Loshchilov & Hutter, ICLR 2017), "exponential" by
             `gamma` per epoch, or "constant".
         gamma: factor per epoch of the exponential schedule.
+        momentum: of sgd.
     """
 
+    kind: Literal["adam", "sgd"] = "adam"
     lr: float = 1e-3
+    reference_batch: int | None = None
+    warmup: float = 0.0
     weight_decay: float = 0.0
+    clip_norm: float | None = None
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
     gamma: float = 0.99
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise InvalidConfig(f"optimizer.lr is {self.lr}; it must be above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InvalidConfig(f"optimizer.weight_decay is {self.weight_decay}; at least 0")
+        if self.reference_batch is not None and self.reference_batch < 1:
+            raise InvalidConfig(f"optimizer.reference_batch is {self.reference_batch}; at least 1")
+        for name in ("warmup", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidConfig(f"optimizer.{name} is {getattr(self, name)}; at least 0")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise InvalidConfig(f"optimizer.clip_norm is {self.clip_norm}; it must be above 0")
         if not 0 < self.gamma <= 1:
             raise InvalidConfig(f"optimizer.gamma is {self.gamma}; it must lie in (0, 1]")
+        if not 0 <= self.momentum < 1:
+            raise InvalidConfig(f"optimizer.momentum is {self.momentum}; it must lie in [0, 1)")
 
-    def rate(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, from 1 on, of so many.
+    def build(self, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of some weights; the training sets its learning rate before every step."""
+        if self.kind == "sgd":
+            return torch.optim.SGD(weights, momentum=self.momentum, fused=True)
+        return torch.optim.Adam(weights, fused=True)
+
+    def rate(self, epoch: int, epochs: int, batch: int | None = None, done: float = 1.0) -> float:
+        """The learning rate of a step.
+
+        Args:
+            epoch: of the step, from 1 on.
+            epochs: of the training.
+            batch: of the training; None for the reference batch.
+            done: share of the epoch that is done after the step.
 
         Example:
-            >>> optimizer = OptimizerConfig(lr=0.1)
+            >>> optimizer = OptimizerConfig(lr=0.1, reference_batch=8, warmup=1)
             >>> [round(optimizer.rate(epoch, 4), 3) for epoch in (1, 2, 3, 4)]
             [0.1, 0.085, 0.05, 0.015]
+            >>> optimizer.rate(1, 4, batch=32, done=0.5)
+            0.1
         """
+        rate = self.lr
+        if batch is not None and self.reference_batch is not None:
+            rate *= (batch / self.reference_batch) ** (1 if self.kind == "sgd" else 0.5)
+        if self.warmup:
+            rate *= min(1.0, (epoch - 1 + done) / self.warmup)
         if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
-        return self.lr * self.gamma ** (epoch - 1) if self.schedule == "exponential" else self.lr
+            return rate * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
+        return rate * self.gamma ** (epoch - 1) if self.schedule == "exponential" else rate
 
 
 CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
+FIXED = ("optimizer.kind", "optimizer.momentum")  # of these groups, what the state belongs to
 
 
 @dataclass(frozen=True)
@@ -81,9 +121,10 @@ class Change:
             )
         for name in self.options:
             group, dot, _ = name.partition(".")
-            if group not in CHANGING or not dot:
+            if group not in CHANGING or not dot or name in FIXED:
                 raise InvalidConfig(
-                    f"changes name {name}; only options of {', '.join(CHANGING)} may change"
+                    f"changes name {name}; only options of {', '.join(CHANGING)} may change, "
+                    f"except {' and '.join(FIXED)}"
                 )
 
 
@@ -103,6 +144,8 @@ class TrainingConfig:
             these is kept, of equal ones the one with the highest mean average precision.
         min_delta: by how much a better one must exceed the best so far, for `patience`.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
+        batch_per_worker: sets `batch` to so many times the number of workers (the most there may
+            be) when the run is begun. None leaves `batch` as it is.
         micro_batches: a batch is computed in so many of them, each a forward pass of its own:
             dropout and batch normalisation see one of them at a time. What is computed depends on
             them, not on who computes it. More of them than workers take less memory, except with
@@ -125,7 +168,7 @@ class TrainingConfig:
         encoder: what is trained.
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
-        optimizer: Adam and its schedule.
+        optimizer: Adam or SGD, and its schedule.
         changes: what of augmentation, loss, mining and optimizer changes at later epochs, in their
             order; each holds until another one.
     """
@@ -137,6 +180,7 @@ class TrainingConfig:
     patience: int = 0
     min_delta: float = 0.0
     batch: int = 64
+    batch_per_worker: int | None = None
     micro_batches: int | None = None
     num_workers: int | tuple[int, int] = 0
     max_failures: int = 3
@@ -154,6 +198,12 @@ class TrainingConfig:
     changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.batch_per_worker is not None:
+            if self.batch_per_worker < 1:
+                raise InvalidConfig(f"batch_per_worker is {self.batch_per_worker}; at least 1")
+            # Spelled out: the run may be continued by another number of workers.
+            object.__setattr__(self, "batch", self.batch_per_worker * max(1, self.most_workers))
+            object.__setattr__(self, "batch_per_worker", None)
         for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
@@ -175,13 +225,18 @@ class TrainingConfig:
             raise InvalidConfig(
                 f"a batch of {self.batch} tuples in {self.n_micro_batches} micro-batches does not "
                 f"fill {self.most_workers} workers: micro_batches must be at least the number of "
-                "workers and at most batch"
+                "workers and at most batch; give batch_per_worker, a larger batch, or fewer workers"
             )
         group = self.mining.samples_per_class
         if group is not None and (self.batch % group or self.batch < 2 * group):
             raise InvalidConfig(
                 f"batch is {self.batch} and mining.samples_per_class {group}: give a batch "
                 "that is a multiple of it, of two labels or more"
+            )
+        if "://" in self.storage:
+            raise InvalidConfig(
+                f"storage is {self.storage}; runs are written to a folder: mount the bucket on "
+                "every node, and give the path of a folder in it"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
@@ -312,8 +367,11 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
                 raise InvalidConfig(f"{name} is no option of a training")
         into[option] = value
     if own:
-        parsed = from_plain(TrainingConfig, {"name": config.name} | own)
-        own = {name: getattr(parsed, name) for name in own}
+        dependent = ("name", "batch", "micro_batches", "num_workers")  # checked against each other
+        present = {each: getattr(config, each) for each in dependent}
+        parsed = from_plain(TrainingConfig, present | own)
+        names = {"batch" if name == "batch_per_worker" else name for name in own}
+        own = {name: getattr(parsed, name) for name in names}
     for group, plain in nested.items():
         before = getattr(config, group)
         own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
@@ -369,7 +427,7 @@ def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[T
 
 def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
     """The encoder of trained members."""
-    with torch.random.fork_rng():  # the caller's random numbers are left alone
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are left alone
         encoder = build_encoder(
             config.encoder.without_weights(),
             config.preprocessing.channels,

@@ -12,14 +12,15 @@ import ray.train
 from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 
-from rcir.cluster import join_cluster, quiet
+from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data import data_root
-from rcir.errors import InvalidConfig, RcirError, WorkersLost
+from rcir.errors import RcirError, WorkersLost
 from rcir.runs.folder import RunFolder
 from rcir.terminal import console
 from training import checkpoint
 from training.config import TrainingConfig
 from training.loop import Job, train_here
+from training.progress import LOG, followed
 
 Done = TypeVar("Done")
 
@@ -45,7 +46,7 @@ def launch(
     if not config.most_workers:
         train_here(job, callback)
         return
-    scaling = _scaling(config)
+    scaling = scaling_config(config)
     failures = 0
     while True:
         before = checkpoint.last_epoch(run.path)
@@ -56,10 +57,11 @@ def launch(
                 name="ray",
                 storage_path=str(run.path),
                 callbacks=[callback] if callback else None,  # type: ignore[list-item]
+                logging_config=ray.train.LoggingConfig("CRITICAL"),  # of the screen; said below
             ),
         )
         try:
-            with quiet("ray.train"):
+            with quiet("ray.train"), followed({run.path / LOG: ""}):
                 trainer.fit()
             return
         except ray.train.TrainingFailedError as error:
@@ -94,28 +96,21 @@ def _packed(job: Job) -> Callable[[], None]:
     return run
 
 
-def _scaling(config: TrainingConfig) -> ray.train.ScalingConfig:
-    """The workers to start, in a cluster that this process has joined.
+def scaling_config(config: TrainingConfig) -> ray.train.ScalingConfig:
+    """The workers to start, in the cluster that this process joins.
 
     A worker with a GPU gets its share of the CPUs too, to read images.
+
+    Raises:
+        InvalidConfig: a GPU is asked for and the cluster has none.
     """
-    each = {}
-    join_cluster(visible=True)
-    resources = ray.cluster_resources()
+    join_cluster()
+    each = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else {}
     kind = "GPU" if config.use_gpu else "CPU"
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
-    if config.use_gpu:
-        if not resources.get("GPU"):
-            raise InvalidConfig(
-                "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
-                "use_gpu=false"
-            )
-        each = {"GPU": 1.0, "CPU": float(max(1, resources.get("CPU", 1) // resources["GPU"]))}
-    if resources.get(kind, 0) < least:
-        console.print(
-            f"waiting for {least} {kind}s: the cluster has {resources.get(kind, 0):g}",
-            soft_wrap=True,
-        )
+    available = ray.cluster_resources().get(kind, 0)
+    if available < least:
+        console.print(f"waiting for {least} {kind}s: the cluster has {available:g}", soft_wrap=True)
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,
@@ -131,7 +126,7 @@ def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]
     """
     if not on_ray:
         return [job() for job in jobs]
-    join_cluster(visible=True)
+    join_cluster()
     task: Any = ray.remote(num_cpus=0)(_call)
     results = [task.remote(job) for job in jobs]
     done, failed = [], []

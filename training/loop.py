@@ -16,18 +16,18 @@ import torch
 from ray.util import get_current_placement_group
 from torch import nn
 
-from rcir.cluster import quiet
 from rcir.data import ImageSet, load_splits
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.memory import keep_freed_memory
+from rcir.terminal import console
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
 from training.images import on_features
-from training.progress import EpochBar
+from training.progress import LOG, EpochBar
 from training.trainer import Trainer
 from training.validation import TrainingWatch, validate
 from training.workers import Workers
@@ -56,11 +56,16 @@ def training_loop(job: Job) -> None:
     group = get_current_placement_group()
     placement = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
+    # Without a checkpoint of Ray's: it would refuse to continue a run whose older ones are dropped.
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | placement)
 
-    with quiet("ray.train"), _threads(job.config.threads):
-        _train(job, Workers.joined(job.config.use_gpu), _averaging, report)
+    workers = Workers.joined(job.config.use_gpu)
+    log = (Path(job.folder) / LOG).open("a", buffering=1)
+    with log, _threads(job.config.threads):
+        if workers.rank == 0:
+            console.file = log  # which the process that waits for the workers prints
+        _train(job, workers, _averaging, report)
 
 
 def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
@@ -113,7 +118,7 @@ def _train(
         )
     config, splits = on_features(config, splits, encoder, folder.parent)
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(encoder.parameters(), fused=True)  # its rate is set every epoch
+    optimizer = config.optimizer.build(encoder.parameters())
     # The first worker says from which: another one may see a shared folder as it was a while ago.
     last = workers.broadcast(checkpoint.last_epoch(folder))
     state = TrainState(seed=config.seed)
@@ -127,31 +132,22 @@ def _train(
     watch = TrainingWatch()
     while not _done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
-        rate = _set(optimizer, config, epoch)
         bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
-        validation = validate(embedding, splits.validation) if workers.rank == 0 else None
-        metrics = workers.broadcast(validation.metrics() if validation else None) | trained
-        metrics |= {"lr": rate, "seconds": time.monotonic() - started}
+        validation = validate(embedding, splits.validation, workers)
+        first = workers.rank == 0  # for all: other hardware might round differently
+        metrics = workers.broadcast(validation.metrics() if first else None) | trained
+        metrics |= {"seconds": time.monotonic() - started}
         state.advance(metrics, config.min_delta)
-        if validation is not None:
+        if first:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)
             checkpoint.save_checkpoint(folder, state, encoder, optimizer, validation)
             bar.summary(metrics)
             watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})
-
-
-def _set(optimizer: torch.optim.Optimizer, config: TrainingConfig, epoch: int) -> float:
-    """Give the optimizer the options of an epoch, and return its learning rate."""
-    now = config.at(epoch).optimizer
-    rate = now.rate(epoch, config.epochs)
-    for group in optimizer.param_groups:
-        group.update(lr=rate, weight_decay=now.weight_decay)
-    return rate
 
 
 def _done(state: TrainState, config: TrainingConfig) -> bool:

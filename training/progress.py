@@ -1,12 +1,51 @@
-"""Progress of a training on the screen."""
+"""Progress of a training on the screen, also of one whose workers are other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
 from rcir.terminal import console, progress_bar
+
+LOG = "training.log"  # in a run's folder: what its first worker prints
+INTERVAL = 0.5  # seconds
+
+
+@contextmanager
+def followed(logs: Mapping[Path, str]) -> Iterator[None]:
+    """Print the lines that are added to some files inside the block.
+
+    Ray could forward them, but among the notes of its own processes, and not all of them.
+
+    Args:
+        logs: files, which need not exist yet, and what to print before each of their lines.
+    """
+    read = {log: log.stat().st_size if log.is_file() else 0 for log in logs}
+    ended = Event()
+
+    def follow() -> None:
+        last = False
+        while not last:
+            last = ended.wait(INTERVAL)
+            for log, prefix in logs.items():
+                with suppress(OSError), log.open("rb") as file:
+                    file.seek(read[log])
+                    lines, _, _ = file.read().rpartition(b"\n")
+                    read[log] += len(lines) + 1 if lines else 0
+                    for line in lines.decode().splitlines():
+                        console.print(f"{prefix}{line}", soft_wrap=True)
+
+    follower = Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
 
 
 class EpochBar:

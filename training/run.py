@@ -35,6 +35,7 @@ from training.checkpoint import History
 from training.config import MEMBERS, TrainingConfig, combined, member_configs
 from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
+from training.progress import LOG, followed
 from training.validation import Validation, validate, warn_of_chance
 
 LOCK, START = "lock", "start"
@@ -335,7 +336,7 @@ def _train_one(
 
 def _built(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
     """An encoder for the images of a training; the caller's random numbers are left alone."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         return build_encoder(encoder, config.preprocessing.channels, config.preprocessing.size)
 
 
@@ -350,7 +351,9 @@ def _train_members(
 ) -> Encoder:
     """Train the members of an encoder side by side, and put them together."""
     jobs = [partial(train, member, run.tracked) for member in members]
-    trained = side_by_side(jobs, on_ray=config.most_workers > 0)
+    logs = {folder_of(member) / LOG: f"{member.name}: " for member in members}
+    with followed(logs):
+        trained = side_by_side(jobs, on_ray=config.most_workers > 0)
     return combined(config, [member.encoder() for member in trained])
 
 

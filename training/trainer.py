@@ -110,7 +110,7 @@ class GhostBatchStatistics:
 
 
 IMAGES_AT_ONCE = 256  # images in a forward pass
-ANCHORS = 4096  # mined at a time
+ANCHORS = 4096  # for which random numbers are drawn together
 
 
 def mined_tuples(
@@ -122,8 +122,8 @@ def mined_tuples(
 ) -> Tuples:
     """The tuples of an epoch, in the order of training; rows are those of `images`, on the CPU.
 
-    Blocks of images, and then of anchors, are shared out among the workers; what comes of a block
-    does not depend on who computes it.
+    Blocks of images, and then anchors, are shared out among the workers; what comes of them does
+    not depend on who computes it.
 
     Args:
         embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
@@ -141,17 +141,14 @@ def mined_tuples(
     order = torch_generator(config.seed, epoch, ORDER)
     rounds = -(-n_anchors // len(ask))
     anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
-    blocks = anchors[:n_anchors].split(ANCHORS)
-    own = [
-        mine(
-            cache,
-            relevance,
-            blocks[number],
-            config.mining,
-            torch_generator(config.seed, epoch, MINING, number),
-        )
-        for number in workers.shard(len(blocks))
-    ]
+    anchors = anchors[:n_anchors]
+    shard, own = workers.shard(n_anchors), []
+    for number, start in enumerate(range(0, n_anchors, ANCHORS)):
+        first, stop = max(shard.start, start), min(shard.stop, start + ANCHORS)
+        if first < stop:
+            generator = torch_generator(config.seed, epoch, MINING, number)
+            block, part = anchors[start : start + ANCHORS], slice(first - start, stop - start)
+            own.append(mine(cache, relevance, block, config.mining, generator, part))
     own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
     return _gathered(own, torch.from_numpy(chosen), workers)
 
@@ -238,20 +235,21 @@ class Trainer:
             self._labels = numbered_labels(self.images)
 
     def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
-        """Train for an epoch; its mean loss and its number of tuples (by label: of images).
+        """Train for an epoch; its mean loss, number of tuples (by label: of images), and last rate.
 
         Raises:
             TrainingDiverged: the loss became NaN or infinite.
         """
         self.options = self.config.at(epoch)
         self._loss_options = self.options.loss_options()
-        losses, n_tuples = [], 0
-        for loss, mined in self._steps(epoch, bar):
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.encoder.after_step()
-            losses.append(loss)
-            n_tuples += mined
+        objective = self._objective(epoch)
+        bar.start(len(objective.batches))
+        losses, n_tuples, rate = [], 0, 0.0
+        for step, (loss, mined) in enumerate(self._steps(epoch, objective)):
+            if mined:
+                rate = self._update(epoch, (step + 1) / len(objective.batches))
+                losses.append(loss)
+                n_tuples += mined
             bar.advance()
         if not losses:
             losses.append(torch.zeros((), device=self.workers.device))
@@ -261,7 +259,20 @@ class Trainer:
                 f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
                 "lower optimizer.lr; checkpoints of earlier epochs are kept"
             )
-        return {"loss": mean, "tuples": float(n_tuples)}
+        return {"loss": mean, "tuples": float(n_tuples), "lr": rate}
+
+    def _update(self, epoch: int, done: float) -> float:
+        """Take a step along the gradients; return its learning rate."""
+        options = self.options.optimizer
+        rate = options.rate(epoch, self.config.epochs, self.config.batch, done)
+        for group in self.optimizer.param_groups:
+            group.update(lr=rate, weight_decay=options.weight_decay)
+        if options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.encoder.parameters(), options.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.encoder.after_step()
+        return rate
 
     def collapsed_loss(self) -> float:
         """The loss of a tuple whose images all have the same embedding; by label, the least."""
@@ -306,14 +317,14 @@ class Trainer:
 
         return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
 
-    def _steps(self, epoch: int, bar: EpochBar) -> Iterator[tuple[Tensor, int]]:
+    def _steps(self, epoch: int, objective: Objective) -> Iterator[tuple[Tensor, int]]:
         """Compute the gradients of each batch; yield its loss and its number of tuples or images.
 
-        The losses of the workers are to be averaged.
+        The losses of the workers are to be averaged. A batch in which no tuple is mined has no
+        gradients.
         """
-        objective, n_micro_batches = self._objective(epoch), self.config.n_micro_batches
+        n_micro_batches = self.config.n_micro_batches
         self._statistics.train()
-        bar.start(len(objective.batches))
         parts = [slice(part, None, n_micro_batches) for part in self._own_micro_batches]
         rows = (_by_role(batch[part]) for batch in objective.batches for part in parts)
         pixels = loaded(self.images, self.config.preprocessing, rows, self.workers.device)
@@ -337,8 +348,7 @@ class Trainer:
             self._statistics.finish()
             if objective.losses is None:
                 total, n = self._step_within(Embedding.concatenate(embeddings), batch, epoch, step)
-            if n:
-                yield total, n
+            yield total, n
 
     def _step_within(
         self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int

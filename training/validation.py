@@ -27,6 +27,7 @@ from rcir.metrics.labels import VOTERS
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
 from rcir.terminal import console
+from training.workers import ALONE, Workers
 
 N_FOLDS = 4
 
@@ -80,7 +81,10 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
 
 
 def certify_folds(
-    vectors: NDArray[np.float32], uncertainty: NDArray[np.float64] | None, images: ImageSet
+    vectors: NDArray[np.float32],
+    uncertainty: NDArray[np.float64] | None,
+    images: ImageSet,
+    workers: Workers = ALONE,
 ) -> list[Certified]:
     """Calibrate in each of the `fold_roles`.
 
@@ -88,8 +92,12 @@ def certify_folds(
         vectors: (n, d) embeddings.
         uncertainty: (n,) of an encoder that states its own, or None.
         images: the n images.
+        workers: among whom the folds are shared out.
     """
-    return [_certify(vectors, uncertainty, images, roles) for roles in fold_roles(images)]
+    folds = fold_roles(images)
+    return workers.share(
+        len(folds), lambda number: _certify(vectors, uncertainty, images, folds[number])
+    )
 
 
 def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
@@ -225,11 +233,16 @@ class Validation:
         return numbers
 
 
-def validate(embedding: Embedding, images: ImageSet) -> Validation:
+def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -> Validation:
     """Search the validation images among themselves, each left out of its own search.
 
     Where their relevance says which of them are searched (`WithinRadius.database`), the others are
     the queries, and searched for among these.
+
+    Args:
+        embedding: of the images.
+        images: the validation images.
+        workers: among whom the work is shared out; all give the same and get the same.
 
     Raises:
         InvalidData: there are fewer than 3 images, or none matches another.
@@ -257,7 +270,7 @@ def validate(embedding: Embedding, images: ImageSet) -> Validation:
     norms = lengths(vectors.cpu().numpy())
     nearest = one_minus_cosine(distances[:, 0], norms[asked], norms[held][positions[:, 0]])
     uncertainty = nearest if own is None else own[asked]
-    certified = certify_folds(vectors.cpu().numpy(), own, images)
+    certified = certify_folds(vectors.cpu().numpy(), own, images, workers)
     depth = positions.shape[1]
     precision = average_precision_at_k(relevant, others, depth)
     return Validation(ranks, uncertainty, matched, precision, depth, certified)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ class Workers:
         """Join the workers of the Ray training; `InvalidConfig` if there is no GPU to use."""
         _check_gpu(use_gpu)
         device = ray.train.torch.get_device() if use_gpu else CPU
+        if use_gpu:  # where torch puts the objects that workers exchange
+            torch.cuda.set_device(device)
         context = ray.train.get_context()
         return cls(context.get_world_rank(), context.get_world_size(), device)
 
@@ -53,15 +56,30 @@ class Workers:
         """The rows of all processes, by rank; each may bring another number of them."""
         if self.count == 1:
             return own
-        own = own.to(self.device)
-        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.count)]
-        torch.distributed.all_gather(lengths, torch.tensor([len(own)], device=self.device))
-        longest = int(torch.cat(lengths).max())
-        padded = own.new_zeros(longest, *own.shape[1:])
-        padded[: len(own)] = own
-        everyone = [torch.empty_like(padded) for _ in range(self.count)]
-        torch.distributed.all_gather(everyone, padded)
-        return torch.cat([rows[: int(n)] for rows, n in zip(everyone, lengths, strict=True)])
+        own = own.to(self.device).contiguous()
+        counts = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        torch.distributed.all_gather_into_tensor(counts, counts.new_full((1,), len(own)))
+        lengths = counts.tolist()
+        rows = own.new_empty(sum(lengths), *own.shape[1:])
+        if min(lengths) == max(lengths):
+            torch.distributed.all_gather_into_tensor(rows, own)
+            return rows
+        # One after the other needs no padding, which would double the memory.
+        for rank, part in enumerate(rows.split(lengths)):
+            if rank == self.rank:
+                part.copy_(own)
+            if len(part):
+                torch.distributed.broadcast(part, rank)
+        return rows
+
+    def share(self, n: int, function: Callable[[int], Message]) -> list[Message]:
+        """The values (without GPU tensors) of a function of 0, ..., n - 1, on every process."""
+        own = [function(number) for number in range(self.rank, n, self.count)]
+        everyone: list[Any] = [own]
+        if self.count > 1:
+            everyone = [None] * self.count
+            torch.distributed.all_gather_object(everyone, own)
+        return [everyone[number % self.count][number // self.count] for number in range(n)]
 
     def all_reduce(self, own: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -77,6 +95,9 @@ class Workers:
             torch.distributed.broadcast_object_list(objects, device=self.device)
         first: Message = objects[0]
         return first
+
+
+ALONE = Workers(0, 1, CPU)
 
 
 def _check_gpu(use_gpu: bool) -> None:

@@ -18,7 +18,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from rcir.cluster import join_cluster, quiet
+from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster, quiet
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData
@@ -122,9 +122,7 @@ def resources(config: TuningConfig) -> dict[str, float]:
     threads = training.threads or 1
     if not training.use_gpu:
         return {"CPU": threads}
-    # Its share of the CPUs beside a GPU, to read images.
-    beside = [node.get("CPU", 1) / node["GPU"] for node in _nodes() if node.get("GPU")]
-    share = int(min(beside, default=1) * config.gpus_per_trial)
+    share = int(cpus_per_gpu() * config.gpus_per_trial)
     return {"CPU": max(threads, share), "GPU": config.gpus_per_trial}
 
 
@@ -141,7 +139,7 @@ def trials_at_once(config: TuningConfig) -> int:
         count = int(ray.cluster_resources().get(kind, 0) // training.most_workers)
     else:
         held = resources(config)
-        count = sum(_held_by(node, held) for node in _nodes())
+        count = sum(_held_by(node, held) for node in alive_nodes())
     if not count:
         needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
         available = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
@@ -151,11 +149,6 @@ def trials_at_once(config: TuningConfig) -> int:
             "start more nodes"
         )
     return count
-
-
-def _nodes() -> list[dict[str, float]]:
-    """The resources of the nodes that are alive."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:

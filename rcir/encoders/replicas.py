@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from rcir.cluster import join_cluster, quiet
+from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import BATCH, embed_block
-from rcir.errors import InvalidConfig, InvalidImage
+from rcir.errors import InvalidImage
 from rcir.memory import keep_freed_memory
 
 SHOWING = "ray.data._internal.progress"
@@ -55,7 +55,7 @@ def embed_on_replicas(
     """
     with _quiet():
         join_cluster()
-        threads = _threads() if use_gpu else 1
+        threads = max(1, int(cpus_per_gpu())) if use_gpu else 1
         model = ray.put((copy.deepcopy(encoder).cpu(), preprocessing, threads, batch))
         for window in _windows(blocks, ray.cluster_resources()["object_store_memory"] / 2):
             images = {number: blocks[number] for number in window}
@@ -118,14 +118,6 @@ class Replica:
             "embedding": np.array([embedding], object),
             "refused": np.array([refused]),
         }
-
-
-def _threads() -> int:
-    """CPUs of the cluster to each of its GPUs."""
-    resources = ray.cluster_resources()
-    if not resources.get("GPU"):
-        raise InvalidConfig("use_gpu is true, and Ray's cluster has no GPU: start a node with one")
-    return max(1, int(resources["CPU"] / resources["GPU"]))
 
 
 def _windows(blocks: Mapping[int, Images], most: float) -> Iterator[list[int]]:

@@ -45,6 +45,7 @@ def mine(
     anchors: Tensor,
     config: MiningConfig,
     generator: torch.Generator,
+    part: slice = slice(None),
 ) -> Tuples:
     """Mine one tuple for each anchor.
 
@@ -59,6 +60,8 @@ def mine(
             nor negatives.
         config: what to look for.
         generator: source of all randomness, on the CPU.
+        part: which of the anchors to mine, as if all were: the tuples of parts are those of the
+            whole.
 
     Returns:
         The tuples, in the order of `anchors`, on the cache's device.
@@ -70,9 +73,9 @@ def mine(
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
     if (database := database_of(relevance)) is not None:
         anchors = anchors[~torch.from_numpy(database)[anchors.cpu()]]
-    anchors = anchors.to(cache.device)
+    draws, keys = (drawn[part] for drawn in _draws(config, len(anchors), generator))
+    anchors = anchors[part].to(cache.device)
     m, count = len(anchors), config.num_negatives
-    draws, keys = _draws(config, m, generator)
     positive = anchors.clone()
     negatives = anchors[:, None].repeat(1, count)
     valid = torch.zeros((m, count), dtype=torch.bool, device=cache.device)

@@ -105,6 +105,18 @@ def test_tuples_agree_with_a_loop_over_the_anchors(grid, kind):
     assert found > 100
 
 
+def test_the_tuples_of_parts_are_those_of_the_whole():
+    config = MiningConfig("random", "top-random", num_negatives=3, pool=8)
+    cache, anchors = torch.from_numpy(CACHE), torch.arange(50)
+    whole, *parts = (
+        mine(cache, SameLabel(LABELS), anchors, config, generator(), part)
+        for part in (slice(None), slice(0, 7), slice(7, 50), slice(50, 60))
+    )
+    for name in ("anchor", "positive", "negatives", "valid"):
+        joined = torch.cat([getattr(part, name) for part in parts])
+        assert torch.equal(joined, getattr(whole, name))
+
+
 @pytest.mark.parametrize("positive", ["farthest", "random"])
 def test_tuples_of_very_many_anchors_agree_with_a_loop_over_some_of_them(positive):
     rng = np.random.default_rng(0)

@@ -25,6 +25,12 @@ PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class
         *((OptimizerConfig, "lr", value) for value in (0.0, -1.0, math.nan, math.inf)),
         *((OptimizerConfig, "weight_decay", value) for value in (-0.1, math.nan)),
         *((OptimizerConfig, "gamma", value) for value in (0.0, 1.1, math.nan)),
+        *((OptimizerConfig, "warmup", value) for value in (-1.0, math.nan)),
+        *((OptimizerConfig, "clip_norm", value) for value in (0.0, math.nan)),
+        *((OptimizerConfig, "momentum", value) for value in (-0.1, 1.0)),
+        (OptimizerConfig, "reference_batch", 0),
+        (TrainingConfig, "batch_per_worker", 0),
+        (TrainingConfig, "storage", "s3://bucket/runs"),
         (DataConfig, "seed", -1),
         (MiningConfig, "scope", "all"),
         *((TrainingConfig, "name", name) for name in ("", ".", "..", "../up", "a/b", ".hidden")),
@@ -41,7 +47,7 @@ def test_a_value_out_of_range_is_refused_by_name(kind, option, value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 3, "num_workers": 4}, "4 workers"),
+        ({"batch": 3, "num_workers": 4}, "4 workers: .* batch_per_worker"),
         ({"micro_batches": 2, "num_workers": (1, 3)}, "3 workers"),
         ({"batch": 8, "micro_batches": 9}, "9 micro-batches"),
         *(({"batch": batch, "mining": PER_CLASS}, "samples_per_class") for batch in (30, 6, 4)),
@@ -94,6 +100,33 @@ def test_learning_rates_are_those_of_torch(schedule, gamma):
     assert replace(config, schedule="constant").rate(epochs, epochs) == config.lr
 
 
+@pytest.mark.parametrize(("kind", "power"), [("adam", 0.5), ("sgd", 1)])
+def test_the_rate_follows_the_batch(kind, power):
+    optimizer = OptimizerConfig(kind, 0.01, reference_batch=8, schedule="constant")
+    for batch in (4, 8, 128):
+        assert optimizer.rate(1, 9, batch) == pytest.approx(0.01 * (batch / 8) ** power)
+    assert replace(optimizer, reference_batch=None).rate(1, 9, 128) == 0.01
+
+
+def test_the_rate_rises_in_the_epochs_of_the_warm_up():
+    optimizer = OptimizerConfig(lr=1.0, warmup=2, schedule="constant")
+    steps = [(epoch, done) for epoch in (1, 2, 3) for done in (0.5, 1.0)]
+    rates = [optimizer.rate(epoch, 3, done=done) for epoch, done in steps]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+def test_a_batch_per_worker_is_multiplied_by_the_workers():
+    assert [
+        TrainingConfig("run", batch_per_worker=8, num_workers=workers).batch
+        for workers in (0, 1, 16, (2, 5))
+    ] == [8, 8, 128, 40]
+    # Spelled out, so that other workers may continue.
+    config = TrainingConfig("run", batch_per_worker=8, num_workers=16)
+    assert replace(config, num_workers=4).batch == 128
+    assert override(config, {"batch_per_worker": 2}).batch == 32
+    assert override(config, {"num_workers": 100}).batch == 128
+
+
 def test_changes_add_up_over_the_epochs():
     config = TrainingConfig(
         "run",
@@ -125,6 +158,7 @@ def test_changes_add_up_over_the_epochs():
         ([(2, {"loss.margin": -1})], "margin"),
         ([(2, {"loss.margin": "x"})], "margin"),
         ([(2, {"optimizer.schedule": "cosin"})], "schedule"),
+        ([(2, {"optimizer.kind": "sgd"})], "optimizer.kind"),
         ([(2, {"mining.num_negatives": 9}), (3, {"mining.pool": 8})], "epoch 3"),
         ([(2, {"mining.scope": "batch", "mining.samples_per_class": 5})], "batch"),
     ],

@@ -70,6 +70,36 @@ def rows_of(passes, training):
     ]
 
 
+def test_sgd_takes_clipped_steps_at_a_rate_that_rises(tiny):
+    """Against the rule of momentum, written out: v <- m v + g, w <- w - r v."""
+    optimizer = OptimizerConfig(
+        "sgd", 0.02, reference_batch=10, warmup=1, clip_norm=0.05, schedule="constant", momentum=0.5
+    )
+    trainer = trainer_of(tiny(batch=20, mining=HARDEST, optimizer=optimizer), noise(80, 8))
+    trainer.optimizer = optimizer.build(trainer.encoder.parameters())
+    weights = list(trainer.encoder.parameters())
+    expected = [weight.detach().clone() for weight in weights]
+    speed = [torch.zeros_like(weight) for weight in weights]
+    rates, norms = [], []
+
+    def before(_, args, kwargs):
+        gradients = [weight.grad for weight in weights]
+        norms.append(math.sqrt(sum(gradient.square().sum().item() for gradient in gradients)))
+        rate = 2 * 0.02 * (len(rates) + 1) / 4  # twice the batch it is for; four steps an epoch
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        assert rates[-1] == pytest.approx(rate)
+        for value, velocity, gradient in zip(expected, speed, gradients, strict=True):
+            velocity.mul_(0.5).add_(gradient)
+            value.sub_(rate * velocity)
+
+    trainer.optimizer.register_step_pre_hook(before)
+    (metrics,) = epochs(trainer)
+    assert metrics["lr"] == rates[-1] == pytest.approx(0.04)
+    assert norms == pytest.approx([0.05] * 4)  # all are clipped
+    for weight, value in zip(weights, expected, strict=True):
+        assert_close(weight.detach(), value)
+
+
 def n_steps(trainer):
     return trainer.optimizer.state[next(trainer.encoder.parameters())]["step"]
 
@@ -233,7 +263,7 @@ def test_within_batches_every_image_is_embedded_once_and_is_an_anchor(tiny):
 def test_without_a_tuple_the_weights_stay(tiny, scope):
     config = tiny(mining=replace(NEVER, scope=scope), data=DATA)
     trainer = trainer_of(config)
-    assert epochs(trainer) == [{"loss": 0.0, "tuples": 0.0}]
+    assert epochs(trainer) == [{"loss": 0.0, "tuples": 0.0, "lr": 0.0}]
     assert equal(trainer.encoder.state_dict(), untrained(config).state_dict())
 
 

@@ -65,7 +65,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "plain")]
 )
-def test_workers_take_the_steps_of_one_process(kind, tiny, tmp_path):
+def test_workers_take_the_steps_of_one_process(kind, tiny, tmp_path, capsys):
     reports = tmp_path / "reports"
 
     class Written(ray.train.UserCallback):  # carried to Ray's controller by value
@@ -75,7 +75,9 @@ def test_workers_take_the_steps_of_one_process(kind, tiny, tmp_path):
                 file.write(f"{len(metrics)} {first['epoch']} {first['validation/recall_at_1']}\n")
 
     expected = train(tiny("alone", **KINDS[kind]))
+    capsys.readouterr()
     together = train(tiny("together", **KINDS[kind], num_workers=2), callback=Written())
+    assert capsys.readouterr().out.count("epoch 1/1") == 1  # of the first worker
     tuples = logged(expected, "tuples")
     assert logged(together, "tuples") == tuples
     assert min(tuples.values()) > 50

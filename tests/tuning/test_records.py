@@ -131,7 +131,7 @@ def test_trials_never_hold_more_than_the_cluster_has(
 @pytest.mark.parametrize(
     ("training", "share", "nodes", "message"),
     [
-        (ON_GPU, 0.5, [{"CPU": 8}], r"0\.5 GPUs"),
+        (ON_GPU, 0.5, [{"CPU": 8}], r"no GPU"),
         # No node has as many as one trial takes.
         ({"threads": 4}, 1.0, [{"CPU": 3}, {"CPU": 3}], "4 CPUs"),
         ({"num_workers": 4}, 1.0, [{"CPU": 3}], "4 CPUs"),
