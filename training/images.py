@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from rcir.data import ImageSet, Preprocessing, Splits
 from rcir.encoders import Encoder
+from rcir.encoders.batches import read_ahead
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import InvalidConfig
@@ -25,8 +24,6 @@ from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
 from training.randomness import ORDER, numpy_generator
 
-AHEAD = 2  # batches that are read while one is computed
-
 
 def loaded(
     images: ImageSet,
@@ -34,25 +31,16 @@ def loaded(
     batches: Iterable[NDArray[np.int64]],
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """Batches of images, uint8 (n, channels, *size) on the device, in order.
+    """Batches of images, uint8 (n, channels, *size) on the device, in order; read ahead.
 
-    A thread reads ahead; for a GPU into page-locked memory, from where they are copied while the
-    GPU computes. An image that a batch names twice is read once.
+    An image that a batch names twice is read once.
     """
 
     def read(rows: NDArray[np.int64]) -> Tensor:
         distinct, places = np.unique(rows, return_inverse=True)
-        pixels = preprocessing.resized(images.pick(distinct))[torch.from_numpy(places)]
-        return pixels.pin_memory() if device.type == "cuda" else pixels
+        return preprocessing.resized(images.pick(distinct))[torch.from_numpy(places)]
 
-    pending: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(1) as reader:
-        for rows in batches:
-            pending.append(reader.submit(read, rows))
-            if len(pending) > AHEAD:
-                yield pending.popleft().result().to(device, non_blocking=True)
-        while pending:
-            yield pending.popleft().result().to(device, non_blocking=True)
+    return read_ahead(read, batches, device)
 
 
 def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:

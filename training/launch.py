@@ -57,7 +57,8 @@ def launch(
                 name="ray",
                 storage_path=str(run.path),
                 callbacks=[callback] if callback else None,  # type: ignore[list-item]
-                logging_config=ray.train.LoggingConfig("CRITICAL"),  # of the screen; said below
+                # What fails is said below, in a line.
+                logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
             ),
         )
         try:

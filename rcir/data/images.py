@@ -237,7 +237,6 @@ FORMATS = {  # by Pillow's name, with the endings of their files
     "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
 }
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
-STEP = 8  # images that a thread takes at a time
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
 
@@ -307,22 +306,20 @@ def read_images(
     """
     images = np.empty((len(sources), *resizing.size, *(3,) * (channels == 3)), np.uint8)
 
-    def work(start: int) -> None:
-        for row in range(start, min(start + STEP, len(sources))):
-            images[row] = _read(sources[row], channels, resizing)
+    def work(row: int) -> None:
+        images[row] = _read(sources[row], channels, resizing)
 
-    starts = range(0, len(sources), STEP)
     # A PIL image may be given twice, and is decoded when first used: not by two threads at once.
     paths = all(isinstance(source, str | os.PathLike) for source in sources)
-    threads = min(torch.get_num_threads(), len(starts)) if paths else 1
+    threads = min(torch.get_num_threads(), len(sources)) if paths else 1
     # Once for all threads, since the filters of warnings are shared between them.
     with _no_warnings():
         if threads <= 1:
-            for start in starts:
-                work(start)
+            for row in range(len(sources)):
+                work(row)
         else:
             with ThreadPoolExecutor(threads) as pool:
-                for _ in pool.map(work, starts):  # in order, and so is the first error
+                for _ in pool.map(work, range(len(sources))):  # in order, and so is the first error
                     pass
     return images
 
