@@ -20,6 +20,7 @@ from rcir.errors import InvalidConfig, StaleCalibration
 from rcir.index.base import check_vectors, require_range
 from rcir.index.faiss_files import FaissContents
 from rcir.index.flat import by_subtraction
+from rcir.index.gpu import gpu_resources
 from rcir.options import require_options
 from rcir.stored_vectors import StoredVectors, batches
 
@@ -303,24 +304,48 @@ def _faiss_message(error: RuntimeError) -> str:
 
 
 class InvertedLists(FaissIndex):
-    """Vectors in the lists of their nearest centroids, of which a search looks through `nprobe`."""
+    """Vectors in the lists of their nearest centroids, of which a search looks through `nprobe`.
+
+    Where FAISS finds a GPU, the first one trains the centroids and assigns vectors to them.
+    """
+
+    _centroids: Any = None  # on the GPU, with the resources that they need, while vectors are added
 
     def _seeded(self, index: Any) -> Any:
-        """The same index of FAISS, trained with the seed, on a GPU if FAISS finds one."""
+        """The same index of FAISS, trained with the seed."""
         index.cp.seed = self.options.random_seed
         index.cp.min_points_per_centroid = 1
         index.cp.max_points_per_centroid = 1 << 20  # the sample is drawn here
-        if faiss.get_num_gpus() > 0:
-            index.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatL2(index.d))
         return index
 
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        try:
+            super().add(vectors)
+        finally:
+            self._centroids = None
+
+    def _train(self, vectors: NDArray[np.float32]) -> None:
+        if faiss.get_num_gpus() == 0:
+            super()._train(vectors)
+            return
+        resources = gpu_resources()
+        self._index.clustering_index = faiss.index_cpu_to_gpu(
+            resources, 0, faiss.IndexFlatL2(self.dim)
+        )
+        try:
+            super()._train(vectors)
+        finally:
+            self._index.clustering_index = None
+
     def _add(self, batch: NDArray[np.float32]) -> None:
-        """Into the lists that the centroids say, which a GPU finds faster if FAISS finds one."""
         if faiss.get_num_gpus() == 0:
             self._index.add(batch)
             return
-        centroids = faiss.index_cpu_to_all_gpus(self._index.quantizer)
-        nearest = np.ascontiguousarray(centroids.assign(batch, 1).ravel(), np.int64)
+        if self._centroids is None:
+            resources = gpu_resources()
+            quantizer = faiss.index_cpu_to_gpu(resources, 0, self._index.quantizer)
+            self._centroids = resources, quantizer
+        nearest = np.ascontiguousarray(self._centroids[1].assign(batch, 1).ravel(), np.int64)
         pointers = faiss.swig_ptr(batch), None, faiss.swig_ptr(nearest)
         self._index.add_core(len(batch), *pointers)
 

@@ -63,10 +63,23 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) 
     """
     if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
         return by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
-    preselected, candidates = faiss.knn(queries, vectors, k + _SPARE)
-    exact = np.empty_like(preselected)
-    arrays = [faiss.swig_ptr(array) for array in (exact, queries, vectors, candidates)]
-    faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *exact.shape)
+    return ranked(queries, vectors, k, *faiss.knn(queries, vectors, k + _SPARE))
+
+
+def ranked(
+    queries: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+    k: int,
+    preselected: NDArray[np.float32],
+    candidates: NDArray[np.int64],
+) -> Found:
+    """What `nearest` returns, of candidates that matrix products in float32 found.
+
+    Args:
+        preselected: (n, more than k) squared distances as these products give them, ascending.
+        candidates: of what, likewise.
+    """
+    exact = squared_distances(queries, vectors, candidates)
     # One sort by distance, then position: the bits of floats that are not negative are in order.
     keys = (exact.view(np.int32).astype(np.int64) << 32) | candidates
     keys = np.sort(keys, axis=1)[:, :k]
@@ -79,6 +92,17 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) 
             lambda batch: faiss.knn(batch, vectors, k), queries[unsure]
         )
     return squared, positions
+
+
+def squared_distances(
+    queries: NDArray[np.float32], vectors: NDArray[np.float32], candidates: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """(n, c) squared distances of queries to (n, c) candidates, by subtraction; infinite for -1."""
+    squared = np.empty(candidates.shape, np.float32)
+    arrays = [faiss.swig_ptr(array) for array in (squared, queries, vectors, candidates)]
+    faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *squared.shape)
+    squared[candidates < 0] = np.inf
+    return squared
 
 
 def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -106,6 +130,9 @@ class FlatOptions:
 class FlatIndex:
     """Exact search: all vectors are compared one by one.
 
+    Attributes:
+        vectors: (n, d).
+
     Example:
         >>> import numpy as np
         >>> index = FlatIndex.build(np.array([[0, 0], [3, 4]]), FlatOptions())
@@ -117,7 +144,7 @@ class FlatIndex:
 
     def __init__(self, dim: int, options: FlatOptions) -> None:
         self.options = options
-        self._vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
+        self.vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
         self._digest: Any = None  # of the vectors, in SHA-256; None where it has to be made anew
 
     @classmethod
@@ -128,58 +155,58 @@ class FlatIndex:
         return index
 
     def __copy__(self) -> Self:
-        other = type(self)(self._vectors.shape[1], self.options)
-        other._vectors = self._vectors.copy()  # one of them may grow where it lies
+        other = type(self)(self.vectors.shape[1], self.options)
+        other.vectors = self.vectors.copy()  # one of them may grow where it lies
         return other
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
 
     def __len__(self) -> int:
-        return len(self._vectors)
+        return len(self.vectors)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        n, dim = self._vectors.shape
+        n, dim = self.vectors.shape
         vectors = check_vectors(vectors, dim)
-        if not self._vectors.flags.owndata:
-            self._vectors = self._vectors.copy()
+        if not self.vectors.flags.owndata:
+            self.vectors = self.vectors.copy()
         # FAISS's own index doubles what it holds, and copies it, where this is extended.
-        self._vectors.resize((n + len(vectors), dim), refcheck=False)
-        self._vectors[n:] = vectors
+        self.vectors.resize((n + len(vectors), dim), refcheck=False)
+        self.vectors[n:] = vectors
         if self._digest is not None:
             self._digest.update(vectors.data)
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        self._vectors = np.delete(self._vectors, positions, axis=0)
+        self.vectors = np.delete(self.vectors, positions, axis=0)
         self._digest = None
 
     def search(
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        queries = check_vectors(vectors, self._vectors.shape[1])
-        squared, positions = nearest(queries, self._vectors, k)
+        queries = check_vectors(vectors, self.vectors.shape[1])
+        squared, positions = nearest(queries, self.vectors, k)
         if k > len(self):
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self._vectors[np.asarray(positions, np.int64)]
+        return self.vectors[np.asarray(positions, np.int64)]
 
     @property
     def version(self) -> str:
         """A digest of the vectors."""
         if self._digest is None:
-            self._digest = hashlib.sha256(f"flat-l2 {self._vectors.shape[1]} ".encode())
-            self._digest.update(self._vectors.data)
+            self._digest = hashlib.sha256(f"flat-l2 {self.vectors.shape[1]} ".encode())
+            self._digest.update(self.vectors.data)
         return str(self._digest.hexdigest())
 
     @property
     def memory(self) -> int:
         """Bytes that it takes in memory."""
-        return self._vectors.nbytes
+        return self.vectors.nbytes
 
     def save(self, folder: Path) -> None:
-        np.save(folder / VECTORS_FILE, self._vectors, allow_pickle=False)
+        np.save(folder / VECTORS_FILE, self.vectors, allow_pickle=False)
 
     @classmethod
     def load(cls, folder: Path, options: FlatOptions) -> Self:
@@ -189,5 +216,5 @@ class FlatIndex:
             raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
         vectors = check_vectors(vectors)
         index = cls(vectors.shape[1], options)
-        index._vectors = vectors
+        index.vectors = vectors
         return index

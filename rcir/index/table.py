@@ -23,6 +23,7 @@ INDEXES = {
     "ivf": "rcir.index.faiss_indexes:IvfIndex",
     "ivf-pq": "rcir.index.faiss_indexes:IvfPqIndex",
     "factory": "rcir.index.faiss_indexes:FactoryIndex",
+    "gpu": "rcir.index.gpu:GpuIndex",
     "auto": "rcir.index.auto:AutoIndex",
     "milvus": "rcir.index.milvus:MilvusIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
@@ -59,8 +60,8 @@ class IndexConfig:
 
     Args:
         kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory",
-            "auto" (chosen among these), "pgvector" and "milvus" (servers); or the import path of an
-            index of your own, "package.module:Class"; see `rcir.index.Index`.
+            "gpu", "auto" (chosen among the others), "pgvector" and "milvus" (servers); or the
+            import path of an index of your own, "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:

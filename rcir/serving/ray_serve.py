@@ -10,13 +10,29 @@ from fastapi import FastAPI
 
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
-from rcir.serving.served import source_of
+from rcir.serving.served import RetrieverSource, Served, source_of
 from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
 
 NAME = "rcir"
 ONGOING = 32  # requests that a replica answers at once before another one is started
 MOST_ONGOING = 512
+
+
+class OnGpu:
+    """A source whose retrievers embed on the GPU that Ray gives to the process."""
+
+    def __init__(self, source: RetrieverSource) -> None:
+        self._source, self.name = source, source.name
+
+    def version(self) -> str:
+        return self._source.version()
+
+    def load(self, version: str) -> Served:
+        served = self._source.load(version)
+        if served.retriever.encoder is not None:
+            served.retriever.encoder.cuda()
+        return served
 
 
 def serve_on_ray(
@@ -34,7 +50,7 @@ def serve_on_ray(
     Args:
         place, settings: as for `rcir.serving.serve`; every node must see the folder.
         replicas: the least and the most.
-        gpus: of a replica.
+        gpus: of a replica, which embeds pictures on it; may be a share of one.
         blocking: return only when told to stop.
 
     Raises:
@@ -42,7 +58,7 @@ def serve_on_ray(
     """
     from ray import serve
 
-    source = source_of(place)
+    source = source_of(place) if not gpus else OnGpu(source_of(place))
     version = source.version()  # a source that cannot be served is refused here, not by replicas
     with listen(settings) as listening:
         port = listening.getsockname()[1]
