@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 from rcir.encoders.hub import take_weights
@@ -140,7 +143,8 @@ def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
         )
     weights = pretrained if isinstance(pretrained, str) else "DEFAULT" if pretrained else None
     try:
-        backbone: nn.Module = models.get_model(name, weights=weights)
+        with _one_download(models.get_model_weights(name)[weights].url if weights else None):
+            backbone: nn.Module = models.get_model(name, weights=weights)
         return backbone
     # No network, a download that fails its hash, a file in the cache that is cut short.
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
@@ -149,3 +153,14 @@ def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
             f"not be downloaded ({error}); empty the cache and connect once, or train from scratch "
             "with encoder.pretrained=false"
         ) from error
+
+
+def _one_download(url: str | None) -> AbstractContextManager[Any]:
+    """Let the other processes of a machine wait for a file that one of them downloads."""
+    if url is None:
+        return nullcontext()
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)  # where torch keeps it
+    if file.is_file():
+        return nullcontext()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(file.with_name(f".{file.name}.lock"))

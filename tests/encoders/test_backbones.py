@@ -1,12 +1,14 @@
 """Built-in backbones, their weights, and what pools their feature maps."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchvision.models import ResNet, ResNet50_Weights
+from torchvision.models import ResNet, ResNet50_Weights, resnet50
 from torchvision.models.resnet import BasicBlock
 
 from rcir.encoders import EncoderConfig, build_encoder
@@ -72,6 +74,23 @@ def test_weights_that_cannot_be_downloaded_are_unavailable(monkeypatch, tmp_path
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(DataUnavailable, match=r"encoder\.pretrained"):
         build_backbone("resnet50", 3, pretrained=True)
+
+
+def test_weights_are_downloaded_once_by_several_at_a_time(monkeypatch, tmp_path):
+    weights, downloads = resnet50().state_dict(), []
+
+    def slow(url, file, *_, **__):
+        downloads.append(url)
+        time.sleep(0.5)
+        torch.save(weights, file)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", slow)
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda _: build_backbone("resnet50", 3, pretrained=True), range(2)))
+    assert len(downloads) == 1
+    for backbone in built:
+        assert torch.equal(next(backbone.parameters()), weights["conv1.weight"])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04cut short"])
