@@ -155,6 +155,9 @@ class TuningConfig:
             drawn at all.
         seeds: how often each trial trains, with training.seed, training.seed + 1, ...; its
             objective is the mean.
+        finalists: so many of the best trials train with `final_seeds` seeds before one of them is
+            chosen, by the mean; 0 chooses at once.
+        final_seeds: of each finalist, more than `seeds`.
         search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
             where earlier trials were good.
         objectives: what "tpe" is to improve; with both, it looks for all good compromises. Sizes
@@ -174,6 +177,8 @@ class TuningConfig:
     space: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     trials: int = 4
     seeds: int = 1
+    finalists: int = 0
+    final_seeds: int = 3
     search: Literal["random", "tpe"] = "random"
     objectives: tuple[Literal["certified_size", "recall_at_1"], ...] = ("certified_size",)
     scheduler: Literal["none", "asha"] = "none"
@@ -191,6 +196,13 @@ class TuningConfig:
         for name, least in (("trials", 1), ("seeds", 1), ("interval", 1), ("reduction", 2)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
+        if self.finalists < 0:
+            raise InvalidConfig(f"finalists is {self.finalists}; at least 0")
+        if self.finalists and self.final_seeds <= self.seeds:
+            raise InvalidConfig(
+                f"final_seeds is {self.final_seeds} and seeds {self.seeds}: finalists train with "
+                "more seeds than other trials"
+            )
         if self.seed < 0:
             raise InvalidConfig(f"seed is {self.seed}; at least 0")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):

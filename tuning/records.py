@@ -42,6 +42,7 @@ class Trial:
         reason: why it failed.
         final: whether a failed trial would fail again.
         seconds: that it took, since it was last started.
+        confirmed: whether it trained with the seeds of a finalist, over which metrics are the mean.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Trial:
     reason: str = ""
     final: bool = False
     seconds: float = 0.0
+    confirmed: bool = False
 
     @property
     def name(self) -> str:
@@ -94,20 +96,27 @@ class Records:
         return TrackedRun(self.mlflow_run, self.tracking_uri)
 
     def ranked(self) -> list[Trial]:
-        """The trials, the best first: those that finished, by certified size and recall."""
+        """The trials, the best first: those that finished, by certified size and recall.
 
-        def key(trial: Trial) -> tuple[bool, float, float, int]:
-            recall = trial.metrics.get("recall_at_1", 0.0)
-            return trial.state != "finished", trial.certified_size, -recall, trial.number
+        Finalists that trained with all of their seeds precede the others.
+        """
+
+        def key(trial: Trial) -> tuple[bool, bool, float, float, int]:
+            recall, size = trial.metrics.get("recall_at_1", 0.0), trial.certified_size
+            return trial.state != "finished", not trial.confirmed, size, -recall, trial.number
 
         return sorted(self.trials.values(), key=key)
+
+    def names(self, trial: Trial) -> list[str]:
+        """The names of a trial's training runs, one for each seed, and of their folders."""
+        seeds = self.config["final_seeds" if trial.confirmed else "seeds"]
+        return [seeded(trial.name, seed) for seed in range(seeds)]
 
     def write(self) -> None:
         """Write `sweep.json`, all of it or nothing."""
         plain = {name: value for name, value in vars(self).items() if name != "folder"}
-        seeds = range(self.config["seeds"])
         trials = [
-            asdict(trial) | {"folders": [seeded(trial.name, seed) for seed in seeds]}
+            asdict(trial) | {"folders": self.names(trial)}
             for _, trial in sorted(self.trials.items())
         ]
         write_json(self.folder / SWEEP_FILE, plain | {"trials": trials})

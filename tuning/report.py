@@ -25,7 +25,7 @@ from rcir.runs.folder import RunFolder, read_run
 from rcir.terminal import console
 from training import PLACEMENT_GROUP
 from tuning.config import TuningConfig
-from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial, seeded
+from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial
 from tuning.trial import read_reports
 
 
@@ -64,7 +64,7 @@ class TrialWatch(Callback):
             epochs = max(own_trial.epochs, int(result["epoch"]))
             self._note(
                 replace(
-                    own_trial, values=_values(trial), epochs=epochs, metrics=_shown_metrics(result)
+                    own_trial, values=_values(trial), epochs=epochs, metrics=shown_metrics(result)
                 )
             )
 
@@ -123,8 +123,7 @@ class TrialWatch(Callback):
 
     def _runs(self, trial: Trial) -> list[RunFolder]:
         """The trainings of a trial that were begun."""
-        names = (seeded(trial.name, seed) for seed in range(self._config.seeds))
-        runs = (read_run(self._records.folder / name) for name in names)
+        runs = (read_run(self._records.folder / name) for name in self._records.names(trial))
         return [run for run in runs if run is not None]
 
     def _log(self, trial: Trial) -> None:
@@ -162,7 +161,8 @@ def _values(trial: TuneTrial) -> dict[str, Any]:
     return {name: value for name, value in trial.config["drawn"].items() if name != "number"}
 
 
-def _shown_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+def shown_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a trial that its record keeps."""
     names = [name for name in result if name.startswith("certified_size")]
     names += ["recall_at_1", "ece", "auroc_miss"]
     return {name: float(result[name]) for name in names if name in result}
@@ -248,6 +248,13 @@ def print_sweep(records: Records) -> None:
         levels = sorted({alpha, *ALPHAS})
         print_comparison(compare_runs([str(records.folder)], levels, delta))
     for trial in records.ranked():
+        if trial.confirmed:
+            deviation = trial.metrics.get("certified_size_deviation", float("nan"))
+            console.print(
+                f"{trial.name}: certified size {trial.certified_size:.2f}, the mean of "
+                f"{len(records.names(trial))} seeds, with standard deviation {deviation:.2f}",
+                soft_wrap=True,
+            )
         if trial.reason:
             again = "" if trial.final else " (the same command tries it again)"
             console.print(f"{trial.name} failed: {printable(trial.reason)}{again}", soft_wrap=True)

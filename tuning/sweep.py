@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
@@ -21,7 +22,7 @@ from ray.tune.search.optuna import OptunaSearch
 from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster, quiet
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from rcir.terminal import console
@@ -33,11 +34,12 @@ from training import (
     fold_roles,
     run_lock,
     started_once,
+    train,
 )
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
-from tuning.report import TrialWatch, publish_sweep
-from tuning.trial import OBJECTIVE, Plan, run_trial
+from tuning.report import TrialWatch, publish_sweep, shown_metrics
+from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, of_seed, run_trial
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
 METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
@@ -243,9 +245,47 @@ def _run(
     with quiet("ray.tune", level=logging.CRITICAL), _settings():  # what failed is in the records
         tuner.fit()
     watch.give_up()
+    _confirm(config, plan, records)
     watch.log()
     done = [trial.done for trial in records.trials.values()]
     return len(done) == total and all(done)
+
+
+def _confirm(config: TuningConfig, plan: Plan, records: Records) -> None:
+    """Train the best trials with more seeds; where one fails, the next best takes its place."""
+    held = resources(config)
+    task: Any = ray.remote(train).options(
+        num_cpus=held.get("CPU", 0), num_gpus=held.get("GPU", 0), memory=held.get("memory")
+    )
+    while True:
+        finished = [trial for trial in records.ranked() if trial.state == "finished"]
+        finalists = [trial for trial in finished[: config.finalists] if not trial.confirmed]
+        if not finalists:
+            return
+        names = ", ".join(trial.name for trial in finalists)
+        console.print(f"{config.final_seeds} seeds for the finalists: {names}", soft_wrap=True)
+        each_job = []
+        for trial in finalists:
+            training = with_values(plan.config.training, trial.values)
+            training = replace(training, name=trial.name, storage=plan.folder)
+            each_job.append(
+                [
+                    task.remote(of_seed(training, seed), records.tracked)
+                    for seed in range(config.seeds, config.final_seeds)
+                ]
+            )
+        for trial, jobs in zip(finalists, each_job, strict=True):
+            try:
+                ray.get(jobs)
+                confirmed = replace(trial, confirmed=True)
+                folders = [records.folder / name for name in records.names(confirmed)]
+                metrics = shown_metrics(mean_metrics(folders, config))
+                records.trials[trial.number] = replace(confirmed, metrics=metrics)
+            except (RcirError, RayError) as error:
+                cause = getattr(error, "cause", error)
+                failed = replace(trial, state="failed", **failure_of(cause))
+                records.trials[trial.number] = failed
+            records.write()
 
 
 @contextmanager

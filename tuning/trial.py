@@ -86,24 +86,32 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 
 
 def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
-    metrics: list[dict[str, float]] = []
     trained = 0
     for seed in range(plan.config.seeds):
-        one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
+        one = of_seed(config, seed)
         folder = Path(plan.folder) / one.name
         with run_lock(folder, ORPHANED):
             pass
         callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
         run = train(one, plan.parent, callback)
-        results = RunResults.read(run.path / VALIDATION)
-        metrics.append(_metrics(results.metrics, results.parts, plan.config))
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds
-        reports.add(_mean(metrics) | {"epoch": trained, "finished": float(done)})
+        folders = [Path(plan.folder) / seeded(config.name, each) for each in range(seed + 1)]
+        metrics = mean_metrics(folders, plan.config)
+        reports.add(metrics | {"epoch": trained, "finished": float(done)})
 
 
-def _mean(each_metric: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of metrics that all seeds have, and how far apart their sizes are."""
+def of_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
+    """The training of a trial with one of its seeds, from 0."""
+    return replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
+
+
+def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:
+    """The mean of the metrics that all seeds of a trial have, and how far apart their sizes are."""
+    each_metric = []
+    for folder in folders:
+        results = RunResults.read(folder / VALIDATION)
+        each_metric.append(_metrics(results.metrics, results.parts, config))
     common = set.intersection(*(set(metrics) for metrics in each_metric))
     mean = {
         name: fmean(each[name] for each in each_metric) for name in each_metric[0] if name in common
@@ -182,14 +190,18 @@ class Reports:
 
     def failed(self, error: Exception) -> None:
         """Write down why the trial failed, for processes that see only that it did."""
-        reason = " ".join(str(error).split()) or type(error).__name__
-        final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
-        failure = {"reason": f"{type(error).__name__}: {reason}", "final": final}
-        self._save(read_reports(self._path) | {"failure": failure})
+        self._save(read_reports(self._path) | {"failure": failure_of(error)})
 
     def _save(self, values: dict[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, values)
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """Why a trial failed, and whether it would fail again."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
+    return {"reason": f"{type(error).__name__}: {reason}", "final": final}
 
 
 def read_reports(path: Path) -> dict[str, Any]:

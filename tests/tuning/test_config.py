@@ -28,6 +28,8 @@ ASHA = {"scheduler": "asha"}
         *(({}, {name: 0}, name) for name in ("trials", "seeds", "interval")),
         ({}, {"reduction": 1}, "reduction"),
         ({}, {"seed": -1}, "seed"),
+        ({}, {"finalists": -1}, "finalists"),
+        ({}, {"finalists": 2, "seeds": 3}, "final_seeds"),
         ({}, {"space": {}}, "space"),
         ({}, {"objectives": ()}, "objectives"),
         ({}, {"objectives": ("recall_at_1",)}, "tpe"),

@@ -1,6 +1,7 @@
 """Records of a sweep: written, read again, ranked and shown; and the resources of trials."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tuning.sweep import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}
-PLAIN = {"space": SPACE, "alpha": 0.1, "delta": 0.1, "seeds": 2}
+PLAIN = {"space": SPACE, "alpha": 0.1, "delta": 0.1, "seeds": 2, "final_seeds": 3}
 
 
 def trial(number, size, recall=0.5, state="finished", **others):
@@ -44,6 +45,13 @@ def test_only_trials_that_finished_are_ranked_by_size_then_recall(records):
     order = [each.number for each in records.ranked()]
     assert order[:5] == [4, 5, 2, 0, 8]
     assert {*order[5:]} == {1, 3, 6, 7}
+
+
+def test_finalists_are_ranked_before_others(records):
+    records.trials[0] = replace(records.trials[0], confirmed=True)
+    assert [each.number for each in records.ranked()][:4] == [0, 4, 5, 2]
+    assert records.names(records.trials[0]) == ["trial-000", "trial-000-seed-1", "trial-000-seed-2"]
+    assert records.names(records.trials[4]) == ["trial-004", "trial-004-seed-1"]
 
 
 def test_records_are_read_as_they_were_written(records):

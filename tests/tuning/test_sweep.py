@@ -186,10 +186,41 @@ def test_a_trial_that_the_cluster_cannot_hold_is_refused_before_anything_is_writ
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     training = replace(config.training, name="large", storage=str(tmp_path / "runs"), **resources)
     before = runs_in(store, records.mlflow_run).keys()
-    with pytest.raises(InvalidConfig, match="PUs"):
+    with pytest.raises(InvalidConfig, match="PU"):
         sweep(replace(config, training=training))
     assert runs_in(store, records.mlflow_run).keys() == before
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_finalists_train_with_more_seeds_and_are_chosen_by_their_mean(
+    small, runs_in, certified, capsys
+):
+    space = {"optimizer.lr": {"grid": [1e-7, 2e-3, 3e-3]}}
+    training = small("finals", epochs=1)
+    config = TuningConfig(training, space, 1, finalists=2, final_seeds=2, alpha=ALPHA, delta=DELTA)
+    records = sweep(config)
+    unlearned = trial_of(records, 1e-7)
+    assert records.finished
+    assert not unlearned.confirmed
+    best, second, last = records.ranked()
+    assert last == unlearned
+    assert best.certified_size <= second.certified_size
+    for trial in (best, second):
+        folders = [records.folder / trial.name, records.folder / f"{trial.name}-seed-1"]
+        sizes = [certified(folder, ALPHA, DELTA) for folder in folders]
+        assert trial.confirmed
+        assert trial.certified_size == pytest.approx(np.mean(sizes))
+        deviation = trial.metrics["certified_size_deviation"]
+        assert deviation == pytest.approx(np.std(sizes, ddof=1))
+    assert f"{best.name}-seed-1" in runs_in(records.tracking_uri, records.mlflow_run)
+    # Killed before one was confirmed, the next start trains what is missing, which is nothing here.
+    records.trials[second.number] = replace(second, confirmed=False)
+    records.finished = False
+    records.write()
+    capsys.readouterr()
+    assert sweep(config).ranked() == [best, second, last]
+    assert f"finalists: {second.name}\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
