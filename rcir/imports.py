@@ -11,12 +11,14 @@ from typing import Any
 from rcir.errors import InvalidConfig, MissingPackage
 
 EXTRAS = {
+    "faiss": "cpu",
     **dict.fromkeys(("torch", "torchvision", "ray", "mlflow", "optuna", "PIL", "pandas"), "train"),
     **dict.fromkeys(("jsonargparse", "yaml"), "train"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     "grpc_reflection": "ray-serve",
-    **dict.fromkeys(("pymilvus", "milvus_lite", "grpc"), "milvus"),
+    **dict.fromkeys(("pymilvus", "grpc"), "milvus"),
+    "milvus_lite": "milvus-lite",
     **dict.fromkeys(("psycopg", "pgvector"), "pgvector"),
     "timm": "timm",
     "open_clip": "open_clip",
@@ -44,8 +46,11 @@ of rcir
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
+        extra = f"'.[{EXTRAS[package]}]'"
+        if package == "faiss":
+            extra += " (or '.[gpu]' for NVIDIA GPUs)"
         raise MissingPackage(
-            f"{package} is not installed: run pip install '.[{EXTRAS[package]}]' in a clone of rcir"
+            f"{package} is not installed: run pip install {extra} in a clone of rcir"
         ) from error
 
 
@@ -59,6 +64,7 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
 
     Raises:
         InvalidConfig: there is no such name or module, or no class of that name in it.
+        MissingPackage: its module needs a package of an extra that is not installed.
 
     Example:
         >>> find_class("counter", "collections:Counter", {}).__name__
@@ -75,7 +81,10 @@ import path of your own, "package.module:Class"
             'path of your own, "package.module:Class"'
         )
     try:
-        value = resolve_name(path)
+        with naming_extras():
+            value = resolve_name(path)
+    except MissingPackage:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfig(
             f"{option} {name!r} cannot be imported ({error}): install the package it is in, or "

@@ -26,6 +26,7 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file
+from rcir.index import find_index
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import VALIDATION
@@ -158,6 +159,7 @@ def train(
         TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
             latter two, it continues from the last checkpoint.
         DataUnavailable, InvalidData: of the data set.
+        MissingPackage: FAISS is not installed.
 
     Example:
         >>> from rcir.data import DataConfig
@@ -168,6 +170,7 @@ def train(
         (True, 'btl')
     """
     check_places(config)
+    find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
     run = existing_run(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"
