@@ -9,10 +9,15 @@ COPY rcir rcir
 COPY training training
 COPY calibration calibration
 COPY tuning tuning
-# A CPU build of PyTorch is a tenth of one with CUDA's libraries.
-RUN if [ "$DEVICE" = gpu ]; then extras=all,gpu; backend=auto; else extras=all; backend=cpu; fi && \
+# A CPU build of PyTorch is a tenth of one with CUDA's libraries. The version of CUDA is that of
+# faiss-gpu-cuvs; "auto" would look for a driver on the machine that builds the image.
+RUN case "$DEVICE" in \
+        cpu) backend=cpu;; \
+        gpu) backend=cu132;; \
+        *) echo "error: DEVICE is $DEVICE; give cpu or gpu" >&2; exit 1;; \
+    esac && \
     /opt/rcir/bin/uv pip install --no-cache --python /opt/rcir/bin/python \
-        --constraint constraints.txt --torch-backend "$backend" ".[$extras]"
+        --constraint constraints.txt --torch-backend "$backend" ".[$DEVICE,all]"
 
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 10001 rcir && install -d -o rcir /feedback

@@ -6,17 +6,27 @@ BENCHMARKS := $(filter-out $(addprefix benchmarks/,common.py cub.py loops.py pop
 
 .PHONY: setup browser demo test test-all test-old-cpu test-gpu mutation-score lint bench papers clean
 
-setup: $(VENV)/ready
+# `make setup DEVICE=gpu` is for machines with NVIDIA GPUs; later calls keep the device of .venv.
+# Another FAISS, or PyTorch for CPUs, would stay installed. Milvus Lite requires faiss-cpu.
+DEVICE := $(or $(patsubst $(VENV)/ready-%,%,$(wildcard $(VENV)/ready-*)),cpu)
+EXTRAS_cpu := cpu,milvus-lite,dev
+EXTRAS_gpu := gpu,dev
+REMOVED_cpu := faiss-gpu-cuvs
+REMOVED_gpu := faiss-cpu torch torchvision
+
+setup: $(VENV)/ready-$(DEVICE)
 
 # uv installs in half a minute what takes pip minutes; pip is the way where uv finds no registry.
 # Compiled as it is installed, everything imports faster: in each of the processes that tests start.
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready-cpu $(VENV)/ready-gpu: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "error: Python 3.11 to 3.13 is needed; name one with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@rm -f $(VENV)/ready-*
+	$(BIN)/uv pip uninstall --quiet --python $(BIN)/python $(REMOVED_$(DEVICE))
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS_$(DEVICE))]' || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS_$(DEVICE))]'
 	@touch $@
 
 # The browser that tests of pages drive, from Debian; without one these tests are skipped.
@@ -55,8 +65,8 @@ test-old-cpu: setup
 	$(OLD_CPU) $(PYTEST) $(NUMERIC_TESTS)
 
 test-gpu: setup
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-		{ echo "error: no CUDA device; on a GPU machine install '.[dev,gpu]' into .venv"; exit 1; }
+	@$(BIN)/python -c 'import faiss, sys, torch; sys.exit(not (torch.cuda.is_available() and faiss.get_num_gpus()))' || \
+		{ echo "error: PyTorch or FAISS finds no CUDA device; on a GPU machine run make setup DEVICE=gpu"; exit 1; }
 	$(PYTEST) --full -m gpu
 
 # The share of deliberate mistakes in the statistical core that the tests notice; this takes long.

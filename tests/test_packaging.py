@@ -1,21 +1,28 @@
-"""The distributions and their metadata; certified sets in a new environment without extras."""
+"""The distributions and their metadata, documented installations, and a small environment."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+import rcir
+from rcir.errors import MissingPackage
+from training import TrainingConfig, train
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"rcir", "training", "calibration", "tuning"}
+FAISS = {"cpu": "faiss-cpu", "gpu": "faiss-gpu-cuvs"}
 MAX_CORE_MIB = 700
 
 
@@ -75,14 +82,67 @@ def test_citation_is_of_this_version():
     assert citation["authors"] == project["authors"]
 
 
+def documented_extras():
+    """The extras of each documented installation, for both devices where a file leaves it open."""
+    documents = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    texts = [path.read_text() for path in documents]
+    for device in FAISS:
+        setup = run("make", "--dry-run", "--always-make", "setup", f"DEVICE={device}", cwd=ROOT)
+        image = (ROOT / "Dockerfile").read_text().replace("$DEVICE", device)
+        texts += [setup.stdout, image]
+    found = [re.findall(r"""["']\.\[([\w,-]+)\]["']""", text) for text in texts]
+    assert all(found[len(documents) :])
+    return sorted({tuple(extras.split(",")) for lists in found for extras in lists})
+
+
+def resolved(extras):
+    """The names of all packages that an installation with these extras brings."""
+    options = ("--quiet", "--python-platform", "x86_64-unknown-linux-gnu")
+    options += ("--constraint", "constraints.txt", "--no-header", "--no-annotate")
+    options += tuple(f"--extra={extra}" for extra in extras)
+    uv = Path(sys.executable).with_name("uv")
+    process = run(uv, "pip", "compile", "pyproject.toml", *options, cwd=ROOT)
+    if "Failed to fetch" in process.stderr:
+        pytest.skip("needs a package index")
+    assert process.returncode == 0, process.stderr
+    return {line.partition("==")[0] for line in process.stdout.splitlines()}
+
+
+@pytest.mark.slow
+def test_every_documented_installation_brings_one_faiss():
+    """All packages of FAISS install the same folder: with two, the last one written wins."""
+    installations = documented_extras()
+    with ThreadPoolExecutor() as pool:
+        packages = list(pool.map(resolved, installations))
+    for extras, names in zip(installations, packages, strict=True):
+        expected = FAISS["gpu" if "gpu" in extras else "cpu"]
+        assert {name for name in names if name.startswith("faiss")} == {expected}, extras
+
+
+def test_without_faiss_an_error_names_both_extras_that_bring_it(tmp_path, monkeypatch):
+    vectors, folder, runs = np.eye(4), tmp_path / "retriever", tmp_path / "runs"
+    rcir.Retriever.from_embeddings(vectors).save(folder)
+    monkeypatch.setitem(sys.modules, "faiss", None)  # an import fails
+    monkeypatch.delitem(sys.modules, "rcir.index.flat")
+    uses = (
+        lambda: rcir.Retriever.from_embeddings(vectors),
+        lambda: rcir.load(folder),
+        lambda: train(TrainingConfig("untrained", storage=str(runs))),
+    )
+    for use in uses:
+        with pytest.raises(MissingPackage, match=r"\[cpu\].*\[gpu\]"):
+            use()
+    assert not runs.exists()  # nothing was trained before the error
+
+
 @pytest.fixture(scope="module")
 def core(wheel_file, tmp_path_factory):
-    """An environment that contains the wheel and its requirements, without any extra."""
+    """An environment that contains the wheel and its requirements, and FAISS of the extra "cpu"."""
     environment = tmp_path_factory.mktemp("core") / "environment"
     uv, python = Path(sys.executable).with_name("uv"), environment / "bin" / "python"
     assert run(uv, "venv", "--python", sys.executable, environment).returncode == 0
     options = ("--python", python, "--constraint", ROOT / "constraints.txt")
-    process = run(uv, "pip", "install", *options, wheel_file)
+    process = run(uv, "pip", "install", *options, f"{wheel_file}[cpu]")
     assert process.returncode == 0, process.stderr
     return environment
 

@@ -149,9 +149,10 @@ def requirements(retriever: Retriever) -> list[str]:
     Example:
         >>> import numpy as np
         >>> requirements(Retriever.from_embeddings(np.eye(4)))[0].partition("==")[0]
-        'rcir[train]'
+        'rcir[cpu,train]'
     """
-    extras = {"train"}  # which brings MLflow
+    # The model is loaded elsewhere, perhaps without a GPU; "train" brings MLflow.
+    extras = {"cpu", "train"}
     kinds = [IndexConfig.of(retriever.index).kind]
     if retriever.encoder is not None:
         config = retriever.encoder.config

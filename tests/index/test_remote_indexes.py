@@ -515,6 +515,7 @@ def test_more_neighbours_than_milvus_finds_are_refused(flat):
 
 @slow
 def test_a_file_of_milvus_lite_is_found_from_any_folder(tmp_path, monkeypatch):
+    pytest.importorskip("milvus_lite")
     (tmp_path / "elsewhere").mkdir()
     config = IndexConfig("milvus", {"uri": "own.db", "index_type": "FLAT"})
     index = build_index(vectors(20), config)
