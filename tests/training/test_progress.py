@@ -1,0 +1,26 @@
+"""Lines that workers write to a file, on the screen of the process that waits for them."""
+
+import time
+
+from training import progress
+from training.progress import followed
+
+
+def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL", 0.01)
+    first, second = tmp_path / "first.log", tmp_path / "second.log"
+    first.write_text("of an earlier start\n")
+    with followed({first: "", second: "second: "}):
+        with first.open("a") as file:
+            file.write("one\ntw")
+            file.flush()
+            time.sleep(0.1)
+            file.write("o [bold]ä\n")
+        second.write_text("three\n")
+    with first.open("a") as file:
+        file.write("after the end\n")
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "one",
+        "second: three",
+        "two [bold]ä",
+    ]
