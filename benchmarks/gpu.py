@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import torch
 from common import parser, report, sized
-from loops import compare_loops, dropout
+from loops import compare_loops, dropout, vmf_over_btl
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import EncoderConfig
@@ -47,6 +47,7 @@ def main() -> None:
     figures = compare_loops(CONFIG, images, device, rounds=sized(3, 1))
     figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     figures |= {f"dropout_{n}": dropout(CONFIG, n, device) for n in (1, 128)}
+    figures |= vmf_over_btl(CONFIG, device)
     rows = [(name.replace("_", " "), f"{value:.4g}") for name, value in figures.items()]
     report(torch.cuda.get_device_name(), ["what", "value"], rows, figures, options.json)
 

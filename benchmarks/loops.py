@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,19 @@ from numpy.typing import NDArray
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import BatchHardMiner
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcir.data import ImageSet
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder, build_encoder
+from rcir.losses import (
+    BayesianTripletOptions,
+    TupleRows,
+    VonMisesFisherOptions,
+    bayesian_tuple_loss,
+    vmf_tuple_loss,
+)
 from rcir.mining import label_batches
 from training import TrainingConfig
 from training.progress import EpochBar
@@ -28,6 +38,7 @@ Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = sized(9, 2)  # of a bare loop; the first one warms up
 FORWARD = 128  # images
 PASSES = sized(20, 2)  # of MC dropout
+LOSSES = sized(20, 1)  # of a loss, timed together
 
 
 def compare_loops(
@@ -185,6 +196,57 @@ def dropout(config: TrainingConfig, n: int, device: torch.device) -> float:
 
     seconds(sampled, 1), seconds(plain, 1)  # the first draws masks, and chooses algorithms
     return statistics.median(seconds(sampled, 1) / seconds(plain, PASSES) for _ in range(3))
+
+
+def vmf_over_btl(config: TrainingConfig, device: torch.device) -> dict[str, float]:
+    """Time and operations of the von Mises-Fisher loss over those of the Bayesian triplet loss.
+
+    Of a batch of tuples, forward and backward, without the network.
+    """
+    count = config.mining.num_negatives
+    valid = torch.ones(config.batch, count, dtype=torch.bool, device=device)
+    rows = config.batch * (2 + count)
+    vectors = F.normalize(torch.randn(rows, config.encoder.dim, device=device)).requires_grad_()
+    variance = torch.full((rows, 1), 1e-3, device=device, requires_grad=True)
+    mean = TupleRows.split(vectors, valid)
+
+    def btl() -> None:
+        spread = TupleRows.split(variance, valid)
+        bayesian_tuple_loss(mean, spread, valid, BayesianTripletOptions()).sum().backward()
+
+    def vmf() -> None:
+        spread = TupleRows.split(1 / variance, valid)
+        vmf_tuple_loss(mean, spread, valid, VonMisesFisherOptions()).sum().backward()
+
+    def operations(loss: Callable[[], None]) -> int:
+        with Operations() as started:
+            loss()
+        return started.count
+
+    def seconds(loss: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        for _ in range(LOSSES):
+            loss()
+        synchronise(device)
+        return time.perf_counter() - started
+
+    counted = operations(vmf) / operations(btl)  # also warms up
+    timed = statistics.median(seconds(vmf) / seconds(btl) for _ in range(5))
+    return {"vmf_loss_over_btl_loss": timed, "vmf_operations_over_btl": counted}
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch computes inside the block: on a GPU, about one kernel each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
 
 
 def synchronise(device: torch.device) -> None:

@@ -8,7 +8,9 @@ cache; it may take n * t_step + m * t_forward, and the figure is that over what 
 `overhead_per_epoch`: what lies between the epochs of a tracked Ray training (checkpoint, metrics,
 report to Ray), over 60 s. `weak_scaling_2`: images per second and worker of two workers with twice
 the images and the batch, over those of one. `dropout_1` and `dropout_64`: MC dropout with 20 passes
-over 20 forward passes of the same network, for so many images. Takes about eight minutes.
+over 20 forward passes of the same network, for so many images. `vmf_loss_over_btl_loss` and
+`vmf_operations_over_btl`: time and torch operations of the von Mises-Fisher loss of a batch, with
+its gradients, over those of the Bayesian triplet loss. Takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CP
 import ray
 import torch
 from common import DIGITS, parser, report, sized
-from loops import compare_loops, dropout
+from loops import compare_loops, dropout, vmf_over_btl
 from mlflow import MlflowClient
 
 from rcir.data import DataConfig, Preprocessing, load_splits
@@ -64,6 +66,7 @@ def main() -> None:
     images = load_splits(CONFIG.data).train
     figures = compare_loops(CONFIG, images, torch.device("cpu"), options.rounds)
     figures |= {f"dropout_{n}": dropout(CONFIG, n, torch.device("cpu")) for n in (1, 64)}
+    figures |= vmf_over_btl(CONFIG, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         # Workers look where this process does, and would take this file for the package.

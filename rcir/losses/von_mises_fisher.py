@@ -2,12 +2,13 @@
 
 In d dimensions the order is ``v = d / 2 - 1``. At ``v + 32`` the uniform asymptotic expansion of
 large order (Abramowitz and Stegun, 9.7.7) is exact to double precision at every concentration; the
-recurrence of ratios (9.6.26), stable downwards, leads from there to v.
+recurrence (9.6.26), stable downwards, leads from there to v.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,19 +101,28 @@ def _by_recurrence(kappa: Tensor, order: float) -> tuple[Tensor, Tensor]:
     w = order + ABOVE
     s = (w**2 + kappa.square()).sqrt()
     p = w / s
-    series, slope = torch.ones_like(p), torch.zeros_like(p)
-    for i, (numerators, denominator) in enumerate(EXPANSION, 1):
-        for j, numerator in enumerate(numerators):
-            power, factor = i + 2 * j, numerator / (denominator * w**i)
-            series = series + factor * p**power
-            slope = slope + factor * power * p ** (power - 1)
+    series, slope = torch.zeros_like(p), torch.zeros_like(p)
+    for coefficient in _expansion(w):  # Horner's rule, of the series and of its derivative by p
+        slope = torch.addcmul(series, slope, p)
+        series = series * p + coefficient
     log_value = s + w * (kappa / (w + s)).log() - 0.5 * (2 * math.pi * s).log() + series.log()
     slope = slope * (-(p**3) * kappa / w**2)
     ratio = kappa / (w + s) - kappa / (2 * s.square()) + slope / series
+    # I of an order and of the next one, divided by that of order w. No number overflows: kappa is
+    # at least `SMALL` times the root of the dimension.
+    value, following, step = torch.ones_like(ratio), ratio, 2 / kappa
     for above in range(ABOVE, 0, -1):
-        ratio = 1 / (2 * (order + above) / kappa + ratio)
-        log_value = log_value - ratio.log()
-    return log_value, ratio
+        value, following = torch.addcmul(following, step, value, value=order + above), value
+    return log_value + value.log(), following / value
+
+
+def _expansion(w: float) -> list[float]:
+    """Coefficients of the powers of p in ``1 + sum u_i(p) / w^i``, the highest power first."""
+    coefficients = [1.0] + [0.0] * 12
+    for i, (numerators, denominator) in enumerate(EXPANSION, 1):
+        for j, numerator in enumerate(numerators):
+            coefficients[i + 2 * j] += numerator / (denominator * w**i)
+    return coefficients[::-1]
 
 
 @dataclass(frozen=True)
@@ -149,11 +159,16 @@ def vmf_triplet_moments(
     Returns:
         E tau and Var tau, each (...), float64.
     """
+    return _moments(means, _image_terms(concentrations, means[0].shape[-1]))
+
+
+def _moments(
+    means: tuple[Tensor, Tensor, Tensor], terms: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of tau, of the means and `_image_terms` of anchor, positive, negative."""
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]
-    (la, lp, ln), (ea, ep, en), (ba, bp, bn) = zip(
-        *(_spread(concentration, dim) for concentration in concentrations), strict=True
-    )
+    (la, ea, ba, _), (lp, ep, bp, _), (ln, en, bn, _) = terms
     ap, an = (a * p).sum(-1), (a * n).sum(-1)
     between = ln[..., None] * n - lp[..., None] * p
     variance = ea * between.square().sum(-1) + ba * (a * between).sum(-1).square()
@@ -163,12 +178,18 @@ def vmf_triplet_moments(
     return 2 * la * (ln * an - lp * ap), 4 * variance
 
 
-def _spread(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A, alpha and beta of concentrations (..., 1), each (...)."""
-    kappa = concentration.double().squeeze(-1)
-    length = bessel_ratio(kappa, dim)
+def _image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """A, alpha, beta and the divergence of each of several tensors (..., 1), each (4, ...)."""
+    # All at once: the recurrence takes about as long for one image as for a whole batch.
+    kappa = torch.cat([each.flatten() for each in concentrations]).double()
+    growth, length = growth_and_ratio(kappa, dim)
     alpha = length / kappa
-    return length, alpha, 1 - length.square() - dim * alpha
+    beta = 1 - length.square() - dim * alpha
+    terms = torch.stack([length, alpha, beta, kappa * length - growth])
+    parts = terms.split([each.numel() for each in concentrations], dim=1)
+    return [
+        part.view(4, *each.shape[:-1]) for part, each in zip(parts, concentrations, strict=True)
+    ]
 
 
 def vmf_triplet_nll(
@@ -230,9 +251,9 @@ def vmf_tuple_loss(
     Returns:
         (b,) losses of the kind of `mean`.
     """
-    nll = mean_of_valid(vmf_triplet_nll(mean, concentration, options.margin), valid)
-    dim = mean.anchor.shape[-1]
-    anchor, positive, negatives = (kl_to_uniform(each.squeeze(-1), dim) for each in concentration)
+    terms = _image_terms(concentration, mean.anchor.shape[-1])
+    nll = mean_of_valid(order_nll(*_moments(mean, terms), options.margin), valid)
+    anchor, positive, negatives = (each[3] for each in terms)
     divergence = (anchor + positive).squeeze(1) + mean_of_valid(negatives, valid)
     return (nll + options.kl_scale * divergence).to(mean.anchor.dtype)
 

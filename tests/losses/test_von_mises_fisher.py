@@ -10,11 +10,14 @@ import torch
 from scipy.special import ive
 from scipy.stats import vonmises_fisher
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcir.errors import InvalidConfig
 from rcir.losses import (
+    BayesianTripletOptions,
     TupleRows,
     VonMisesFisherOptions,
+    bayesian_tuple_loss,
     bessel_ratio,
     kl_to_uniform,
     log_bessel,
@@ -231,6 +234,32 @@ def test_a_tuple_is_the_mean_of_its_triplets_and_its_divergences():
         kl = [kl_to_uniform(concentration[r, 0], 4) for r in rows]
         expected = sum(x + 0.3 * y.sum() for x, y in zip(nll, kl, strict=True)) / len(rows)
         assert losses[row].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+class Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_loss_and_its_gradients_take_at_most_4_times_the_operations_of_gaussians():
+    """A GPU starts a kernel for each, which takes longer than the arithmetic of a batch."""
+    valid = torch.ones(2, 3, dtype=torch.bool)
+    mean = F.normalize(torch.randn(10, 16, generator=torch.Generator().manual_seed(0)))
+    counts = []
+    for loss, options in (
+        (bayesian_tuple_loss, BayesianTripletOptions()),
+        (vmf_tuple_loss, VonMisesFisherOptions()),
+    ):
+        leaves = mean.clone().requires_grad_(), torch.ones(10, 1, requires_grad=True)
+        with Operations() as operations:
+            loss(
+                *(TupleRows.split(each, valid) for each in leaves), valid, options
+            ).sum().backward()
+        counts.append(operations.count)
+    assert counts[1] <= 4 * counts[0]
 
 
 def test_the_expected_distance_of_certain_vectors_is_their_distance():
