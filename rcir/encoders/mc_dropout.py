@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,46 +55,61 @@ class DropoutConv(nn.Module):
         self.conv = conv
         self.probability = probability
         self.channels = channels
-        self.dropout_masks: DropoutMasks | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.dropout_masks is not None:
-            return self.dropout_masks(self, images)
-        output = self.conv(images)
-        drop = F.dropout2d if self.channels else F.dropout
-        return drop(output, self.probability) if self.training else output
+        if self.training:
+            drop = F.dropout2d if self.channels else F.dropout
+            return drop(self.conv(images), self.probability)
+        passes = _passes.get()
+        output: Tensor = self.conv(images) if passes is None else passes.thinned(self, images)
+        return output
 
 
-class DropoutMasks:
-    """The masks of all passes for images of one shape on one device.
+class Passes:
+    """Forward passes of one batch by fixed masks, several of them side by side.
 
     Pass t draws from a generator of its own, seeded with t, one mask for each convolution in the
     order in which they run; that is when the masks are drawn, for all passes at once.
+
+    Args:
+        count: number of passes.
+        masks: of an earlier batch of the same shape on the same device, after its first pass;
+            empty if there are none, and then filled.
     """
 
-    def __init__(self, passes: int) -> None:
-        self.masks: dict[DropoutConv, Tensor] = {}  # each (passes, C, H, W)
-        self._generators = [torch.Generator().manual_seed(seed) for seed in range(passes)]
-        self.rows = slice(0, 0)  # the passes at work, side by side
-        self.below: Tensor | None = None  # what lies below the first mask, the same for all passes
+    def __init__(self, count: int, masks: dict[DropoutConv, Tensor]) -> None:
+        self.masks = masks  # each (count, C, H, W)
+        self._generators = [torch.Generator().manual_seed(seed) for seed in range(count)]
+        self._rows = slice(0, 0)  # the passes at work, side by side
+        self._below: Tensor | None = None  # what lies below the first mask, the same for all passes
 
-    def __call__(self, layer: DropoutConv, images: Tensor) -> Tensor:
+    @contextmanager
+    def at_work(self, rows: slice) -> Iterator[None]:
+        """Thin what this thread computes meanwhile, side by side for some passes."""
+        self._rows = rows
+        before = _passes.set(self)
+        try:
+            yield
+        finally:
+            _passes.reset(before)
+
+    def thinned(self, layer: DropoutConv, images: Tensor) -> Tensor:
         """The thinned output of a layer, (passes * n, C, H, W)."""
         first = layer is next(iter(self.masks), layer)
         output: Tensor
         if not first:
             output = layer.conv(images)
-        elif self.below is None:
-            output = self.below = layer.conv(images)
+        elif self._below is None:
+            output = self._below = layer.conv(images)
         else:
-            output = self.below
+            output = self._below
         keep = 1 - layer.probability
         if layer not in self.masks:
             shape = output.shape[1:]
             if layer.channels:
                 shape = torch.Size((shape[0], 1, 1))
             self.masks[layer] = self._draw(shape, keep).to(output.device)
-        factors = self.masks[layer][self.rows, None] / keep
+        factors = self.masks[layer][self._rows, None] / keep
         if first:
             output = (output * factors).flatten(0, 1)
             return output
@@ -102,7 +118,14 @@ class DropoutMasks:
         return output
 
     def _draw(self, shape: torch.Size, keep: float) -> Tensor:
-        return torch.stack([torch.rand(shape, generator=each) < keep for each in self._generators])
+        return torch.stack(
+            [torch.rand(shape, generator=each, device="cpu") < keep for each in self._generators]
+        )
+
+
+# The passes that the thread at hand computes: an argument of the layers, which backbones between
+# them do not hand on.
+_passes: ContextVar[Passes | None] = ContextVar("passes", default=None)
 
 
 class MCDropout(Encoder):
@@ -134,7 +157,7 @@ class MCDropout(Encoder):
             self.convolutions = [thinned]
         else:
             self.convolutions = list(_wrap(self.network, self.options))
-        self._kept: tuple[object, DropoutMasks] | None = None
+        self._kept: tuple[object, dict[DropoutConv, Tensor]] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution to put dropout on")
 
@@ -154,17 +177,16 @@ class MCDropout(Encoder):
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all passes
         kind = (images.shape[1:], images.device)
-        known, self._kept = self._kept, None  # kept again when all of its masks are drawn
-        dropout_masks = known[1] if known and known[0] == kind else DropoutMasks(self.passes)
+        kept = self._kept
+        passes = Passes(self.passes, kept[1] if kept is not None and kept[0] == kind else {})
         count = max(1, SIDE_BY_SIDE // max(1, len(images)))
         vectors = []
-        with self._masked(dropout_masks):
-            for start in range(0, self.passes, count):
-                rows = slice(start, min(start + count, self.passes))
-                dropout_masks.rows = rows
+        for start in range(0, self.passes, count):
+            rows = slice(start, min(start + count, self.passes))
+            with passes.at_work(rows):
                 together = self.network(images).vectors
-                vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
-        self._kept = (kind, dropout_masks)
+            vectors.append(together.unflatten(0, (rows.stop - start, len(images))))
+        self._kept = (kind, passes.masks)  # once all of them are drawn, and then never changed
         return torch.cat(vectors)
 
     @property
@@ -176,17 +198,6 @@ class MCDropout(Encoder):
         stacked = self._passes(images)
         variance = stacked.var(dim=0)
         return Embedding(F.normalize(stacked.mean(dim=0)), variance, variance.mean(dim=1))
-
-    @contextmanager
-    def _masked(self, dropout_masks: DropoutMasks) -> Iterator[None]:
-        for convolution in self.convolutions:
-            convolution.dropout_masks = dropout_masks
-        try:
-            yield
-        finally:
-            dropout_masks.below = None
-            for convolution in self.convolutions:
-                convolution.dropout_masks = None
 
 
 def _wrap(module: nn.Module, options: MCDropoutOptions) -> Iterator[DropoutConv]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -97,6 +98,16 @@ def test_embeddings_do_not_depend_on_the_shapes_embedded_before():
     expected = encoder.embed(small).vectors, encoder.embed(large).vectors
     assert torch.equal(other.embed(large).vectors, expected[1])
     assert torch.equal(other.embed(small).vectors, expected[0])
+
+
+def test_threads_with_images_of_several_shapes_do_not_mix_their_masks():
+    encoder = build("cifar-cnn", 3, (20, 20))
+    sizes = [(20, 20), (24, 28), (20, 28)]
+    expected = {size: build("cifar-cnn", 3, (20, 20)).embed(pictures(2, 3, size)) for size in sizes}
+    with ThreadPoolExecutor(8) as threads:
+        results = threads.map(lambda size: encoder.embed(pictures(2, 3, size)), sizes * 20)
+    for size, result in zip(sizes * 20, results, strict=True):
+        torch.testing.assert_close(result.tensors, expected[size].tensors, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
