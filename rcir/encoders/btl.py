@@ -99,7 +99,8 @@ class BayesianTriplet(Encoder):
 
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
         mean, variance = self._gaussian(images)
-        noise = torch.randn(self.options.passes, *mean.shape, generator=generator)
+        shape = (self.options.passes, *mean.shape)
+        noise = torch.randn(shape, generator=generator, device="cpu")
         return mean + variance.sqrt() * noise.to(mean.device)
 
 

@@ -173,7 +173,7 @@ class HedgedInstance(Encoder):
         step = max(1, SAMPLES_AT_ONCE // (samples * max(samples, dim)))
         learned = [value.to(queries.vectors.device) for value in (self.scale, self.shift)]
         parts = []
-        for rows in torch.arange(n * k).split(step):
+        for rows in torch.arange(n * k, device=of.device).split(step):
             query_samples = self._samples_of(queries[of[rows]], self.noise[0])
             item_samples = self._samples_of(candidates[rows], self.noise[1])
             parts.append(match_nll(query_samples, item_samples, *learned))
@@ -187,7 +187,8 @@ class HedgedInstance(Encoder):
     def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
         if not self.options.components:
             return None
-        noise = torch.randn(len(images), *self.noise.shape[1:], generator=generator)
+        shape = (len(images), *self.noise.shape[1:])
+        noise = torch.randn(shape, generator=generator, device="cpu")
         return self._samples_of(self(images), noise).transpose(0, 1)
 
 

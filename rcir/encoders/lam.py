@@ -200,7 +200,8 @@ class LaplacianMetric(Encoder):
             for embedding, relevance in training.batches(network, PAIRED):
                 with torch.no_grad():
                     features = embedding.vectors
-                    pairs = torch.triu_indices(len(features), len(features), 1).T
+                    n = len(features)
+                    pairs = torch.triu_indices(n, n, 1, device="cpu").T
                     match = torch.from_numpy(_matches(relevance))[pairs[:, 0], pairs[:, 1]]
                     outputs = self.layer(features)
                     curvature.add(features, outputs, pairs, match)
@@ -237,13 +238,15 @@ class LaplacianMetric(Encoder):
 
     def _passes(self, images: Tensor) -> Tensor:
         """The unit vectors under the draws of the layer, (passes, n, dim)."""
-        if self._noise is None or self._noise.device != self.hessian.device:
+        draws = self._noise
+        if draws is None or draws.device != self.hessian.device:
             generator = torch.Generator().manual_seed(0)
             shape = (self.options.passes, *self.hessian.shape)
-            self._noise = torch.randn(shape, generator=generator).to(self.hessian.device)
+            draws = torch.randn(shape, generator=generator, device="cpu").to(self.hessian.device)
+            self._noise = draws
         features = _extended(self.pooling(self.backbone(images).float()))
         weights, deviation = self._weights(), self._deviation()
-        outputs = [features @ (weights + deviation * noise).T for noise in self._noise]
+        outputs = [features @ (weights + deviation * noise).T for noise in draws]
         return F.normalize(torch.stack(outputs), dim=2)
 
     def _weights(self) -> Tensor:
@@ -277,6 +280,11 @@ def _matches(relevance: Relevance) -> NDArray[np.bool_]:
 Variant = Literal["full", "fixed", "positive"]
 
 
+def _zero() -> Tensor:
+    """Zero on the CPU, which can be added to tensors of any device."""
+    return torch.zeros((), dtype=torch.float64, device="cpu")
+
+
 @dataclass
 class PairCurvature:
     """Sums of Hessian diagonals over pairs: of those that match, and of others in the margin.
@@ -295,9 +303,9 @@ class PairCurvature:
     geometry: HessianGeometry
     variant: Variant
     margin: float
-    sums: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    counts: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    unmined: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    sums: Tensor = field(default_factory=_zero)
+    counts: Tensor = field(default_factory=_zero)
+    unmined: Tensor = field(default_factory=_zero)
 
     def add(self, features: Tensor, outputs: Tensor, pairs: Tensor, match: Tensor) -> None:
         """Add pairs of images.

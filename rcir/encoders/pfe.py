@@ -187,8 +187,8 @@ class ProbabilisticFaceEmbedding(Encoder):
             seed: decides initial weights and batches.
         """
         options, device = self.options, self.variance_branch.offset.device
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)  # not those of GPUs, which stay as they are
             branch = VarianceBranch(features.shape[1], vectors.shape[1])
         self.variance_branch = branch.to(device).train()
         optimizer = torch.optim.Adam(self.variance_branch.parameters(), options.lr)

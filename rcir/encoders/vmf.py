@@ -163,7 +163,8 @@ def draw_von_mises_fisher(
         .expand(draws, -1)
     )
     cosine = _cosines(kappa, mean.shape[1], generator)[..., None]
-    noise = torch.randn(draws, *direction.shape, generator=generator, dtype=torch.float64)
+    shape = (draws, *direction.shape)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     across = noise - (noise * direction).sum(-1, keepdim=True) * direction
     points = cosine * direction + (1 - cosine.square()).clamp(min=0).sqrt() * F.normalize(
         across, dim=-1
@@ -182,10 +183,11 @@ def _cosines(kappa: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     while waiting.any():
         own_b, own_x, own_c, own_kappa = (each[waiting] for each in (b, x, c, kappa))
         # Beta(free / 2, free / 2) as torch draws it with a generator: a coordinate of the sphere.
-        noise = torch.randn(len(own_b), dim, generator=generator, dtype=torch.float64)
+        n, kind = len(own_b), torch.float64
+        noise = torch.randn(n, dim, generator=generator, dtype=kind, device="cpu")
         beta = (1 + F.normalize(noise)[:, 0]) / 2
         proposed = (1 - (1 + own_b) * beta) / (1 - (1 - own_b) * beta)
-        uniform = torch.rand(len(own_b), generator=generator, dtype=torch.float64)
+        uniform = torch.rand(n, generator=generator, dtype=kind, device="cpu")
         surplus = own_kappa * proposed + free * (1 - own_x * proposed).log() - own_c
         accepted = surplus >= uniform.log()
         places = waiting.nonzero()[accepted].unbind(1)

@@ -163,6 +163,14 @@ def test_a_posthoc_fit_uses_the_pairs_within_random_batches_of_256():
     torch.testing.assert_close(encoder.hessian.double(), expected, rtol=1e-2, atol=1e-3)
 
 
+def test_a_posthoc_fit_does_not_depend_on_the_default_device(fitted):
+    encoder = build(passes=200)
+    with torch.device("meta"):
+        encoder.fit_posthoc(training_images())
+    assert torch.equal(encoder.hessian, fitted.hessian)
+    assert torch.equal(encoder.prior_precision, fitted.prior_precision)
+
+
 def test_draws_have_the_variance_of_the_posterior(fitted):
     """The layer is linear: the variance of an output sums variances times squared features."""
     images = pictures(4)

@@ -85,6 +85,15 @@ def test_the_fit_is_decided_by_the_seed_and_leaves_the_base_alone(fitted, splits
     assert not again.variance_branch.training
 
 
+def test_a_fit_touches_no_random_numbers_and_no_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    features = torch.rand(16, 2, generator=torch.Generator().manual_seed(0))
+    vectors = torch.nn.functional.normalize(torch.ones(16, 8))
+    before, encoder = torch.get_rng_state(), build(steps=1, batch=8)
+    encoder.fit_variance(vectors, features, SameLabel(np.arange(16) % 4), seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_candidates_are_ranked_by_the_mutual_likelihood_of_scipy(fitted, splits, tmp_path):
     retriever = Retriever.build(fitted, Preprocessing(), splits.gallery, depth=300)
     found = Retriever.load(retriever.save(tmp_path / "retriever")).search(splits.test.images[:20])
