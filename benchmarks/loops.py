@@ -38,7 +38,7 @@ Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = sized(9, 2)  # of a bare loop; the first one warms up
 FORWARD = 128  # images
 PASSES = sized(20, 2)  # of MC dropout
-LOSSES = sized(20, 1)  # of a loss, timed together
+LOSSES = sized(100, 1)  # of a loss, timed together
 
 
 def compare_loops(

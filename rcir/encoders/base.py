@@ -26,6 +26,7 @@ from rcir.imports import find_class, import_path
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.mining import Negatives, Positive
 from rcir.options import require_options
+from rcir.precision import full_precision, shared_by_threads
 
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
@@ -272,7 +273,8 @@ class Encoder(nn.Module):
                 f"{type(self).__name__} says that it draws, and states no variance of its vectors: "
                 "write its draw_distances, or let draws be false"
             )
-        noise = torch.randn(N_DRAWS, 1, dim, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(N_DRAWS, 1, dim, generator=generator, device="cpu")
         vectors = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
         # Of differences: rounding in products would reorder candidates that are near each other.
         exact = "donot_use_mm_for_euclid_dist"
@@ -294,12 +296,23 @@ class Encoder(nn.Module):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode, without gradients, in full precision.
+
+        A query has to be embedded as the calibration queries were, up to the tolerance of
+        `rcir.risk.score_functions`, on whatever device and in whatever thread it is asked.
+        """
+        mode = shared_by_threads(self, self._evaluation_mode)
+        with mode, torch.inference_mode(), full_precision():
+            yield
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Evaluation mode, and afterwards the mode before."""
         training = self.training
         if training:
             self.eval()
         try:
-            with torch.inference_mode(), _full_precision():
-                yield
+            yield
         finally:
             if training:
                 self.train()
@@ -369,31 +382,8 @@ class Encoder(nn.Module):
     def _add_weights(self, digest: Any) -> None:
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(values.cpu().contiguous().numpy().tobytes())
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
-
-    A query has to be embedded as the calibration queries were, up to the tolerance of
-    `rcir.risk.score_functions`, on whatever device it is asked.
-    """
-    # Of each operation by itself: the getters of all at once raise where a caller set some.
-    backends: Any = torch.backends
-    operations = (
-        *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
-        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
-    )
-    before = [operation.fp32_precision for operation in operations]
-    for operation in operations:
-        operation.fp32_precision = "ieee"
-    try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        for operation, precision in zip(operations, before, strict=True):
-            operation.fp32_precision = precision
+            # As bytes: NumPy has no bfloat16.
+            digest.update(values.cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True)

@@ -150,13 +150,17 @@ def nearest_others(
         raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
     if isinstance(vectors, np.ndarray):
         return _of_array(vectors, k)
-    import torch  # here only: the package is imported for its table as well
+    # Here only: the package is imported for its table as well.
+    import torch
+
+    from rcir.precision import full_precision
 
     # The matrix product of `cdist` loses digits far from the origin; distances do not change.
     vectors = vectors - vectors.mean(0)
     distances, positions = [], []
     for rows in torch.arange(n, device=vectors.device).split(max(1, DISTANCES_AT_ONCE // n)):
-        block = torch.cdist(vectors[rows], vectors)
+        with full_precision():
+            block = torch.cdist(vectors[rows], vectors)
         block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
         nearest = block.topk(k, largest=False)
         distances.append(nearest.values.cpu())

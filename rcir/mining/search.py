@@ -15,6 +15,7 @@ from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.mining.config import MiningConfig
 
 BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
+CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB: a GPU is given as many kernels for a small block
 PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
 SQUARED = 1 << 14  # rows that are squared at a time
 GROUP = 64  # columns of which only the nearest is looked at first
@@ -45,7 +46,8 @@ class Search:
         # Of |y|^2 - 2 x.y: a few times what is measured, for random vectors of 16 to 2,048 numbers.
         scale = self._squares.max().item() if n else 0.0
         self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale
-        self.block = max(1, BLOCK_ELEMENTS // max(1, n, (wanted + EXTRA) * d))
+        elements = CUDA_BLOCK_ELEMENTS if cache.is_cuda else BLOCK_ELEMENTS
+        self.block = max(1, elements // max(1, n, (wanted + EXTRA) * d))
         self._buffer = cache.new_empty(0)  # of the first block's size
 
     def tuples(

@@ -11,6 +11,7 @@ from rcir.data.relevance import Relevance, database_of
 from rcir.errors import InvalidConfig
 from rcir.mining.config import MiningConfig
 from rcir.mining.search import Search
+from rcir.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def mine(
     for start in range(0, m, search.block):
         block = slice(start, start + search.block)
         rows = anchors[block]
-        has, positive[block], columns, distance = search.tuples(rows, config, draws[block])
+        # TF32 would round products by far more than the error that `Search` allows for.
+        with full_precision():
+            has, positive[block], columns, distance = search.tuples(rows, config, draws[block])
         if config.negatives == "top-random":
             # Random keys put a random draw first; pool members that do not exist come last.
             order = keys[block].to(cache.device).masked_fill(distance.isinf(), torch.inf).argsort(1)
@@ -97,9 +100,10 @@ def mine(
 
 def _draws(config: MiningConfig, m: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(m,) and (m, pool) uniform numbers: for the whole call, so that blocks change nothing."""
-    draws, keys = torch.zeros(m, dtype=torch.float64), torch.empty(m, 0)
+    draws = torch.zeros(m, dtype=torch.float64, device="cpu")
+    keys = torch.empty(m, 0, device="cpu")
     if config.positive == "random":
-        draws = torch.rand(m, generator=generator, dtype=torch.float64)
+        draws = torch.rand(m, generator=generator, dtype=torch.float64, device="cpu")
     if config.negatives == "top-random":
-        keys = torch.rand(m, config.pool, generator=generator)
+        keys = torch.rand(m, config.pool, generator=generator, device="cpu")
     return draws, keys

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +55,42 @@ def test_an_embedding_is_repeatable_and_does_not_depend_on_its_batch(method, opt
         assert torch.equal(values, getattr(again, part))
         alone = getattr(encoder.embed(images[2:3]), part)
         torch.testing.assert_close(alone, values[2:3], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_threads_that_embed_at_once_get_what_one_thread_gets(method):
+    encoder = build(method).train()
+    if method == "lam":
+        encoder.prior_precision.fill_(1.0)
+    batches = [pictures()[:1], pictures()[:3], pictures()] * 22
+    expected = [copy.deepcopy(encoder).embed(images) for images in batches[:3]] * 22
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(encoder.embed, batches))
+    assert len(results) == 66
+    for result, alone in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.tensors, alone.tensors, atol=1e-6, rtol=1e-5)
+    assert all(module.training for module in encoder.modules())
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_draws_do_not_depend_on_the_default_device(method):
+    encoder, images = build(method), pictures()
+    if method == "lam":
+        encoder.prior_precision.fill_(1.0)
+
+    def draws(encoder):
+        embedding = encoder.embed(images)
+        parts = [*embedding.tensors.values(), encoder.samples(images, torch.Generator())]
+        if encoder.draws:
+            candidates = embedding.vectors.expand(len(images), *embedding.vectors.shape)
+            parts.append(encoder.draw_distances(embedding, candidates))
+        if encoder.reranks:
+            parts.append(encoder.rerank(embedding[:2], embedding))
+        return [part for part in parts if part is not None]
+
+    expected = draws(copy.deepcopy(encoder))
+    with torch.device("meta"):
+        torch.testing.assert_close(draws(encoder), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -156,6 +193,14 @@ def test_the_fingerprint_changes_with_one_weight_and_nothing_else(method):
     with torch.no_grad():
         next(encoder.parameters()).view(-1)[-1].add_(1e-3)
     assert encoder.fingerprint() != first
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_bfloat16_weights_have_a_fingerprint_of_their_own(method):
+    encoder = build(method)
+    first, rounded = encoder.fingerprint(), copy.deepcopy(encoder).bfloat16()
+    assert rounded.fingerprint() == build(method).bfloat16().fingerprint() != first
+    assert rounded.weights_digest() != encoder.weights_digest()
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])

@@ -117,6 +117,18 @@ def test_the_tuples_of_parts_are_those_of_the_whole():
         assert torch.equal(joined, getattr(whole, name))
 
 
+def test_tuples_do_not_depend_on_the_default_device():
+    cache = torch.randn(60, 4, generator=generator())
+    for positive, negatives in RULES:
+        config = MiningConfig(positive, negatives, num_negatives=4, pool=7, margin=1.0)
+        arguments = cache, SameLabel(np.arange(60) % 6), torch.arange(60), config
+        expected = mine(*arguments, generator())
+        with torch.device("meta"):
+            tuples = mine(*arguments, generator())
+        assert torch.equal(tuples.negatives, expected.negatives)
+        assert torch.equal(tuples.positive, expected.positive)
+
+
 @pytest.mark.parametrize("positive", ["farthest", "random"])
 def test_tuples_of_very_many_anchors_agree_with_a_loop_over_some_of_them(positive):
     rng = np.random.default_rng(0)

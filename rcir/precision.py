@@ -1,0 +1,108 @@
+"""Full precision of float32 arithmetic, and changes of shared state that threads make together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import Lock
+from typing import Any
+
+import torch
+
+from rcir.errors import InvalidConfig
+
+_lock = Lock()
+_shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside, and what undoes
+
+
+@contextmanager
+def shared_by_threads(
+    key: Hashable, change: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Hold a change of state while any thread is inside: the first makes it, the last undoes it.
+
+    Args:
+        key: identifies the state.
+        change: makes and undoes the change.
+
+    Example:
+        >>> from contextlib import nullcontext
+        >>> with shared_by_threads("lamp", nullcontext):
+        ...     pass
+    """
+    with _lock:
+        count, stack = _shared.get(key, (0, ExitStack()))
+        if not count:
+            stack.enter_context(change())
+        _shared[key] = count + 1, stack
+    try:
+        yield
+    finally:
+        with _lock:
+            count, stack = _shared.pop(key)
+            if count > 1:
+                _shared[key] = count - 1, stack
+            else:
+                stack.close()
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
+
+    The settings belong to the process: they apply to all of its threads until the last one leaves.
+
+    Raises:
+        InvalidConfig: the environment variable NVIDIA_TF32_OVERRIDE is 1, which no setting of
+            PyTorch overrides.
+    """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
+        raise InvalidConfig(
+            "the environment variable NVIDIA_TF32_OVERRIDE is 1, so that GPUs round float32 to "
+            "TF32 whatever PyTorch is told, and embeddings would differ from those of the "
+            "calibration: unset NVIDIA_TF32_OVERRIDE, or set it to 0"
+        )
+    with (
+        shared_by_threads(full_precision, _ieee),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield
+
+
+@contextmanager
+def _ieee() -> Iterator[None]:
+    backends: Any = torch.backends
+    # Of each operation by itself: the getters of all at once raise where a caller set some.
+    operations = (
+        *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
+        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
+    )
+
+    def set_ieee() -> None:
+        for operation in operations:
+            operation.fp32_precision = "ieee"
+
+    before = [operation.fp32_precision for operation in operations]
+    set_ieee()
+    # The older settings have to agree with these: otherwise whoever reads them gets an error.
+    matmul, tf32 = torch.get_float32_matmul_precision(), _older_tf32()
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = False
+    set_ieee()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        backends.cudnn.allow_tf32 = tf32
+        for operation, precision in zip(operations, before, strict=True):
+            operation.fp32_precision = precision
+
+
+def _older_tf32() -> bool:
+    """Return ``torch.backends.cudnn.allow_tf32`` where the newer settings say "ieee"."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # it contradicts them
+        return True
