@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, get_args
 
 import numpy as np
@@ -110,8 +111,7 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (n, channels, *size) as normalised float32."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        mean, std = (_by_channel(each, images.device) for each in (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std)
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
@@ -119,3 +119,9 @@ class Preprocessing:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.size == 0:
             return False
         return images.ndim == 3 if self.channels == 1 else images.ndim == 4 and images.shape[3] == 3
+
+
+@cache
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """(n, 1, 1) on a device, copied there once: each copy waits for the device."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)

@@ -169,7 +169,7 @@ class LaplacianMetric(Encoder):
             # An image that is in several tuples of a batch is squared once.
             outputs, image = embedding.extra["outputs"].unique(dim=0, return_inverse=True)
             row = image.new_empty(len(outputs)).scatter_(
-                0, image, torch.arange(len(image)).to(image)
+                0, image, torch.arange(len(image), device=image.device)
             )
             features = embedding.extra["features"][row]
             match = torch.arange(len(pairs), device=valid.device) < b
@@ -324,12 +324,12 @@ class PairCurvature:
                 pair_hessian_diagonal(
                     features,
                     outputs,
-                    pairs[some],
-                    outputs.new_ones(int(some.sum())),
+                    some,
+                    outputs.new_ones(len(some)),
                     self.geometry,
                     cross=self.variant != "fixed",
                 )
-                for some in taken
+                for some in (pairs[each] for each in taken)
             ]
         )
         counts = torch.stack([match.sum(), inside.sum()]).double()
@@ -341,7 +341,7 @@ class PairCurvature:
         Where matches are unknown, all of them: the few that match hardly matter.
         """
         inside = self._inside(outputs, pairs)
-        counts = torch.stack([inside.new_tensor(len(inside), dtype=torch.int64), inside.sum()])
+        counts = torch.stack([inside.new_full((), len(inside), dtype=torch.int64), inside.sum()])
         self.unmined = self.unmined + counts.double()
 
     def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:

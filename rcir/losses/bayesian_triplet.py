@@ -115,7 +115,7 @@ def order_nll(mean: Tensor, variance: Tensor, margin: float = 0.0) -> Tensor:
 
 def _log_ndtr(z: Tensor) -> Tensor:
     """log Phi(z) with its gradient: torch's own overflows from z = -1,000 on in float32."""
-    below, middle = z < -1, z.new_tensor(-1.0)
+    below, middle = z < -1, z.new_full((), -1.0)
     # Not by clamp, which halves or drops the gradient of what lies on its bound.
     low, high = torch.where(below, z, middle), torch.where(below, middle, z)
     tail = (erfcx(-low / math.sqrt(2)) / 2).log() - low.square() / 2

@@ -110,6 +110,18 @@ def test_the_generator_decides_the_changes():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_changes_do_not_wait_for_a_gpu():
+    images, changes = noise(4, 3, 20, 40).cuda(), EVERYTHING.draw(4, (20, 40), rng())
+    changes(images)  # the first time, libraries are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        changes(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_changes_images_like_the_cpu(pictures):
     changes = EVERYTHING.draw(2, (96, 144), rng())
     squares = np.array([[[5, 9, 30]], [[0, 0, 0]]])

@@ -10,6 +10,7 @@ from torchvision import transforms
 
 from rcir.data import Preprocessing
 from rcir.errors import InvalidConfig, InvalidImage
+from tests.operations import WAITING, Operations
 
 
 def noise(*shape, seed=0):
@@ -23,6 +24,18 @@ def test_values_are_scaled_and_normalised_per_channel():
     expected = (images / 255 - np.array(mean)) / np.array(std)
     assert tensor.dtype == torch.float32
     np.testing.assert_allclose(tensor, expected.transpose(0, 3, 1, 2), atol=1e-5)
+
+
+def test_mean_and_std_are_copied_to_a_device_once():
+    preprocessing = Preprocessing((8, 16), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    images = torch.from_numpy(noise(2, 3, 8, 16))
+    first = preprocessing.normalise(images)
+    with Operations() as operations:
+        again = preprocessing.normalise(images)
+    assert operations.names
+    assert not WAITING & set(operations.names)
+    assert torch.equal(again, first)
+    assert preprocessing.normalise(images.to("meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("size", [(8, 16), (20, 11), (64, 64)])

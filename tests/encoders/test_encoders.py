@@ -13,6 +13,7 @@ import torch
 from rcir.encoders import METHODS, EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
+from tests.operations import WAITING, Operations
 
 UNIT = sorted(METHODS.keys() - {"tripreg", "hib"})  # vectors of unit length
 
@@ -181,6 +182,24 @@ def test_training_reaches_every_weight(method):
         losses.sum().backward()
         optimizer.step()
     assert all(p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, {}) for name in TRAINED if name not in (*MADE_OF_OTHERS, "norm-softmax")),
+        ("lam", {"online": True}),
+        ("hib", {"components": 2}),
+    ],
+)
+def test_a_loss_and_its_gradients_do_not_wait_for_a_gpu(method, options):
+    encoder = build(method, **options).train()
+    embedding, valid = encoder(pictures(8)), torch.ones(2, 2, dtype=torch.bool)
+    with Operations() as operations:
+        losses = encoder.loss(EmbeddedTuples(embedding, valid), encoder.LossOptions())
+        losses.sum().backward()
+    assert len(operations.names) > 10
+    assert not WAITING & set(operations.names)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
