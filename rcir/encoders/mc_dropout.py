@@ -57,12 +57,11 @@ class DropoutConv(nn.Module):
         self.channels = channels
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.training:
-            drop = F.dropout2d if self.channels else F.dropout
-            return drop(self.conv(images), self.probability)
-        passes = _passes.get()
-        output: Tensor = self.conv(images) if passes is None else passes.thinned(self, images)
-        return output
+        if (passes := _passes.get()) is not None:
+            return passes.thinned(self, images)
+        output = self.conv(images)
+        drop = F.dropout2d if self.channels else F.dropout
+        return drop(output, self.probability) if self.training else output
 
 
 class Passes:
@@ -123,8 +122,8 @@ class Passes:
         )
 
 
-# The passes that the thread at hand computes: an argument of the layers, which backbones between
-# them do not hand on.
+# The passes that this thread computes. An argument of the layers in all but name: the backbones
+# around them pass on images alone.
 _passes: ContextVar[Passes | None] = ContextVar("passes", default=None)
 
 
