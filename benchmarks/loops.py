@@ -52,7 +52,7 @@ def compare_loops(
     """
     per_tuple = 2 + config.mining.num_negatives
     size = per_tuple * config.batch
-    kinds = ("bare", "synthetic", "peer", "forward", "ours")
+    kinds = ("bare", "synthetic", "peer", "forward", "ours", "steps")
     times: dict[str, list[float]] = {name: [] for name in kinds}
     trained = 0.0
     for number in range(rounds + 1):
@@ -65,9 +65,10 @@ def compare_loops(
         encoder, optimizer = fresh(config, device)
         trainer = Trainer(config, encoder, encoder, optimizer, images, Workers(0, 1, device))
         started = time.perf_counter()
-        with EpochBar(1, 1, visible=False) as bar:
+        with Mined() as bar:
             trained = per_tuple * trainer.epoch(1, bar)["tuples"]
-        measured["ours"] = time.perf_counter() - started  # its loss was read: the GPU is done
+        ended = time.perf_counter()  # its loss was read: the GPU is done
+        measured |= {"ours": ended - started, "steps": ended - bar.time}
         if number:  # the first round warms up
             for name, value in measured.items():
                 times[name].append(value)
@@ -77,9 +78,15 @@ def compare_loops(
         rows = zip(times[loop], times["forward"], times["ours"], strict=True)
         return statistics.median((trained * t + len(images) * f) / ours for t, f, ours in rows)
 
+    def over_bare(ours: str) -> float:
+        rows = zip(times[ours], times["bare"], strict=True)
+        return statistics.median(taken / (trained * bare) for taken, bare in rows)
+
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "ours_over_bare": ratio("bare"),
+        "step_over_bare": over_bare("steps"),
+        "epoch_over_bare": over_bare("ours"),
         "ours_over_synthetic": ratio("synthetic"),
         "ours_over_peer": ratio("peer"),
         "bare_images_per_second": 1 / medians["bare"],
@@ -88,6 +95,17 @@ def compare_loops(
         "forward_images_per_second": 1 / medians["forward"],
         "ours_images_per_second": (trained + len(images)) / medians["ours"],
     }
+
+
+class Mined(EpochBar):
+    """No progress bar, but the time when mining was done."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, visible=False)
+        self.time = 0.0
+
+    def start(self, steps: int) -> None:
+        self.time = time.perf_counter()
 
 
 def bare_loop(

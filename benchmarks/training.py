@@ -3,8 +3,10 @@
 `ours_over_bare`: the same steps in a bare PyTorch loop without mining take t_step seconds per
 image, forward passes alone t_forward. An epoch of ours trains on n images and embeds m for the
 cache; it may take n * t_step + m * t_forward, and the figure is that over what it takes.
-`ours_over_synthetic` is the same beside a bare loop on one batch that is always there,
-`ours_over_peer` beside pytorch-metric-learning's triplet loss with its batch-hard miner.
+`step_over_bare` is the time of our steps, and `epoch_over_bare` that of the epoch with cache and
+mining, over n * t_step. `ours_over_synthetic` is like `ours_over_bare`, beside a bare loop on one
+batch that is always there, `ours_over_peer` beside pytorch-metric-learning's triplet loss with its
+batch-hard miner.
 `overhead_per_epoch`: what lies between the epochs of a tracked Ray training (checkpoint, metrics,
 report to Ray), over 60 s. `weak_scaling_2`: images per second and worker of two workers with twice
 the images and the batch, over those of one. `dropout_1` and `dropout_64`: MC dropout with 20 passes
