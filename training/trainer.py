@@ -140,7 +140,9 @@ def mined_tuples(
     cache = _cache(config, images, chosen, embed, workers)
     order = torch_generator(config.seed, epoch, ORDER)
     rounds = -(-n_anchors // len(ask))
-    anchors = torch.cat([ask[torch.randperm(len(ask), generator=order)] for _ in range(rounds)])
+    anchors = torch.cat(
+        [ask[torch.randperm(len(ask), generator=order, device="cpu")] for _ in range(rounds)]
+    )
     anchors = anchors[:n_anchors]
     shard, own = workers.shard(n_anchors), []
     for number, start in enumerate(range(0, n_anchors, ANCHORS)):
