@@ -17,8 +17,9 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.numpy import load_file as load_arrays
@@ -26,11 +27,10 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
-from rcir.errors import CheckpointFailed, InvalidData, TrackingUnavailable
+from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder, write_json
 from rcir.retrieval.stored_parts import save_tensors
-from rcir.terminal import console
-from rcir.tracking import TrackedRun
+from rcir.tracking import MetricQueue, TrackedRun
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
 
 METRICS_FILE = "metrics.json"
@@ -39,43 +39,63 @@ METRICS_FILE = "metrics.json"
 class History:
     """Metrics by epoch, in `metrics.json` of a run's folder and in its MLflow run.
 
-    Training does not wait for a tracking server that is away: what could not be logged is logged
-    with a later epoch, or by the process that continues the run. No epoch is logged twice.
+    Training does not wait for MLflow: epochs are logged from a thread, with the time at which they
+    ended ("time", in seconds since 1970). What could not be logged is logged by `log`, or by the
+    process that continues the run. No epoch is logged twice. Used as a context manager, it closes
+    its queue.
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:
         self._file = folder / METRICS_FILE
         self._tracked = tracked
+        self._queue = MetricQueue(tracked, "loss")
+        self._queued: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.close()
 
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write down the metrics of an epoch, and log what is not logged yet.
+        """Write down the metrics of an epoch, and have them logged.
 
         Raises:
             CheckpointFailed: the disk is full, or refuses.
         """
+        epochs = self._epochs | {str(epoch): {"time": time.time(), **metrics}}
         try:
-            write_json(self._file, self._written() | {str(epoch): dict(metrics)})
+            write_json(self._file, epochs)
         except OSError as error:
             raise CheckpointFailed(
                 f"{self._file} could not be written ({error.strerror or error}): make room, and "
                 "give the same command again; it continues from the last checkpoint"
             ) from error
-        try:
-            self.log()
-        except TrackingUnavailable as error:
-            console.print(f"epoch {epoch} will be logged later: {error}", soft_wrap=True)
+        self._epochs = epochs
+        # An earlier process may not have logged its own.
+        for number in sorted(epochs.keys() - self._queued, key=int):
+            self._queue.put(int(number), *_timed(epochs[number]))
+        self._queued |= epochs.keys()
 
     def log(self) -> None:
         """Log the epochs that MLflow does not have; `TrackingUnavailable` if it is away."""
-        written = {int(epoch): metrics for epoch, metrics in self._written().items()}
-        for epoch in sorted(written.keys() - self._tracked.steps("loss")):
-            self._tracked.log_metrics(written[epoch], step=epoch)
+        logged = self._tracked.steps("loss")
+        for epoch, metrics in self._epochs.items():
+            if int(epoch) not in logged:
+                values, ended = _timed(metrics)
+                self._tracked.log_metrics(values, int(epoch), ended)
 
-    def _written(self) -> dict[str, dict[str, float]]:
-        files: dict[str, dict[str, float]] = (
+    @cached_property
+    def _epochs(self) -> dict[str, dict[str, float]]:
+        epochs: dict[str, dict[str, float]] = (
             json.loads(self._file.read_text()) if self._file.is_file() else {}
         )
-        return files
+        return epochs
+
+
+def _timed(metrics: Mapping[str, float]) -> tuple[dict[str, float], float | None]:
+    """Return the metrics of an epoch as they are logged, and their time, if it is known."""
+    return {name: value for name, value in metrics.items() if name != "time"}, metrics.get("time")
 
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
@@ -191,8 +211,12 @@ def restore(
         laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
         moments.setdefault(int(index), {})[name] = laid_out
     optimizer.load_state_dict({"state": moments, "param_groups": numbers["param_groups"]})
+    return _train_state(folder)
+
+
+def _train_state(folder: Path) -> TrainState:
     try:
-        return TrainState(**numbers["train_state"])
+        return TrainState(**json.loads((folder / "state.json").read_text())["train_state"])
     except TypeError as error:
         raise InvalidData(
             f"{folder} was written by another version of rcir ({error}): train anew, under another "
@@ -205,10 +229,14 @@ def last_epoch(run: Path) -> int:
     return max(_epochs(run), default=0)
 
 
+def read_state(run: Path) -> TrainState:
+    """Read the state of the last checkpoint, which there must be."""
+    return _train_state(checkpoint_folder(run, last_epoch(run)))
+
+
 def best_epoch(run: Path) -> int:
     """The epoch whose weights were best on the validation images."""
-    folder = checkpoint_folder(run, last_epoch(run))
-    return int(json.loads((folder / "state.json").read_text())["train_state"]["best_epoch"])
+    return read_state(run).best_epoch
 
 
 def restore_validation(run: Path, epoch: int) -> Validation:

@@ -62,10 +62,10 @@ def training_loop(job: Job) -> None:
 
     workers = Workers.joined(job.config.use_gpu)
     log = (Path(job.folder) / LOG).open("a", buffering=1)
-    with log, _threads(job.config.threads):
+    with log, _threads(job.config.threads), _history(job) as history:
         if workers.rank == 0:
             console.file = log  # which the process that waits for the workers prints
-        _train(job, workers, _averaging, report)
+        _train(job, history, workers, _averaging, report)
 
 
 def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
@@ -75,8 +75,12 @@ def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
         if callback is not None:
             callback.after_report(None, [metrics], None)  # type: ignore[arg-type]
 
-    with _threads(job.config.threads):
-        _train(job, Workers.alone(job.config.use_gpu), lambda encoder: encoder, report)
+    with _threads(job.config.threads), _history(job) as history:
+        _train(job, history, Workers.alone(job.config.use_gpu), lambda encoder: encoder, report)
+
+
+def _history(job: Job) -> History:
+    return History(Path(job.folder), TrackedRun(*job.run))
 
 
 @contextmanager
@@ -100,6 +104,7 @@ def _averaging(encoder: nn.Module) -> nn.Module:
 
 def _train(
     job: Job,
+    history: History,
     workers: Workers,
     wrapped: Callable[[nn.Module], nn.Module],
     report: Callable[[dict[str, float]], None],
@@ -108,7 +113,6 @@ def _train(
     if workers.device.type == "cpu":
         keep_freed_memory()
     config, folder = job.config, Path(job.folder)
-    history = History(folder, TrackedRun(*job.run))
 
     splits = load_splits(config.data)
     with torch.random.fork_rng(_generators(workers)):
@@ -130,7 +134,7 @@ def _train(
     trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
 
     watch = TrainingWatch()
-    while not _done(state, config):
+    while not is_done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
         bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
@@ -150,7 +154,7 @@ def _train(
         report(metrics | {"epoch": epoch})
 
 
-def _done(state: TrainState, config: TrainingConfig) -> bool:
+def is_done(state: TrainState, config: TrainingConfig) -> bool:
     """Return whether all epochs are trained, or none was better for too long."""
     waited = state.epoch - state.improved_epoch
     return state.epoch >= config.epochs or 0 < config.patience <= waited

@@ -36,6 +36,7 @@ from training.checkpoint import History
 from training.config import MEMBERS, TrainingConfig, combined, member_configs
 from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
+from training.loop import is_done
 from training.progress import LOG, followed
 from training.validation import Validation, validate, warn_of_chance
 
@@ -329,7 +330,9 @@ def _train_one(
     config: TrainingConfig, run: RunFolder, callback: UserCallback | None
 ) -> tuple[Encoder, Validation]:
     """Train; the epoch that was best on the validation images."""
-    launch(config, run, callback)
+    # Workers are not started only because the tracking server was away when training ended.
+    if not (checkpoint.last_epoch(run.path) and is_done(checkpoint.read_state(run.path), config)):
+        launch(config, run, callback)
     encoder = _built(config, config.encoder.without_weights())
     encoder.config = config.encoder
     best = checkpoint.best_epoch(run.path)

@@ -14,11 +14,13 @@ from rcir.tracking.models import (
     set_alias,
     with_downloaded,
 )
+from rcir.tracking.queue import MetricQueue
 from rcir.tracking.runs import TrackedRun, find_tracked_run, is_chosen, run_tag, start_run
 
 __all__ = [
     "INSIDE",
     "INSIDE_RUN",
+    "MetricQueue",
     "ModelParts",
     "RegisteredVersion",
     "TrackedRun",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
@@ -87,16 +89,25 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
+_settings_lock = threading.Lock()
+_settings_users: Counter[str] = Counter()  # blocks that need an option, in all threads
+
+
 @contextmanager
 def settings(values: Mapping[str, str]) -> Iterator[None]:
     """Set options of MLflow in the environment, other than those that are set there already."""
-    own = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(own)
+    with _settings_lock:
+        own = [name for name in values if name not in os.environ or _settings_users[name]]
+        os.environ.update({name: values[name] for name in own})
+        _settings_users.update(own)
     try:
         yield
     finally:
-        for name in own:
-            os.environ.pop(name, None)
+        with _settings_lock:
+            _settings_users.subtract(own)
+            for name in own:
+                if not _settings_users[name]:
+                    os.environ.pop(name, None)
 
 
 @contextmanager
@@ -157,12 +168,17 @@ class TrackedRun:
         with reachable(self.uri):
             self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log metrics of one step."""
+    def log_metrics(
+        self, metrics: Mapping[str, float], step: int = 0, at: float | None = None
+    ) -> None:
+        """Log metrics of one step, measured at a time (seconds since 1970), by default now.
+
+        Metrics that are logged again with the same values and time are not stored twice.
+        """
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        logged = [Metric(name, float(value), now, step) for name, value in metrics.items()]
+        stamp = int(1000 * (time.time() if at is None else at))
+        logged = [Metric(name, float(value), stamp, step) for name, value in metrics.items()]
         with reachable(self.uri):
             for start in range(0, len(logged), METRICS_AT_ONCE):
                 self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])

@@ -2,8 +2,11 @@
 
 import json
 import resource
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import mlflow
@@ -15,7 +18,7 @@ from rcir import tracking
 from rcir.encoders import EncoderConfig
 from rcir.errors import CheckpointFailed, InvalidConfig, TrackingUnavailable, TrainingDiverged
 from rcir.runs.folder import read_run
-from tests.training.helpers import same_weights, steps
+from tests.training.helpers import same_weights, steps, unfinish
 from training import OptimizerConfig, train
 from training.checkpoint import History
 
@@ -51,14 +54,15 @@ def test_training_continues_from_the_checkpoint_before_the_disk_was_full(tiny, m
 
 
 def test_metrics_that_cannot_be_written_raise_checkpoint_failed(tmp_path):
-    history = History(tmp_path, tracking.start_run("full", {}))
-    history.add(1, {"loss": 1.0})
+    with History(tmp_path, tracking.start_run("full", {})) as history:
+        history.add(1, {"loss": 1.0, "time": 5.0})
     with limited_file_size() as limit:
         limit(10)
         with pytest.raises(CheckpointFailed, match="metrics"):
             history.add(2, {"loss": 2.0})
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"1": {"loss": 1.0}}
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == {"1": {"loss": 1.0, "time": 5.0}}
 
 
 @pytest.mark.parametrize("batch", [32, 1000])
@@ -99,18 +103,73 @@ def test_two_processes_do_not_train_in_one_folder(tiny, tmp_path):
     assert train(tiny(epochs=1)).finished  # the lock ended with the process
 
 
+def test_epochs_that_an_earlier_process_left_are_logged_with_their_time(tmp_path):
+    run = tracking.start_run("left", {})
+    run.log_metrics({"loss": 1.0}, 1, 10.0)
+    epochs = {"1": {"loss": 1.0, "time": 10.0}, "2": {"loss": 2.0, "time": 20.5}}
+    (tmp_path / "metrics.json").write_text(json.dumps(epochs))
+    before = time.time()
+    with History(tmp_path, run) as history:
+        history.add(3, {"loss": 3.0})
+    client = MlflowClient(mlflow.get_tracking_uri())
+    first, second, third = client.get_metric_history(run.id, "loss")
+    assert [(m.step, m.value) for m in (first, second, third)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert (first.timestamp, second.timestamp) == (10_000, 20_500)
+    assert before - 1 < third.timestamp / 1000 < time.time()
+    assert "time" not in client.get_run(run.id).data.metrics
+    History(tmp_path, run).log()
+    assert len(client.get_metric_history(run.id, "loss")) == 3
+
+
+def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.5)
+    run = tracking.start_run("hanging", {})
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections, and no more
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        started = time.monotonic()
+        with History(tmp_path, tracking.TrackedRun(run.id, address)) as history:
+            for epoch in (1, 2, 3):
+                history.add(epoch, {"loss": float(epoch)})
+        assert time.monotonic() - started < 1.5  # one request takes 2 s
+        with pytest.raises(TrackingUnavailable):
+            history.log()
+    History(tmp_path, run).log()
+    history = MlflowClient(run.uri).get_metric_history(run.id, "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert capsys.readouterr().out.count("logged later") == 1
+
+
+def test_a_run_that_only_has_to_be_logged_starts_no_workers(trained, tiny, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / trained.path.name
+    shutil.copytree(trained.path, folder)
+    unfinish(folder)
+
+    def started(*_):
+        raise AssertionError("the training was launched again")
+
+    monkeypatch.setattr("training.run.launch", started)
+    again = train(tiny(seed=4))
+    assert again.path == folder
+    assert same_weights(again, trained)
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    history = History(tmp_path, tracking.start_run("waiting", {}))
-    history.add(1, {"loss": 1.0, "more": 0.1})
+    monkeypatch.setattr("rcir.tracking.queue.RETRY_AFTER_S", 0.1)
+    client = MlflowClient(server.address)
     add, epochs = History.add, []
 
     def away_after_first(self, epoch, metrics):
         add(self, epoch, metrics)
         epochs.append(epoch)
         if epoch == 1:
+            run = read_run(tmp_path / "runs" / "outage").mlflow_run
+            while not client.get_metric_history(run, "loss"):
+                time.sleep(0.05)
             server.stop()
 
     with monkeypatch.context() as patch:
@@ -118,23 +177,30 @@ def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, 
         with pytest.raises(TrackingUnavailable, match="server"):
             train(tiny("outage", epochs=3))
     assert epochs == [1, 2, 3]
-    assert capsys.readouterr().out.count("will be logged later") == 2
+    assert capsys.readouterr().out.count("will be logged later") == 1
     half = read_run(tmp_path / "runs" / "outage")
     assert (half.path / "encoder.safetensors").is_file()
     assert not half.finished
-    history.add(2, {"loss": 2.0})
 
     server.start()
-    history.add(3, {"loss": 3.0})  # and what could not be logged before
     again = train(tiny("outage", epochs=3))
-    assert "epoch" not in capsys.readouterr().out.replace("epoch 2 will be logged later", "")
+    assert "epoch" not in capsys.readouterr().out
     assert again.mlflow_run == half.mlflow_run
     assert steps(again) == steps(train(tiny("outage", epochs=3))) == [1, 2, 3]
-    client = MlflowClient(server.address)
     assert client.get_run(again.mlflow_run).info.status == "FINISHED"
-    (waiting,) = client.search_runs(
-        [client.get_experiment_by_name("rcir").experiment_id],
-        "attributes.run_name = 'waiting'",
-    )
-    metrics = client.get_metric_history(waiting.info.run_id, "loss")
-    assert [(metric.step, metric.value) for metric in metrics] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    run = tracking.start_run("waiting", {})
+    with History(tmp_path, run) as history:
+        history.add(1, {"loss": 1.0})
+        while tracking.TrackedRun(run.id, run.uri).steps("loss") != {1}:
+            time.sleep(0.05)
+        server.stop()
+        history.add(2, {"loss": 2.0})
+        while "logged later" not in capsys.readouterr().out:
+            time.sleep(0.05)
+        server.start()
+        history.add(3, {"loss": 3.0})  # and what could not be logged before
+        until = time.monotonic() + 60
+        while run.steps("loss") != {1, 2, 3} and time.monotonic() < until:
+            time.sleep(0.05)
+    logged = client.get_metric_history(run.id, "loss")
+    assert [(metric.step, metric.value) for metric in logged] == [(1, 1.0), (2, 2.0), (3, 3.0)]
