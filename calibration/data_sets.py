@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, EvaluationConfig
+from calibration.evaluation import Evaluation
 from calibration.quality import pixel_recall
 from calibration.screen import embedding, print_reason, step
 from calibration.sources import Opened, start_tracking, warn_of_other_labels
@@ -96,9 +97,14 @@ class TrainedRun:
         name = self._run.data.name
         return _opened(name, retriever, self._splits, self._outside, self._embedder)
 
-    def track(self, output: Path) -> tracking.TrackedRun | None:
+    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
-        return start_tracking("calibration", self._config, output, self._run.tracked)
+        return start_tracking("calibration", self._config, output, evaluation, self.training)
+
+    @property
+    def training(self) -> tracking.TrackedRun:
+        """See `Source`."""
+        return self._run.tracked
 
     def close(self) -> None:
         """See `Source`."""
@@ -159,12 +165,16 @@ class StoredRetriever:
         """See `Source`."""
         return _opened(self._data.name, retriever, self._splits, self._outside, Embedder())
 
-    def track(self, output: Path) -> tracking.TrackedRun | None:
+    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
-        trained = tracking.find_tracked_run(self._retriever.origin.get("run", ""))
-        if trained is None:
+        training = tracking.find_tracked_run(self._retriever.origin.get("run", ""))
+        if training is None:
             return None
-        return start_tracking("evaluation", self._config, output, trained)
+        return start_tracking("evaluation", self._config, output, evaluation, training)
+
+    @property
+    def training(self) -> None:
+        """See `Source`; what it was calibrated with stands in its run already."""
 
     def close(self) -> None:
         """See `Source`."""

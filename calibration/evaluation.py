@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -258,16 +257,10 @@ def _parts(
     return parts
 
 
-# Numbers of each `RiskResult` that are logged as metrics.
-TRACKED = (
-    "threshold",
-    "test_risk",
-    "risk_low",
-    "risk_high",
-    "mean_size",
-    "constant_size",
-    "answered",
-)
+# What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
+HEADLINE_LEVELS = 3
+HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
+HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc")
 CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
 
 
@@ -363,14 +356,47 @@ class Evaluation:
         return [kind for kind in kinds if numbers.get(f"auroc_miss_{kind}", 1.0) < CHANCE]
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to track, under flat names."""
-        numbers: dict[str, float | None] = dict(self.quality.numbers)
-        for row in (*self.rows, *self.others):
-            place = f"alpha-{row.alpha:g}"
-            if row.guarantee != "miss":
-                place += "/" + re.sub(r"[^\w.-]+", "-", row.guarantee)
-            numbers |= {f"{place}/{name}": getattr(row, name) for name in TRACKED}
-        return {f"test/{name}": value for name, value in numbers.items() if value is not None}
+        """Return the numbers to compare retrievers by in MLflow, see docs/mlflow.md.
+
+        They are of the three levels nearest to `ALPHA`. What is not certified is left out.
+        """
+        numbers: dict[str, float | None] = {}
+        for row in sorted(self.rows, key=lambda row: abs(row.alpha - ALPHA))[:HEADLINE_LEVELS]:
+            for name, field in HEADLINE.items():
+                numbers[f"certified/alpha_{row.alpha:g}/{name}"] = getattr(row, field)
+        for name in HEADLINE_QUALITY:
+            numbers[f"quality/{name}"] = self.quality.numbers.get(name)
+        numbers["quality/ece"] = self.quality.reliability.error
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def curves(self) -> dict[str, dict[int, float]]:
+        """Return curves over alpha to track, by name and 1000 alpha: means over random splits."""
+        if self.resampling is None:
+            return {}
+        resampling, (own, *_) = self.resampling, self.resampling.rules
+        sources = {
+            "mean_size": (own, "mean"),
+            "constant_size": ("constant", "mean"),
+            "risk": (own, "risk"),
+        }
+        summary = resampling.summary(resampling.alphas.tolist())
+        return {
+            f"curve/{name}": {
+                round(1000 * float(alpha)): value
+                for alpha, numbers in summary[rule].items()
+                if (value := numbers[number]) is not None
+            }
+            for name, (rule, number) in sources.items()
+        }
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return tables to track, by name: all guarantees, and the quality of the rankings."""
+        return {
+            "guarantees": [asdict(row) for row in (*self.rows, *self.others)],
+            "quality": [
+                {"metric": name, "value": value} for name, value in self.quality.numbers.items()
+            ],
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""

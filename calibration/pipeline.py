@@ -25,7 +25,7 @@ from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.tuning import search_items
 from rcir.risk import Certified, LabelledResults, corrected, score
-from rcir.runs.results import RESULTS, TEST, RunResults, names_digest
+from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
 
 PAGE = "report.html"
 
@@ -159,7 +159,7 @@ def run(
                 outside,
                 opened.baseline(),
             )
-        tracked = source.track(output)
+        tracked = source.track(output, evaluation)
     with tracked.active() if tracked else nullcontext():
         if options is not None:
             if tracked is not None:
@@ -176,8 +176,10 @@ def run(
             started,
         )
         if options is not None:
-            measured(retriever, evaluation, queries.test, *opened.ids).write(output / TEST)
+            results = measured(retriever, evaluation, queries.test, *opened.ids)
+            results.write(output / TEST)
             if tracked is not None:
+                track_results(tracked, source.training, opened.dataset, evaluation, results)
                 from rcir.registry.logged_model import log_calibration  # imports torch
 
                 with step("model"):
@@ -233,11 +235,31 @@ def publish(
     write_file(page, text.encode())
     if tracked is not None:
         tracked.log_metrics(evaluation.metrics())
+        tracked.log_curves(evaluation.curves())
+        for name, rows in evaluation.tables().items():
+            tracked.log_table(rows, name)
         for name, svg in pictures.items():
             tracked.log_figure(svg, name)
         tracked.log_file(page)
         tracked.log_file(results)
     return page
+
+
+def track_results(
+    tracked: tracking.TrackedRun,
+    training: tracking.TrackedRun | None,
+    dataset: str,
+    evaluation: Evaluation,
+    results: RunResults,
+) -> None:
+    """Log which queries were measured, and the certified sizes in the run of the training, too."""
+    digest = results.queries[:DIGEST_LENGTH]
+    counts = {"calibration": evaluation.n_calibration, "test": evaluation.n_test}
+    tracked.log_dataset(dataset, digest, "calibration", counts)
+    if training is not None:
+        metrics = evaluation.metrics().items()
+        sizes = {name: value for name, value in metrics if name.endswith("/mean_size")}
+        training.log_metrics(sizes)
 
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
@@ -254,7 +276,6 @@ def measured(
 ) -> RunResults:
     """Return the results by which `rcir compare` and `rcir register` compare retrievers."""
     rule = retriever.require_calibration().main
-    numbers = {name.removeprefix("test/"): value for name, value in evaluation.metrics().items()}
     # What queries in clusters certify is no order statistic: there is nothing to compare.
     alone = rule.calibration.cluster is None
     scored = score(rule.score_function, test)
@@ -263,7 +284,7 @@ def measured(
         "test",
         names_digest([*calibration_ids, *test_ids]),
         [part] if alone else [],
-        numbers | {"ece": evaluation.quality.reliability.error},
+        evaluation.quality.numbers | {"ece": evaluation.quality.reliability.error},
         rule.score_function.name,
         names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.n_relevant.tolist())]),
         scored.match_score if alone else None,

@@ -208,7 +208,7 @@ def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
         return None
     from rcir.runs.folder import FOLDER_TAG
 
-    tags = {FOLDER_TAG: str(folder.absolute()), "rcir.kind": "recalibration"}
+    tags = {FOLDER_TAG: str(folder.absolute()), tracking.KIND_TAG: "recalibration"}
     return tracking.start_run(f"{folder.name} (recalibration)", tags, trained)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, div
 from rcir.risk import LabelledResults, required_calibration
 from rcir.risk.results import LABEL
 from rcir.terminal import console
+
+if TYPE_CHECKING:
+    from calibration.evaluation import Evaluation
 
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
@@ -74,8 +77,13 @@ class Source(Protocol):
         """Search the queries."""
         ...
 
-    def track(self, output: Path) -> tracking.TrackedRun | None:
+    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """Start a run in MLflow for the outcome; None if nothing is tracked."""
+        ...
+
+    @property
+    def training(self) -> tracking.TrackedRun | None:
+        """The run in MLflow of the training that is calibrated, if there is one."""
         ...
 
     def close(self) -> None:
@@ -143,11 +151,15 @@ class VectorFiles:
             example=lambda: _vector_example(retriever),
         )
 
-    def track(self, output: Path) -> tracking.TrackedRun | None:
+    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
         if not self._tracks:
             return None
-        return start_tracking("certification", self._config, output, None)
+        return start_tracking("certification", self._config, output, evaluation)
+
+    @property
+    def training(self) -> None:
+        """See `Source`."""
 
     def close(self) -> None:
         """See `Source`."""
@@ -166,15 +178,25 @@ def start_tracking(
     kind: str,
     config: CalibrationConfig | EvaluationConfig | CertificationConfig,
     output: Path,
-    trained: tracking.TrackedRun | None,
+    evaluation: Evaluation,
+    training: tracking.TrackedRun | None = None,
 ) -> tracking.TrackedRun:
-    """Start a run in MLflow, below the training's: another calibration is another run."""
+    """Start a run in MLflow, below that of the training and with its parameters, too."""
     from rcir.config import flatten  # imports jsonargparse
     from rcir.runs.folder import FOLDER_TAG  # imports torch
 
-    tags = {FOLDER_TAG: str(output.absolute()), "rcir.kind": kind}
-    tracked = tracking.start_run(f"{output.resolve().name} ({kind})", tags, trained)
-    tracked.log_params(flatten(asdict(config)))
+    params = training.params if training else {}
+    name = f"{output.resolve().name} ({kind})"
+    if config.output is None and kind == "calibration":
+        name = f"{evaluation.encoder} {evaluation.dataset} seed {params.get('seed', 0)}"
+    tags = {
+        FOLDER_TAG: str(output.absolute()),
+        tracking.KIND_TAG: kind,
+        tracking.ENCODER_TAG: evaluation.encoder,
+        tracking.DATASET_TAG: evaluation.dataset,
+    }
+    tracked = tracking.start_run(name, tags, training)
+    tracked.log_params(params | flatten(asdict(config)))
     return tracked
 
 

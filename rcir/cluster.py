@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rcir.errors import InvalidConfig
+
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 
 
 def join_cluster() -> None:
@@ -59,7 +62,16 @@ def free(group: str) -> None:
 
 def in_submitted_job() -> bool:
     """Return whether this process was started by `ray job submit`."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    return JOB_VARIABLE in os.environ
+
+
+def cluster_tags() -> dict[str, str]:
+    """Return Ray's name of this job and its number of nodes; nothing outside of a cluster."""
+    if not ray.is_initialized():
+        return {}
+    metadata = json.loads(os.environ.get(JOB_VARIABLE, "{}")).get("metadata") or {}
+    job = metadata.get("job_submission_id") or ray.get_runtime_context().get_job_id()
+    return {"ray.job": job, "ray.nodes": str(sum(node["Alive"] for node in ray.nodes()))}
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """Tracking of runs with MLflow, in a local store and on a real server."""
 
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import mlflow
 import numpy as np
@@ -15,11 +19,14 @@ from mlflow import MlflowClient
 import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir import tracking
+from rcir.cli import main
 from rcir.data import load_splits
+from rcir.encoders import EncoderConfig
 from rcir.errors import TrackingUnavailable
 from rcir.files import owner
 from rcir.registry import register
 from rcir.runs.folder import RunFolder, TrainedOn
+from rcir.tracking.runs import IMPATIENT, settings
 from tests.kills import DEAD, Killed
 from training import train
 from training.run import create_run
@@ -96,6 +103,62 @@ def test_status_states_how_a_run_ended(client, error, status):
     assert client.get_run(run.id).info.status == status
 
 
+def test_the_load_of_the_machine_is_logged_if_mlflow_is_told_to(client, monkeypatch):
+    pytest.importorskip("psutil")
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    run = tracking.start_run("load", {})
+    until = time.monotonic() + 60
+    with run.active():
+        while not client.get_run(run.id).data.metrics and time.monotonic() < until:
+            time.sleep(0.1)
+    data = client.get_run(run.id)
+    assert data.info.status == "FINISHED"
+    assert 0 <= data.data.metrics["system/cpu_utilization_percentage"] <= 100
+    assert all(name.startswith("system/") for name in data.data.metrics)
+
+
+def test_options_of_mlflow_hold_until_the_last_thread_that_set_them_is_done(monkeypatch):
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "9")
+    first, second = settings(IMPATIENT), settings(IMPATIENT)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+    second.__exit__(None, None, None)
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "9"
+
+
+def test_members_of_an_ensemble_are_told_apart_by_tags_and_have_their_pace(
+    client, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    config = tiny(
+        "ensemble",
+        epochs=1,
+        encoder=EncoderConfig("deep-ensemble", dim=4, options={"members": 2}),
+    )
+    run = train(config)
+    parent = client.get_run(run.mlflow_run).data
+    tags = {name: parent.tags[name] for name in ("kind", "encoder", "dataset")}
+    assert tags == {"kind": "training", "encoder": "deep-ensemble", "dataset": "digits"}
+    members = client.search_runs(
+        [client.get_experiment_by_name("rcir").experiment_id],
+        f"tags.`mlflow.parentRunId` = '{run.mlflow_run}' and tags.kind = 'member'",
+    )
+    assert len(members) == 2
+    metrics = members[0].data.metrics
+    assert (metrics["best_epoch"], metrics["workers"]) == (1, 1)
+    # 300 images of 60 classes, five each: each is an anchor once, with a positive, two negatives.
+    images = metrics["images_per_second"] * metrics["seconds"]
+    assert images == pytest.approx(300 * 4)
+    (used,) = members[0].inputs.dataset_inputs
+    assert used.dataset.name == "digits"
+    assert {tag.value for tag in used.tags} == {"training"}
+
+
 def test_status_set_by_another_process_is_kept(client):
     run = tracking.start_run("stopped", {})
     with pytest.raises(OSError), run.active():  # noqa: PT012
@@ -112,7 +175,7 @@ def test_unknown_id_is_not_a_run():
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny):
+def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny, capsys):
     run = train(tiny(epochs=1))
     outcome = calibrate(CalibrationConfig(run.mlflow_run))
     loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
@@ -130,7 +193,7 @@ def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny):
     assert stored.info.status == "FINISHED"
     assert stored.data.params["data.options.train"] == "300"
     recall = outcome.evaluation.quality.numbers["recall_at_1"]
-    assert client.get_run(outcome.mlflow_run).data.metrics["test/recall_at_1"] == recall
+    assert client.get_run(outcome.mlflow_run).data.metrics["quality/recall_at_1"] == recall
     paths = {item.path for item in client.list_artifacts(run.mlflow_run)}
     assert "checkpoint" in paths
     paths = {item.path for item in client.list_artifacts(outcome.mlflow_run)}
@@ -139,6 +202,20 @@ def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny):
     assert rcir.load(version.uri).ids.tolist() == local.ids.tolist()
     with pytest.raises(rcir.NoRetriever, match="nonsense"):
         rcir.load("runs:/nonsense/retriever")
+
+    other = calibrate(CalibrationConfig(run.mlflow_run, "other", score_function="constant"))
+    assert main(["compare", str(run.path), "other"]) == 0
+    (link,) = re.findall(r"In MLflow: (\S+)", capsys.readouterr().out)
+    page, _, query = link.partition("#/compare-runs?")
+    assert page == f"{server.address}/"
+    values = parse_qs(query)
+    assert json.loads(values["runs"][0]) == [outcome.mlflow_run, other.mlflow_run]
+    assert json.loads(values["experiments"][0]) == [stored.info.experiment_id]
+
+
+def test_runs_in_a_file_have_no_page():
+    runs = [tracking.start_run("page", {}) for _ in range(2)]
+    assert tracking.comparison_link(runs) is None
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "foo://bar"])
@@ -217,7 +294,8 @@ def test_sweep_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_pa
     kill_before_the_run_is_written(Records, lambda: start_sweep(config, folder), monkeypatch)
     records = start_sweep(config, folder)
     experiment = client.get_experiment_by_name("rcir").experiment_id
-    (stored,) = client.search_runs([experiment], "tags.`rcir.sweep` = 'swept'")
+    wanted = "tags.`rcir.sweep` = 'swept' and tags.kind = 'sweep' and tags.dataset = 'digits'"
+    (stored,) = client.search_runs([experiment], wanted)
     assert stored.info.run_id == records.mlflow_run
 
 

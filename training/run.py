@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from ray.train import UserCallback
 
 from rcir import tracking
-from rcir.cluster import in_submitted_job
+from rcir.cluster import cluster_tags, in_submitted_job
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.loading import calibration_note, can_train, require_enough
@@ -29,7 +29,7 @@ from rcir.files import write_file
 from rcir.index import find_index
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
-from rcir.runs.results import VALIDATION
+from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console
 from training import checkpoint
 from training.checkpoint import History
@@ -81,10 +81,22 @@ def create_run(
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
     folder, plain = folder_of(config), asdict(replace(config, micro_batches=config.n_micro_batches))
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
-    with started_once(folder, config.name, {FOLDER_TAG: str(folder)}, parent) as tracked:
+    tags = {
+        FOLDER_TAG: str(folder),
+        tracking.KIND_TAG: _kind(config, parent),
+        tracking.ENCODER_TAG: config.encoder.method,
+        tracking.DATASET_TAG: config.data.name,
+    }
+    with started_once(folder, config.name, tags, parent) as tracked:
         run = RunFolder(folder, plain, tracked.id, tracked.uri)
         run.write()
     return run
+
+
+def _kind(config: TrainingConfig, parent: tracking.TrackedRun | None) -> str:
+    if parent is None:
+        return "training"
+    return "member" if Path(config.storage).name == MEMBERS else "trial"
 
 
 @contextmanager
@@ -365,9 +377,18 @@ def _train_members(
 
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:
     """Log everything of a finished training to MLflow."""
+    trained = TrainedOn.read(run.path)
+    run.tracked.log_dataset(
+        config.data.name,
+        names_digest(trained.images.astype(str).tolist())[:DIGEST_LENGTH],
+        "training",
+        run.config["data"],
+    )
+    run.tracked.log_tags(cluster_tags())
     if checkpoint.last_epoch(run.path):
         History(run.path, run.tracked).log()
         best = checkpoint.best_epoch(run.path)
+        run.tracked.log_metrics({"best_epoch": best})
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
     run.tracked.log_metrics(
         {

@@ -26,6 +26,7 @@ from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from rcir.terminal import console
+from rcir.tracking import DATASET_TAG, KIND_TAG
 from training import (
     as_json,
     check_encoder,
@@ -351,7 +352,12 @@ def start_sweep(config: TuningConfig, folder: Path) -> Records:
     """A new sweep, in its folder and in MLflow."""
     name = config.training.name
     plain = as_json(asdict(config))
-    tags = {FOLDER_TAG: str(folder), "rcir.sweep": name}
+    tags = {
+        FOLDER_TAG: str(folder),
+        "rcir.sweep": name,
+        KIND_TAG: "sweep",
+        DATASET_TAG: config.training.data.name,
+    }
     with started_once(folder, name, tags) as tracked:
         records = Records(folder, plain, tracked.id, tracked.uri)
         records.write()

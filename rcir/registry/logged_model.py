@@ -323,7 +323,9 @@ def log_calibration(
     """
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) / CARD
-        written.write_text(card(retriever, read_results(output)))
+        text = card(retriever, read_results(output))
+        written.write_text(text)
+        run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
         parts = tracking.ModelParts(
             CODE,
             storage.current_version(output / RETRIEVER),

@@ -240,7 +240,10 @@ def register(
         run, model = calibration.run, calibration.model
         example = {} if model else example_of(calibration.retriever)
         if run is None:
-            tags = {FOLDER_TAG: str(calibration.folder.absolute()), "rcir.kind": "registration"}
+            tags = {
+                FOLDER_TAG: str(calibration.folder.absolute()),
+                tracking.KIND_TAG: "registration",
+            }
             run = tracking.start_run(f"{calibration.folder.resolve().name} (registration)", tags)
             with run.active():
                 model = log_calibration(run, calibration.folder, calibration.retriever, example)

@@ -39,6 +39,7 @@ from rcir.runs.results import RunResults, Split
 # What differs between any two runs, and what only says where they were trained.
 NOT_COMPARED = ("name", *RESOURCES)
 DRAWS = 2000
+LINKED = 20  # runs at most, the first ones, on MLflow's page
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
     "queries"
@@ -96,6 +97,16 @@ class Comparison:
         metrics = one.metrics if one else run.reported if self.split == "validation" else {}
         value = metrics.get(name, math.nan)
         return value if math.isfinite(value) else None
+
+    def link(self) -> str | None:
+        """Return the address of MLflow's page of these runs; None if no server has them all."""
+        runs = [run.tracked[self.split] for run in self.runs if self.split in run.tracked]
+        if len(runs) < len(self.runs):
+            return None
+        try:
+            return tracking.comparison_link(runs[:LINKED])
+        except TrackingUnavailable:
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -249,6 +260,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(_differences(comparison))
     for note in comparison.notes:
         console.print(f"\n{note}", soft_wrap=True)
+    if link := comparison.link():
+        console.print(f"\nIn MLflow: {link}", soft_wrap=True)
     console.print(
         "\nNoise is that of calibration and measured queries. Of another seed of the training it "
         "says nothing.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -37,6 +38,7 @@ class Run:
         options: of its training and calibration, by dotted name; empty if they are not known.
         measured: by split, what is there.
         reported: of a trial, its last metrics on the validation images, at delta = 0.1.
+        tracked: by split, the run in MLflow that holds its metrics.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     measured: dict[Split, RunResults] = field(default_factory=dict)
     reported: dict[str, float] = field(default_factory=dict)
+    tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -108,7 +111,8 @@ def _run(folder: Path, name: str) -> Run | None:
     if trained is not None:
         state = "finished" if trained.finished else "not finished"
         options = _options(trained) | _calibration_options(folder)
-        return Run(name, folder, state, options, measured)
+        tracked = _tracked(folder, trained)
+        return Run(name, folder, state, options, measured, tracked=tracked)
     if "test" not in measured:
         return None
     options = _calibration_options(folder)
@@ -119,7 +123,17 @@ def _run(folder: Path, name: str) -> Run | None:
     path = trained.path / VALIDATION
     if path.is_file():
         measured["validation"] = RunResults.read(path)
-    return Run(name, folder, "calibrated", _options(trained) | options, measured)
+    tracked = _tracked(folder, trained)
+    return Run(name, folder, "calibrated", _options(trained) | options, measured, tracked=tracked)
+
+
+def _tracked(folder: Path, trained: RunFolder) -> dict[Split, tracking.TrackedRun]:
+    """The runs in MLflow of a training, and of its calibration in a folder, if it is there."""
+    runs: dict[Split, tracking.TrackedRun] = {"validation": trained.tracked}
+    with suppress(OSError, ValueError, LookupError, TypeError, RcirError):
+        calibration = _retriever(folder)["origin"]["calibration"]
+        runs["test"] = tracking.TrackedRun(calibration, trained.tracking_uri)
+    return runs
 
 
 def _retriever(folder: Path) -> dict[str, Any]:

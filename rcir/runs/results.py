@@ -26,6 +26,7 @@ from rcir.risk.bootstrap import Certified
 VALIDATION, TEST = "validation.safetensors", "test.safetensors"
 RESULTS = "results.json"  # beside the latter: all numbers of an evaluation
 Split = Literal["validation", "test"]
+DIGEST_LENGTH = 12  # characters of a digest that MLflow shows
 
 
 def names_digest(names: Sequence[str]) -> str:

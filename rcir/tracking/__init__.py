@@ -15,15 +15,31 @@ from rcir.tracking.models import (
     with_downloaded,
 )
 from rcir.tracking.queue import MetricQueue
-from rcir.tracking.runs import TrackedRun, find_tracked_run, is_chosen, run_tag, start_run
+from rcir.tracking.runs import (
+    DATASET_TAG,
+    ENCODER_TAG,
+    KIND_TAG,
+    NOTE_TAG,
+    TrackedRun,
+    comparison_link,
+    find_tracked_run,
+    is_chosen,
+    run_tag,
+    start_run,
+)
 
 __all__ = [
+    "DATASET_TAG",
+    "ENCODER_TAG",
     "INSIDE",
     "INSIDE_RUN",
+    "KIND_TAG",
+    "NOTE_TAG",
     "MetricQueue",
     "ModelParts",
     "RegisteredVersion",
     "TrackedRun",
+    "comparison_link",
     "create_version",
     "find_model",
     "find_tracked_run",

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.tracking.runs import (
     IMPATIENT,
+    SILENT,
     TrackedRun,
     client_of,
     mlflow_package,
@@ -34,7 +35,6 @@ INSIDE_RUN = f"{LOGGED}/{INSIDE}"  # and in the run's
 MODEL_FILE = "MLmodel"
 # By itself, MLflow puts project files of the working directory into a model.
 ALONE = {"MLFLOW_UV_AUTO_DETECT": "false"}
-SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 Loaded = TypeVar("Loaded")
 
 

@@ -6,17 +6,19 @@ directory, which `mlflow ui` shows by default.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from filelock import FileLock
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 SQLITE = "sqlite:///"
 LOCK_TIMEOUT = 30.0  # seconds
+SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -38,9 +41,10 @@ def mlflow_package() -> Any:
     """MLflow, imported when first used: it is slow to import, and not every worker logs."""
     import mlflow
 
-    # A new SQLite store says how it was made, at whichever call comes first, and a model how it is
-    # checked. MLflow sets the levels of its loggers when it is imported: these are set after it.
-    for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc"):
+    # A new SQLite store says how it was made, at whichever call comes first, a model how it is
+    # checked, and a monitor when it starts. MLflow sets the levels of its loggers when it is
+    # imported: these are set after it.
+    for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return mlflow
 
@@ -128,6 +132,8 @@ def reachable(uri: str) -> Iterator[None]:
 
 EXPERIMENT = "rcir"
 METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
+# Tags to filter and group runs by, on MLflow's page.
+KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
 OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
 
@@ -175,10 +181,19 @@ class TrackedRun:
 
         Metrics that are logged again with the same values and time are not stored twice.
         """
+        self._log_values([(name, step, value) for name, value in metrics.items()], at)
+
+    def log_curves(self, curves: Mapping[str, Mapping[int, float]]) -> None:
+        """Log curves, each a metric with a value for each of its steps."""
+        points = [(name, *point) for name, curve in curves.items() for point in curve.items()]
+        self._log_values(points, None)
+
+    def _log_values(self, values: Sequence[tuple[str, int, float]], at: float | None) -> None:
+        """Log values of metrics: name, step and value of each."""
         from mlflow.entities import Metric
 
         stamp = int(1000 * (time.time() if at is None else at))
-        logged = [Metric(name, float(value), stamp, step) for name, value in metrics.items()]
+        logged = [Metric(name, float(value), stamp, step) for name, step, value in values]
         with reachable(self.uri):
             for start in range(0, len(logged), METRICS_AT_ONCE):
                 self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
@@ -187,6 +202,38 @@ class TrackedRun:
         """The steps of which a metric is logged."""
         with reachable(self.uri):
             return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The parameters that are logged."""
+        with reachable(self.uri):
+            return dict(self._client.get_run(self.id).data.params)
+
+    def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
+        """Log a data set as an input.
+
+        Args:
+            name: of the data set.
+            digest: equal for equal data, at most 36 characters.
+            context: its use, such as "training".
+            source: where it comes from, as plain values.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+        dataset = Dataset(name, digest, source_type="rcir", source=json.dumps(source))
+        used = DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
+        with reachable(self.uri):
+            self._client.log_inputs(self.id, [used])
+
+    def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Log a table as the artifact `tables/NAME.json`, which MLflow's page shows."""
+        import pandas as pd
+
+        # With columns of the type for strings, MLflow makes pandas warn.
+        table = pd.DataFrame(list(rows), dtype=object)
+        with reachable(self.uri), settings(SILENT):
+            self._client.log_table(self.id, table, f"tables/{name}.json")
 
     def log_figure(self, svg: str, name: str) -> None:
         """Log a figure as `figures/NAME.svg`."""
@@ -213,7 +260,8 @@ class TrackedRun:
             self._client.set_tag(self.id, OWNER_TAG, owner())
             self._client.update_run(self.id, status="RUNNING")
         try:
-            yield
+            with self._system_metrics():
+                yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             # What happened matters more than that it could not be noted.
@@ -222,6 +270,24 @@ class TrackedRun:
                     self.end("KILLED" if interrupted else "FAILED")
             raise
         self.end("FINISHED")
+
+    @contextmanager
+    def _system_metrics(self) -> Iterator[None]:
+        """Log the load of this machine inside the block, if MLflow's option for it is set."""
+        from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+
+        if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+            yield
+            return
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        with settings(IMPATIENT):
+            monitor = SystemMetricsMonitor(self.id, resume_logging=True, tracking_uri=self.uri)
+            monitor.start()
+            try:
+                yield
+            finally:
+                monitor.finish()
 
     @property
     def status(self) -> str:
@@ -317,6 +383,21 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
                 return None
             raise
     return TrackedRun(run_id, uri)
+
+
+def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
+    """The address of the page on which MLflow compares runs; None unless one server has them."""
+    uri = runs[0].uri if runs else ""
+    if len(runs) < 2 or not uri.startswith("http") or any(run.uri != uri for run in runs):
+        return None
+    with reachable(uri):
+        experiment = client_of(uri).get_run(runs[0].id).info.experiment_id
+    query = {
+        "runs": json.dumps([run.id for run in runs], separators=(",", ":")),
+        "experiments": json.dumps([experiment], separators=(",", ":")),
+        "workflowType": "machine_learning",
+    }
+    return f"{uri.rstrip('/')}/#/compare-runs?{urlencode(query)}"
 
 
 def run_tag(run: TrackedRun, name: str) -> str | None:

@@ -116,10 +116,10 @@ def test_an_evaluation_is_tracked_below_the_training(evaluated, trained, trackin
     place = client.get_run(trained.mlflow_run).info.experiment_id
     wanted = f"tags.`rcir.folder` = '{evaluated[0].absolute()}'"
     (run,) = client.search_runs([place], wanted)
-    assert run.data.tags["rcir.kind"] == "evaluation"
+    assert run.data.tags["kind"] == "evaluation"
     assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
     for name in ("ood_auroc", "ausc"):
-        assert run.data.metrics[f"test/{name}"] == evaluated[1]["quality"][name]
+        assert run.data.metrics[f"quality/{name}"] == evaluated[1]["quality"][name]
     figures = {item.path for item in client.list_artifacts(run.info.run_id, "figures")}
     assert {f"figures/{name}.svg" for name in ("outside", "delta", "projection")} <= figures
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
 
 import rcir
 from calibration import CalibrationConfig, calibrate, print_table
@@ -16,12 +17,17 @@ from rcir.cli import main as rcir_command
 from rcir.encoders import batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
+from rcir.runs.results import RunResults
 
 WRITTEN = {"retriever", "report.html", "results.json", "test.safetensors"}
 
 
 def calibrated(run, output="output", **options):
     return calibrate(CalibrationConfig(str(run.path), output, **options))
+
+
+def downloaded(uri):
+    return Path(download_artifacts(uri)).read_text()
 
 
 def names(folder):
@@ -139,11 +145,85 @@ def test_a_calibration_is_tracked_with_retriever_figures_and_numbers(
     assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
     assert (run.info.status, run.data.params["alphas"]) == ("FINISHED", "(0.001, 0.2, 0.3)")
     assert outcome.evaluation.metrics().items() <= run.data.metrics.items()
-    assert not any("test/" in name for name in client.get_run(trained.mlflow_run).data.metrics)
     figures = {item.path for item in client.list_artifacts(outcome.mlflow_run, "figures")}
     assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
     loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
     assert loaded.searcher.fingerprints() == outcome.retriever.searcher.fingerprints()
+
+
+def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outcome, tracking_uri):
+    client = MlflowClient(tracking_uri)
+    results = json.loads((outcome.folder.parent / "results.json").read_text())
+    by_alpha = {f"{row['alpha']:g}": row for row in results["rows"]}
+    size = by_alpha["0.2"]["mean_size"]
+    wanted = [
+        "tags.encoder = 'btl' and tags.dataset = 'digits' and tags.kind = 'calibration'",
+        f"tags.`rcir.folder` = '{outcome.folder.parent.absolute()}'",
+        f"metrics.`certified/alpha_0.2/mean_size` < {size + 1e-6}",
+        "params.`encoder.method` = 'btl'",
+    ]
+    experiment = client.get_experiment_by_name("rcir").experiment_id
+    (run,) = client.search_runs([experiment], " and ".join(wanted))
+    assert run.info.run_id == outcome.mlflow_run
+    metrics = run.data.metrics
+    assert "certified/alpha_0.001/mean_size" not in metrics
+    for alpha in ("0.2", "0.3"):
+        for name, field in (
+            *(
+                ("mean_size", "mean_size"),
+                ("constant_size", "constant_size"),
+                ("risk", "test_risk"),
+            ),
+        ):
+            assert metrics[f"certified/alpha_{alpha}/{name}"] == by_alpha[alpha][field]
+    for name in ("recall_at_1", "auroc_miss", "ausc"):
+        assert metrics[f"quality/{name}"] == results["quality"][name]
+    assert len(metrics) <= 25
+
+    (rule, *_) = results["resampling"]
+    curve = client.get_metric_history(run.info.run_id, "curve/mean_size")
+    expected = {
+        round(1000 * float(alpha)): numbers["mean"]
+        for alpha, numbers in results["resampling"][rule].items()
+        if numbers["mean"] is not None
+    }
+    assert {point.step: point.value for point in curve} == expected
+    params = client.get_run(trained.mlflow_run).data.params
+    for name in ("data.options.train", "encoder.dim", "mining.positive", "optimizer.lr", "seed"):
+        assert run.data.params[name] == params[name]
+    assert run.data.params["depth"] == "150"
+    headline = client.get_run(trained.mlflow_run).data.metrics
+    assert "certified/alpha_0.2/mean_size" in headline
+    assert len(headline) <= 25
+
+
+def test_a_calibration_has_its_data_set_card_and_tables_in_mlflow(outcome, tracking_uri):
+    client = MlflowClient(tracking_uri)
+    run = client.get_run(outcome.mlflow_run)
+    (used,) = run.inputs.dataset_inputs
+    measured = RunResults.read(outcome.folder.parent / "test.safetensors")
+    assert used.dataset.name == "digits"
+    assert measured.queries.startswith(used.dataset.digest)
+    card = run.data.tags["mlflow.note.content"]
+    assert card == downloaded(f"runs:/{outcome.mlflow_run}/retriever/README.md")
+    (artifact,) = client.list_artifacts(run.info.run_id, "tables")[:1]
+    table = json.loads(downloaded(f"runs:/{run.info.run_id}/{artifact.path}"))
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["guarantee"], row["alpha"]) for row in rows[:3]] == [
+        ("miss", alpha) for alpha in (0.001, 0.2, 0.3)
+    ]
+    assert rows[1]["threshold"] == pytest.approx(outcome.evaluation.rows[1].threshold)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_calibration_without_a_name_is_named_by_method_data_set_and_seed(
+    trained, tracking_uri, tmp_path
+):
+    folder = shutil.copytree(trained.path, tmp_path / "copy")
+    outcome = calibrate(CalibrationConfig(str(folder), alphas=(0.3,)))
+    name = MlflowClient(tracking_uri).get_run(outcome.mlflow_run).info.run_name
+    assert name == "btl digits seed 4"
+    assert outcome.folder == folder / "retriever"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -111,7 +111,7 @@ def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(
     second = rcir.load("out/retriever").origin["calibration"]
     assert second != first
     client = MlflowClient(tracking_uri)
-    assert client.get_run(second).data.tags["rcir.kind"] == "recalibration"
+    assert client.get_run(second).data.tags["kind"] == "recalibration"
     tracked = rcir.load(f"runs:/{second}/retriever")
     assert len(tracked.ids) == len(outcome.retriever.ids) - 5
     image = outcome.splits.test.images[0]
