@@ -13,7 +13,7 @@ from rcir.tracking.runs import TrackedRun
 
 QUEUE_SIZE = 1000  # steps
 RETRY_AFTER_S = 60.0
-DRAIN_S = 30.0
+DRAIN_S = 10.0
 
 
 class MetricQueue:

@@ -274,15 +274,17 @@ class TrackedRun:
     @contextmanager
     def _system_metrics(self) -> Iterator[None]:
         """Log the load of this machine inside the block, if MLflow's option for it is set."""
-        from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+        from mlflow import environment_variables
 
-        if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+        enabled: Any = environment_variables.MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+        if not enabled.get():
             yield
             return
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+        from mlflow.system_metrics import system_metrics_monitor
 
+        kind: Any = system_metrics_monitor.SystemMetricsMonitor
         with settings(IMPATIENT):
-            monitor = SystemMetricsMonitor(self.id, resume_logging=True, tracking_uri=self.uri)
+            monitor = kind(self.id, resume_logging=True, tracking_uri=self.uri)
             monitor.start()
             try:
                 yield
