@@ -10,8 +10,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -351,18 +352,20 @@ def mean_loss(
         raise InvalidRiskLevel("another mix of groups needs a delta: give one, such as 0.1")
     bound = bound if weights is None else "betting"
     risk.check_losses(calibration)
-    thresholds = calibration.match_thresholds()
+    calibrated = _MatchLosses(risk, calibration)
+    thresholds = calibrated.thresholds
+    tuned = _MatchLosses(risk, _required(tuning)) if bound == "betting" and delta else None
 
     def losses(index: int) -> NDArray[np.float64]:
-        values = risk.unit_losses(calibration, thresholds[index : index + 1])[:, 0]
+        values = calibrated.at(index)
         return values if weights is None else values * weights
 
     def certifies(alpha: float) -> Callable[[NDArray[np.float64]], bool]:
         """Return the test of losses at a level."""
         if delta is None:
             return lambda losses: (math.fsum(losses) + 1) / (len(losses) + 1) <= alpha
-        if bound == "betting":
-            bet = _bet(risk, alpha, delta, calibration, _required(tuning), weights)
+        if tuned is not None:
+            bet = _bet(tuned, alpha, delta, calibration.units, weights)
             wealth = math.log(1 / delta)
             return lambda losses: float(np.log1p(bet * (alpha - losses)).sum()) >= wealth
         return lambda losses: p_value(math.fsum(losses), len(losses), alpha, bound) <= delta
@@ -411,15 +414,38 @@ def _smallest_mean_alpha(
     return high
 
 
+@dataclass(frozen=True, eq=False)
+class _MatchLosses:
+    """Losses at the thresholds at which some set gains a true match.
+
+    Bisections at several levels need the losses at the same few thresholds: each is computed once.
+    """
+
+    risk: Risk
+    scored: ScoredResults
+    _computed: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    @cached_property
+    def thresholds(self) -> NDArray[np.float32]:
+        """The thresholds, ascending."""
+        return self.scored.match_thresholds()
+
+    def at(self, index: int) -> NDArray[np.float64]:
+        """(units,) losses at a threshold."""
+        if index not in self._computed:
+            threshold = self.thresholds[index : index + 1]
+            self._computed[index] = self.risk.unit_losses(self.scored, threshold)[:, 0]
+        return self._computed[index]
+
+
 def _bet(
-    risk: Risk,
+    tuned: _MatchLosses,
     alpha: float,
     delta: float,
-    calibration: ScoredResults,
-    tuning: ScoredResults,
+    n: int,
     weights: NDArray[np.float64] | None,
 ) -> float:
-    """Return the fraction of the wealth to bet on every loss.
+    """Return the fraction of the wealth to bet on every loss of n units.
 
     The bet of Waudby-Smith and Ramdas (JRSS-B 2024, eq. 26) for the variance that the tuning split
     has where its mean loss is about alpha. One bet for every threshold and unit keeps the wealth
@@ -427,20 +453,15 @@ def _bet(
     factors is at most the corresponding power of their mean (inequality of arithmetic and geometric
     means), so that the mean of all is what is tested.
     """
-    thresholds = tuning.match_thresholds()
-
-    def losses(index: int) -> NDArray[np.float64]:
-        return risk.unit_losses(tuning, thresholds[index : index + 1])
-
-    chosen = bisect_left(range(len(thresholds) - 1), True, key=lambda i: losses(i).mean() <= alpha)
-    spread = losses(chosen)
+    last = len(tuned.thresholds) - 1
+    chosen = bisect_left(range(last), True, key=lambda i: tuned.at(i).mean() <= alpha)
+    spread = tuned.at(chosen)
     # A split without any variance does not prove that there is none: one unit of 1/4 is added.
     variance = (float(spread.var()) * len(spread) + 0.25) / (len(spread) + 1)
     largest = 1.0
     if weights is not None:
         variance *= float((weights**2).mean())
         largest = max(1.0, float(weights.max()))
-    n = calibration.units
     return min(1.0 / largest, math.sqrt(2 * math.log(1 / delta) / (n * variance)))
 
 
@@ -637,7 +658,7 @@ def _mean_over_labels(
     assert delta is not None
     assert not isinstance(alpha, Mapping)
     try:
-        if not _one_of_each_is_better(alpha, request, calibration, tuning):
+        if not _one_of_each_is_better(alpha, delta, calibration.units, _MatchLosses(risk, tuning)):
             return certify(request, calibration, tuning, bound)
         certificate = order_statistic(alpha, delta, _one_of_each(calibration))
     except RiskUnattainable as refusal:
@@ -669,34 +690,26 @@ def _one_of_each(calibration: ScoredResults) -> ScoredResults:
     return calibration[order[np.unique(clusters, return_index=True)[1]]]
 
 
-def _one_of_each_is_better(
-    alpha: float, request: GuaranteeRequest, calibration: ScoredResults, tuning: ScoredResults
-) -> bool:
-    """Return whether one query of each cluster needs smaller sets than a bet on their means.
+def _one_of_each_is_better(alpha: float, delta: float, n: int, tuned: _MatchLosses) -> bool:
+    """Return whether one query of each of n clusters needs smaller sets than a bet on their means.
 
     Both are compared on the tuning split, as if the clusters that calibrate had its losses, and at
     a multiple of `COMPARED`, so that the choice at every alpha is known. Where one query of each
     certifies nothing even without a miss, the bet certifies nothing either.
     """
-    risk, delta = request.one_risk, request.delta
-    assert delta is not None
     level = COMPARED * max(1, _cell(alpha))
-    n, thresholds = calibration.units, tuning.match_thresholds()
     allowed = allowed_misses(n, level, delta)
     if allowed < 0:
         return True
-    bet, wealth = _bet(risk, level, delta, calibration, tuning, None), math.log(1 / delta) / n
+    bet, wealth = _bet(tuned, level, delta, n, None), math.log(1 / delta) / n
+    number = len(tuned.thresholds)
 
     def first(certifies: Callable[[NDArray[np.float64]], bool]) -> int:
-        return bisect_left(
-            range(len(thresholds)),
-            True,
-            key=lambda i: certifies(risk.unit_losses(tuning, thresholds[i : i + 1])),
-        )
+        return bisect_left(range(number), True, key=lambda i: certifies(tuned.at(i)))
 
     by_bet = first(lambda losses: bool(np.log1p(bet * (level - losses)).mean() >= wealth))
     by_one = first(lambda losses: bool(losses.mean() <= (allowed + 1) / (n + 1)))
-    return by_one < by_bet or by_bet == len(thresholds)
+    return by_one < by_bet or by_bet == number
 
 
 def _cell(alpha: float) -> int:
@@ -731,8 +744,9 @@ def _certified_from(
     drawn = _one_of_each(calibration)
     by_one = smallest(lambda alpha: order_statistic(alpha, delta, drawn))
     least, most = sorted([by_one, by_bet])
+    tuned = _MatchLosses(request.one_risk, tuning)
     for cell in range(_cell(least), min(_cell(most) + 1, _cell(1.0))):
-        better = _one_of_each_is_better(COMPARED * cell, request, calibration, tuning)
+        better = _one_of_each_is_better(COMPARED * cell, delta, calibration.units, tuned)
         first = by_one if better else by_bet
         if first > COMPARED * cell:
             least = max(least, min(first, COMPARED * (cell + 1)))
