@@ -553,9 +553,10 @@ class ScoredResults:
         if self.clusters is None:
             return values
         cluster, counts = self._clustering
-        sums = np.zeros((len(counts), values.shape[1]))
-        np.add.at(sums, cluster, values)
-        return sums / counts[:, None]
+        width = values.shape[1]
+        cells = cluster[:, None] * width + np.arange(width)
+        sums = np.bincount(cells.ravel(), values.ravel(), len(counts) * width)
+        return sums.reshape(len(counts), width) / counts[:, None]
 
     def worst_group_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, g) for each query, the largest of the means of its cluster's groups.
