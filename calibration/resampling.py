@@ -209,6 +209,7 @@ class _Rule:
     def at(self, levels: list[tuple[float, float]]) -> ResampledRule:
         """Calibrate on the first part of each split, measure on the second, at each level."""
         n = len(self.splits[0][0])
+        second = np.array([second for _, second in self.splits])
         allowed = np.array([self._allowed(n, alpha, delta) for alpha, delta in levels])
         calibration = np.sort([self.scores[first] for first, _ in self.splits], axis=1)
         thresholds = np.where(allowed >= 0, calibration[:, n - 1 - np.maximum(allowed, 0)], np.inf)
@@ -217,13 +218,12 @@ class _Rule:
             certified = np.flatnonzero(np.isfinite(thresholds[:, column]))
             values, places = np.unique(thresholds[certified, column], return_inverse=True)
             limits = np.minimum(widened(values), np.finfo(np.float32).max).astype(np.float32)
-            sizes = self._sizes(limits)
-            for split, place in zip(certified, places, strict=True):
-                second = self.splits[split][1]
-                risk[split, column] = np.mean(self.scores[second] > limits[place])
-                counts = np.bincount(sizes[place, second])
-                mean[split, column] = counts @ np.arange(len(counts)) / len(second)
-                median[split, column], high[split, column] = _quantiles(counts, (0.5, 0.95))
+            queries = second[certified]
+            missed = self.scores[queries] > limits[places][:, None]
+            risk[certified, column] = missed.mean(axis=1)
+            sizes = self._sizes(limits)[places[:, None], queries]
+            mean[certified, column] = sizes.mean(axis=1)
+            median[certified, column], high[certified, column] = _quantiles(sizes, (0.5, 0.95))
         return ResampledRule(risk, mean, median, high)
 
     def _allowed(self, n: int, alpha: float, delta: float) -> int:
@@ -241,12 +241,17 @@ class _Rule:
         return np.ascontiguousarray(np.cumsum(counts[:, :-1], axis=1).T)
 
 
-def _quantiles(counts: NDArray[np.int64], levels: Sequence[float]) -> list[float]:
-    """Return quantiles of whole numbers of which `counts[k]` are k, as `np.quantile` does."""
-    cumulated = np.cumsum(counts)
+def _quantiles(sizes: NDArray[np.int64], levels: Sequence[float]) -> list[NDArray[np.float64]]:
+    """Return quantiles of each row of whole numbers, as `np.quantile` does, by counting them."""
+    rows, columns = sizes.shape
+    width = int(sizes.max(initial=0)) + 1
+    cells = sizes + width * np.arange(rows)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=rows * width).reshape(rows, width)
+    cumulated = np.cumsum(counts, axis=1)
     quantiles = []
     for level in levels:
-        place = level * (cumulated[-1] - 1)
-        below, above = np.searchsorted(cumulated, [math.floor(place), math.ceil(place)], "right")
-        quantiles.append(float(below + (above - below) * (place - math.floor(place))))
+        place = level * (columns - 1)
+        ends = math.floor(place), math.ceil(place)
+        below, above = (np.count_nonzero(cumulated <= end, axis=1) for end in ends)
+        quantiles.append(below + (above - below) * (place - math.floor(place)))
     return quantiles
