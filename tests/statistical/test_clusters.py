@@ -80,7 +80,12 @@ def test_misses_of_a_cluster_have_this_correlation(worlds):
 
 @pytest.mark.parametrize(
     ("clusters", "correlation", "alpha"),
-    [(30, 0.1, 0.3), (30, 0.3, 0.3), (60, 0.1, 0.15), (60, 0.3, 0.2)],
+    [
+        (30, 0.3, 0.3),
+        (60, 0.1, 0.15),
+        pytest.param(30, 0.1, 0.3, marks=pytest.mark.slow),
+        pytest.param(60, 0.3, 0.2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_miss_risk_of_other_clusters_holds(
     uniform, certified, true_risk, excess, clusters, correlation, alpha
@@ -92,7 +97,7 @@ def test_the_miss_risk_of_other_clusters_holds(
     assert excess(risk(independent) > alpha, DELTA) > 3
 
 
-@pytest.mark.parametrize("correlation", [0.1, 0.3])
+@pytest.mark.parametrize("correlation", [0.1, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_sets_for_other_clusters_are_less_than_half_as_large_again(
     worlds, certified, true_risk, excess, correlation
 ):

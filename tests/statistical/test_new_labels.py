@@ -49,7 +49,9 @@ def certified(thresholds_of):
     return certified
 
 
-@pytest.mark.parametrize("labels", [25, 50, 100])
+@pytest.mark.parametrize(
+    "labels", [25, *(pytest.param(n, marks=pytest.mark.slow) for n in (50, 100))]
+)
 def test_risks_hold_for_new_labels_and_for_any(certified, excess, labels):
     new, _ = certified(labels, "new")
     assert excess(new > ALPHA, DELTA) <= 3

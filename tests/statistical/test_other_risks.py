@@ -56,7 +56,7 @@ def test_the_recall_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(
 
 
 @pytest.mark.parametrize("bound", MEANS)
-@pytest.mark.parametrize("name", ["minmax", "learned"])
+@pytest.mark.parametrize("name", ["minmax", pytest.param("learned", marks=pytest.mark.slow)])
 def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, name, bound):
     tuning = first_matches_only(worlds[name].tuning[:50])
     population = first_matches_only(worlds[name].population)
@@ -139,7 +139,16 @@ THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize(
     ("name", "alphas"),
-    [(name, TWO) for name in SCORE_FUNCTIONS] + [(name, THREE) for name in ("constant", "learned")],
+    [
+        ("minmax", TWO),
+        ("learned", THREE),
+        pytest.param("constant", THREE, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, TWO, marks=pytest.mark.slow)
+            for name in SCORE_FUNCTIONS
+            if name != "minmax"
+        ),
+    ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} risks",
 )
 def test_one_of_several_risks_exceeds_its_alpha_in_at_most_delta_of_the_calibrations(

@@ -74,9 +74,16 @@ def violated(worlds, drawn):
     return violated
 
 
-@pytest.mark.parametrize("noise", [1e-6, 1e-4])
 @pytest.mark.parametrize(
-    ("name", "alpha"), [("minmax", ALPHA), ("learned", ALPHA), ("reranked", 0.095)]
+    ("name", "alpha", "noise"),
+    [
+        ("minmax", ALPHA, 1e-6),
+        ("learned", ALPHA, 1e-4),
+        ("reranked", 0.095, 1e-6),
+        pytest.param("minmax", ALPHA, 1e-4, marks=pytest.mark.slow),
+        pytest.param("learned", ALPHA, 1e-6, marks=pytest.mark.slow),
+        pytest.param("reranked", 0.095, 1e-4, marks=pytest.mark.slow),
+    ],
 )
 def test_the_miss_risk_of_recurring_images_holds(violated, excess, name, alpha, noise):
     def certify(calibration, _):
