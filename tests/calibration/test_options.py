@@ -229,6 +229,7 @@ def test_a_calibration_without_a_name_is_named_by_method_data_set_and_seed(
 @pytest.mark.usefixtures("no_figures")
 def test_run_and_index_are_named_on_the_command_line(trained, capsys):
     command = ["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]
+    command += ["--score_function", "constant"]
     options = '{"nlist": 4, "nprobe": 4}'
     assert main([*command, "--index.kind", "ivf", "--index.options", options]) == 0
     assert "retriever: by-id/retriever" in " ".join(capsys.readouterr().out.split())
@@ -298,6 +299,7 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trai
 @pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch, capsys):
     embedded, fill, limit = [], batches.embed_block, 7
+    options = {"score_function": "constant", "alphas": (0.3,)}
 
     def interrupted(encoder, preprocessing, images, batch):
         if len(embedded) == limit:
@@ -310,17 +312,17 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr(batches, "CHUNK", 128)  # the batches are those of one block
         with pytest.raises(KeyboardInterrupt):
-            calibrated(trained, alphas=(0.3,))
+            calibrated(trained, **options)
         # Three blocks of the gallery, three of the tuning split, one of the calibration split.
         assert names("output") == {"embeddings"}
         limit, _ = None, capsys.readouterr()
-        again = calibrated(trained, alphas=(0.3,))
+        again = calibrated(trained, **options)
     assert sum(embedded[7:]) == 472
     assert names("output") == WRITTEN
     shown = capsys.readouterr().out
     assert "tuning queries: 300 images embedded (300 of them before)" in shown
     assert "calibration queries: 300 images embedded (128 of them before)" in shown
-    whole = calibrated(trained, "whole", alphas=(0.3,))
+    whole = calibrated(trained, "whole", **options)
     assert whole.retriever.searcher.fingerprints() == again.retriever.searcher.fingerprints()
     assert whole.evaluation.rows == again.evaluation.rows
 

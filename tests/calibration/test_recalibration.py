@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vectors, labels = drawn(300, 1)
     own = rcir.Retriever.from_embeddings(vectors, labels=labels, model="m")
-    own.calibrate(*drawn(500, 2))
+    own.calibrate(*drawn(500, 2), "quantile")
     new, labels = drawn(60, 3)
     ids = np.array([f"new {row}" for row in range(60)])
     np.savez("new.npz", vector=new, label=labels, id=ids, model="m")

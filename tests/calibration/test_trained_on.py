@@ -53,7 +53,7 @@ def photos(grown):
 
 
 def calibrated(run):
-    return calibrate(CalibrationConfig(str(run.path), "out", depth=20, alphas=(0.5,)))
+    return calibrate(CalibrationConfig(str(run.path), "out", "constant", depth=20, alphas=(0.5,)))
 
 
 @pytest.mark.usefixtures("no_figures", "photos")

@@ -241,7 +241,7 @@ def test_nothing_certified_ends_with_status_3(folder, capsys):
     shuffled = np.random.default_rng(0).permutation(ASKED_LABELS)
     change(folder, "queries", label=NAMES[shuffled])
     with pytest.raises(SystemExit) as stop:
-        main([*COMMAND, "--depth", "2", "--alpha", "0.2"])
+        main([*COMMAND, "--depth", "2", "--alpha", "0.2", "--score_function", "constant"])
     assert stop.value.code == 3
     assert "Nothing is certified with probability 0.9" in capsys.readouterr().out
 
@@ -249,11 +249,11 @@ def test_nothing_certified_ends_with_status_3(folder, capsys):
 def test_items_tune_for_few_queries_and_labels_divide_on_request(folder):
     few = np.random.default_rng(5).permutation(600)[:60]
     write(folder, "few", ASKED[few], label=NAMES[ASKED_LABELS[few]])
-    made = certify(config(queries="few.npz"))
+    made = certify(config(queries="few.npz", score_function="quantile"))
     calibration = made.retriever.require_calibration()
     assert calibration.tuned_on_gallery
     assert (len(calibration.calibration_queries), made.evaluation.n_test) == (45, 15)
-    by_label = certify(config(tuning="labels", output="by-label"))
+    by_label = certify(config(tuning="labels", output="by-label", score_function="quantile"))
     calibration = by_label.retriever.require_calibration()
     calibrated, tuned = calibration.calibration_queries.labels, calibration.tuning_queries.labels
     assert not set(calibrated.tolist()) & set(tuned.tolist())

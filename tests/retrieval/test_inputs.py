@@ -44,6 +44,7 @@ def answers(vectors, column):
     retriever.calibrate(
         vectors(VECTORS[200:590]),
         column(LABELS[200:590]),
+        "quantile",
         uncertainty=column(UNCERTAINTY[200:590]),
         groups=column(np.where(UNCERTAINTY[200:590] < 0.5, "sharp", "blurred")),
     )
@@ -54,9 +55,14 @@ def answers(vectors, column):
     return [answer.to_dict() for answer in (*many, one)], retriever.ids.tolist()
 
 
+@pytest.fixture(scope="module")
+def expected():
+    """The answers for arrays."""
+    return answers(np.asarray, np.asarray)
+
+
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_answers_do_not_depend_on_the_container_of_the_inputs(name):
-    expected = answers(np.asarray, np.asarray)
+def test_answers_do_not_depend_on_the_container_of_the_inputs(expected, name):
     assert len(expected[0]) == 11
     assert answers(*CONTAINERS[name]) == expected
 
@@ -83,7 +89,7 @@ def test_labels_may_be_an_arrow_column_of_lists():
 )
 def test_one_vector_gives_one_answer(vector):
     retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=LABELS[:200])
-    retriever.calibrate(VECTORS[200:590], LABELS[200:590])
+    retriever.calibrate(VECTORS[200:590], LABELS[200:590], "constant")
     assert retriever.retrieve(vector, 0.1, 0.1).size >= 1
     (answer,) = retriever.retrieve([vector], 0.1, 0.1)
     assert answer.to_dict() == retriever.retrieve(VECTORS[0], 0.1, 0.1).to_dict()
@@ -109,6 +115,6 @@ def test_columns_that_are_no_labels_are_refused(labels, word):
 )
 def test_what_is_no_vector_is_refused_without_an_encoder(query):
     retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=LABELS[:200])
-    retriever.calibrate(VECTORS[200:590], LABELS[200:590])
+    retriever.calibrate(VECTORS[200:590], LABELS[200:590], "constant")
     with pytest.raises((InvalidData, InvalidConfig)):
         retriever.retrieve(query, 0.1, 0.1)

@@ -39,10 +39,10 @@ QUERY_LABELS = np.repeat(np.arange(KNOWN), 20)
 NEW_LABELS = np.repeat(np.arange(KNOWN, LABELS), 20)
 
 
-def made(rows=slice(None), **options):
+def made(rows=slice(None), score_function="quantile", **options):
     retriever = rcir.Retriever.from_embeddings(draw(GALLERY_LABELS, 2), labels=GALLERY_LABELS)
     labels = QUERY_LABELS[rows]
-    report = retriever.calibrate(draw(QUERY_LABELS, 3)[rows], labels, **options)
+    report = retriever.calibrate(draw(QUERY_LABELS, 3)[rows], labels, score_function, **options)
     return retriever, report
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
     """The same gallery gives the same rules, whichever queries calibrate."""
     states = []
     for rows in (slice(0, 300), slice(300, None)):
-        retriever, report = made(rows, tuning="gallery")
+        retriever, report = made(rows, "auto", tuning="gallery")
         calibration = retriever.require_calibration()
         rule = calibration.rules["label"].main
         states.append((calibration.uncertainty, rule.score_function.state(), rule.tuning.scores))
@@ -129,12 +129,12 @@ def test_new_labels_need_rules_that_were_tuned_on_other_labels():
     labels = np.arange(LABELS)
     retriever = rcir.Retriever.from_embeddings(draw(labels, 2), labels=labels)
     queries = np.repeat(labels, 12)
-    retriever.calibrate(draw(queries, 3), queries)
+    retriever.calibrate(draw(queries, 3), queries, "quantile")
     with pytest.raises(InvalidConfig, match="tuning"):
         retriever.guarantee(0.3, 0.1, query_labels="new")
     with pytest.raises(InvalidConfig, match="cannot tune"):
         retriever.calibrate(draw(queries, 3), queries, tuning="gallery")
-    report = retriever.calibrate(draw(queries, 3), queries, tuning="labels")
+    report = retriever.calibrate(draw(queries, 3), queries, "quantile", tuning="labels")
     assert retriever.guarantee(0.3, 0.1, query_labels="new").n_labels == 42
     assert report.coverage.uncovered == 18  # three tenths of the labels tuned
 
@@ -184,7 +184,7 @@ def test_a_growing_gallery_warns_and_says_which_answers_are_covered():
     retriever = rcir.Retriever.from_embeddings(
         draw(GALLERY_LABELS, 2)[rows], labels=GALLERY_LABELS[rows]
     )
-    retriever.calibrate(draw(QUERY_LABELS, 3), QUERY_LABELS, tuning="gallery")
+    retriever.calibrate(draw(QUERY_LABELS, 3), QUERY_LABELS, "quantile", tuning="gallery")
     added = np.repeat(np.arange(LABELS, LABELS + 20), ITEMS)
     with pytest.warns(UserWarning, match="20 of 50 labels"):
         retriever.add(draw(added, 5), [f"new {n}" for n in range(len(added))], added)
@@ -212,7 +212,7 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
         retriever.search_labelled(retriever.labelled(part.vectors, part.labels, part.uncertainty))
         for part in (TUNING, CALIBRATION)
     ]
-    retriever.calibrate_splits(*splits)
+    retriever.calibrate_splits(*splits, "quantile")
     calibration = retriever.require_calibration()
     assert len(calibration.tuning_queries) == len(TUNING)
     assert len(calibration.on_gallery.tuning_queries) == 0
@@ -321,10 +321,10 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
     )
     own = rcir.Retriever.from_embeddings(vectors, labels=WithinRadius(gallery, 1.0))
     places = WithinRadius(asked, 1.0)
-    own.calibrate(queries, places)
+    own.calibrate(queries, places, "quantile")
     with pytest.raises(InvalidConfig, match="labels"):
         own.guarantee(0.4, 0.1, query_labels="new")
-    own.calibrate(queries, places, tuning="labels")
+    own.calibrate(queries, places, "quantile", tuning="labels")
     calibration, request = own.require_calibration(), GuaranteeRequest(0.4, 0.1)
 
     def in_cells(scored, searched):

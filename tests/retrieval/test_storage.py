@@ -274,7 +274,7 @@ def read():
 
 shutil.copytree(rcir.load(first).version_folder, folder)
 readers = [start(read) for _ in range(2)]
-for source in [second, first] * 40:
+for source in [second, first] * 15:
     rcir.load(source).save(folder)
 folder.with_name("done").touch()
 assert finish(readers) == [0, 0]

@@ -131,7 +131,7 @@ def test_an_index_on_a_server_is_not_copied(monkeypatch):
 
 
 def test_each_answer_of_many_threads_is_that_of_one_version():
-    """16 threads query for seconds while versions are swapped."""
+    """Four threads query while versions are swapped, eight times or more between two swaps."""
     retriever = built()
     expected = []
     for number in range(5):
@@ -140,21 +140,29 @@ def test_each_answer_of_many_threads_is_that_of_one_version():
             grow(version, earlier)
         version.recalibrate()
         expected.append(answers(version))
-    seen, stop = [], time.monotonic() + 5
+    seen, done = [], threading.Event()
 
     def query():
-        while time.monotonic() < stop:
+        while not done.is_set():
             seen.append(answers(retriever))
 
-    threads = [threading.Thread(target=query) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for number in range(4):
-        with retriever.update() as next_version:
-            grow(next_version, number)
-        time.sleep(0.3)
-    for thread in threads:
-        thread.join()
+    def wait_for_answers():
+        until, before = time.monotonic() + 60, len(seen)
+        while len(seen) < before + 2 * len(threads) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=query) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(4):
+            wait_for_answers()
+            with retriever.update() as next_version:
+                grow(next_version, number)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
     places = {expected.index(answer) for answer in seen}
     assert len(places) > 1
     assert answers(retriever) == expected[-1]
