@@ -29,6 +29,9 @@ from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from tests.kills import kill  # noqa: F401  (a fixture)
 
+# They add a device to PyTorch, which belongs into a process of its own.
+collect_ignore = ["simulated_gpu.py", "training/on_simulated_gpu.py"]
+
 # Tests send nothing to Ray's makers, and Ray Data starts no thread that looks for Prometheus.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 

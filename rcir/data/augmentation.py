@@ -237,7 +237,7 @@ def _copied(values: NDArray[Any], device: torch.device) -> Tensor:
     """Values on a device; to a GPU through pinned memory, so that the copy is not waited for."""
     cuda = device.type == "cuda"
     tensor = torch.from_numpy(values)
-    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=cuda)
+    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

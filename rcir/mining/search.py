@@ -87,7 +87,7 @@ class Search:
     ) -> tuple[Tensor, Tensor]:
         """Return if and which is the positive; the values of all matches become infinite."""
         columns, counts = self._pairs(rows)
-        place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
+        place = _repeated(counts, len(columns))
         every = flat = place * values.shape[1] + columns
         relevance = self._relevance
         if isinstance(relevance, WithinRadius) and (
@@ -107,7 +107,8 @@ class Search:
             sign = 1 if config.positive == "nearest" else -1
             values[torch.arange(len(rows), device=rows.device), rows] = sign * torch.inf
             value = values.view(-1)[flat] * sign
-            close = ~(value > (_least(value, place, len(rows)) + 2 * self._error)[place])
+            far = value > (_least(value, place, len(rows)) + 2 * self._error)[place]
+            close = (~far).nonzero()[:, 0]
             positive = self._extreme(rows, place[close], columns[close], sign)
         values.view(-1)[every] = torch.inf
         if self._asking is not None:
@@ -122,7 +123,7 @@ class Search:
             for at in range(0, len(place), step)
         ]
         signed = sign * torch.cat([*distance, self._cache.new_empty(0)])
-        equal = signed == _least(signed, place, len(rows))[place]
+        equal = (signed == _least(signed, place, len(rows))[place]).nonzero()[:, 0]
         extreme = rows.new_full((len(rows),), len(self._cache))
         extreme.scatter_reduce_(0, place[equal], columns[equal], "amin")
         return torch.where(extreme < len(self._cache), extreme, rows)
@@ -152,7 +153,7 @@ class Search:
         n = len(self._cache)
         distance = torch.cdist(self._cache[rows], self._cache, compute_mode=DIRECT)
         columns, counts = self._pairs(rows)
-        place = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
+        place = _repeated(counts, len(columns))
         distance[place, columns] = torch.inf
         if self._asking is not None:
             distance[:, self._asking] = torch.inf
@@ -170,8 +171,8 @@ class Search:
         indptr, columns = self._relevance.pairs(rows.cpu().numpy())
         device = self._cache.device
         return (
-            torch.from_numpy(columns).to(device),
-            torch.from_numpy(np.diff(indptr)).to(device),
+            torch.from_numpy(columns).to(device, non_blocking=True),
+            torch.from_numpy(np.diff(indptr)).to(device, non_blocking=True),
         )
 
     def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -185,6 +186,12 @@ def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tenso
     pairs = (anchors.cpu().numpy(), others.cpu().numpy())
     positive = relevance.positives(*pairs) | (pairs[0] == pairs[1])
     return torch.from_numpy(positive).to(anchors.device)
+
+
+def _repeated(counts: Tensor, total: int) -> Tensor:
+    """The numbers 0, 1, ... as often as the counts say, which add up to the total."""
+    numbers = torch.arange(len(counts), device=counts.device)
+    return numbers.repeat_interleave(counts, output_size=total)
 
 
 def _least(values: Tensor, place: Tensor, n: int) -> Tensor:

@@ -94,7 +94,7 @@ def mine(
             columns, distance = columns.gather(1, order), distance.gather(1, order)
         valid[block] = (distance.isfinite() & has[:, None])[:, :count]
         negatives[block] = torch.where(valid[block], columns[:, :count], negatives[block])
-    keep = valid.any(1)
+    keep = valid.any(1).nonzero()[:, 0]  # rows: a mask would make a GPU wait for each use
     return Tuples(anchors[keep], positive[keep], negatives[keep], valid[keep])
 
 

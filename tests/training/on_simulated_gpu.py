@@ -1,0 +1,300 @@
+"""The GPU path on a simulated device; `test_simulated_gpu.py` runs this in a process of its own.
+
+Every check computes the same on the CPU and on the device, and compares: bit by bit, as the device
+computes on the CPU too. Exits with `BROKEN_ON_CPU` if it cannot be computed there either.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from rcir.data import Augmentation, ImageSet, Preprocessing
+from rcir.data.relevance import SameLabel, WithinRadius
+from rcir.encoders import METHODS, EmbeddedTuples, build_encoder
+from rcir.encoders.base import TrainingImages
+from rcir.encoders.batches import draw_samples, embed
+from rcir.encoders.deep_ensemble import Combination
+from rcir.encoders.embedder import Embedder
+from rcir.encoders.rerank import nearest_of_draws, reranked
+from rcir.index.table import nearest_others
+from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
+from rcir.losses.tuples import FORMS
+from rcir.mining import MiningConfig, mine
+from rcir.retrieval.search import Searcher
+from tests.methods import config_of
+from tests.simulated_gpu import CPU, DEVICE, on_cpu, simulated, waits
+from training import TrainingConfig
+from training.checkpoint import TrainState, restore, save_checkpoint
+from training.trainer import Trainer
+from training.validation import validate
+from training.workers import Workers
+
+BROKEN_ON_CPU = 3  # exit status
+N, SIZE, CHANNELS, DIM = 48, (8, 16), 3, 8
+PREPROCESSING = Preprocessing(SIZE, CHANNELS)
+rng = np.random.default_rng(0)
+PIXELS = rng.integers(0, 256, (N, *SIZE, CHANNELS), np.uint8)
+IMAGES = ImageSet(
+    PIXELS, np.arange(N) % 6, [str(row) for row in range(N)], {"person": np.arange(N) % 12}
+)
+# Every method, and what is computed in another way with other options.
+METHOD_OPTIONS = [
+    *(("deterministic", {}), ("norm-softmax", {}), ("pretrained", {})),
+    *(("btl", {}), ("btl", {"scaled": True, "distance": "expected"})),
+    *(("hib", {"components": components}) for components in (0, 1, 2)),
+    *(("vmf", {"distance": "expected"}), ("tripreg", {"unit": True})),
+    *(("lam", {"online": True}), ("lam", {"hessian": "arccos", "variant": "full"})),
+    *(("mc-dropout", {}), ("mc-dropout", {"channels": True})),
+    *(("pfe", {"steps": 2}), ("pfe", {"base": "pretrained", "distance": "mls", "steps": 2})),
+    *(("deep-ensemble", {"combination": name}) for name in get_args(Combination)),
+]
+
+
+def encoder_on(device, config):
+    """A new encoder with the same weights each time."""
+    torch.manual_seed(0)
+    return build_encoder(config, CHANNELS, SIZE).to(device)
+
+
+def loss_and_gradients(device, config):
+    encoder = encoder_on(device, config).train()
+    options = TrainingConfig("run", encoder=config).loss_options()
+    n, count = 6, 3
+    embedding = encoder(PREPROCESSING.normalise(PREPROCESSING.resized(PIXELS[:30]).to(device)))
+    if encoder.by_label:
+        losses = encoder.label_loss(embedding, torch.arange(30).to(device), options)
+    else:
+        valid = (torch.arange(n * count).view(n, count) % 4 != 1).to(device)
+        losses = encoder.loss(EmbeddedTuples(embedding, valid), options)
+    if losses.requires_grad:
+        losses.sum().backward()
+    encoder.after_step()
+    gradients = [weights.grad for weights in encoder.parameters() if weights.grad is not None]
+    return losses, gradients, encoder.state_dict()
+
+
+def fitted(device, config):
+    """An encoder that is fitted to training images on the device."""
+    encoder = encoder_on(device, config).eval()
+    options = TrainingConfig("run", encoder=config).loss_options()
+    encoder.fit_posthoc(TrainingImages(IMAGES, PREPROCESSING, Embedder(batch=20), 0, options))
+    return encoder
+
+
+def fitted_state(device, config):
+    return fitted(device, config).state_dict()
+
+
+def embeddings(device, config):
+    """Embeddings, draws and distances, as a retriever asks for them."""
+    encoder = fitted(CPU, config).to(device)
+    embedding = embed(encoder, PREPROCESSING, PIXELS)
+    results = [embedding.tensors, draw_samples(encoder, PREPROCESSING, PIXELS)]
+    positions = np.add.outer(np.arange(5), np.arange(7)) % N
+    if encoder.reranks:
+        items = embedding.map(torch.Tensor.cpu)
+        results.append(reranked(encoder, embedding[:5], items, positions))
+    if encoder.draws:
+        vectors = embedding.vectors.cpu().numpy()
+        results.append(nearest_of_draws(encoder, embedding[:5], positions, vectors.__getitem__, 3))
+    return results
+
+
+def retrieved(device, method, templates=None):
+    """The candidates of some images."""
+    encoder = encoder_on(device, config_of(method, dim=DIM)).eval()
+    searcher = Searcher.build(encoder, PREPROCESSING, IMAGES, templates=templates, depth=5)
+    results = searcher.search(PIXELS[:9])
+    return results.distances, results.positions, searcher.item_uncertainty
+
+
+def neighbours(device):
+    vectors = torch.randn(N, DIM, generator=torch.Generator().manual_seed(0))
+    return nearest_others(vectors.to(device), 5)
+
+
+def point_losses(device):
+    vectors = torch.randn(30, DIM, generator=torch.Generator().manual_seed(0))
+    vectors = vectors.to(device).requires_grad_()
+    valid = (torch.arange(18).view(6, 3) % 4 != 1).to(device)
+    rows = TupleRows.split(vectors, valid)
+    losses = [point_tuple_loss(rows, valid, PointLossOptions(form=form)) for form in FORMS]
+    torch.stack(losses).sum().backward()
+    return losses, vectors.grad
+
+
+def mined(device, relevance):
+    """Tuples of every kind; vectors are whole numbers, of which many are equally far apart."""
+    n = len(relevance)
+    cache = torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(0)).float()
+    anchors = torch.arange(0, n, 19)
+    return [
+        vars(
+            mine(
+                cache.to(device),
+                relevance,
+                anchors,
+                MiningConfig(positive, negatives, margin=1.5),
+                torch.Generator().manual_seed(0),
+            )
+        )
+        for positive in ("nearest", "random", "farthest")
+        for negatives in ("hardest", "margin-violating", "semi-hard", "top-random")
+    ]
+
+
+class Steps:
+    """Stands in for the progress bar of an epoch, and notes the waits until each step is taken."""
+
+    def __init__(self):
+        self.totals = []
+
+    def start(self, total):
+        pass
+
+    def advance(self):
+        self.totals.append(waits.lines.copy())
+
+    def require_at_most(self, budget):
+        """Assert the number of waits per step, without those before the first step."""
+        lines, n = self.totals[-1] - self.totals[0], len(self.totals) - 1
+        assert n >= 2
+        text = "\n".join(f"  {count / n:g} at {line}" for line, count in lines.items())
+        assert lines.total() <= budget * n, f"more than {budget} waits per step:\n{text}"
+
+
+def trainer_on(device, config):
+    encoder = encoder_on(CPU, config.encoder)
+    encoder.to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(encoder.parameters(), config.optimizer.lr, fused=True)
+    return Trainer(config, encoder, encoder, optimizer, IMAGES, Workers(0, 1, device))
+
+
+def epoch(device, config, budget):
+    """The weights after an epoch, its loss, and that of a collapsed encoder."""
+    trainer, steps = trainer_on(device, config), Steps()
+    trained = trainer.epoch(1, steps)
+    steps.require_at_most(budget)
+    return trained, trainer.encoder.state_dict(), trainer.collapsed_loss()
+
+
+def continued(device):
+    """An epoch on the CPU, its checkpoint, and an epoch on the device from there."""
+    config = training("btl")
+    first, second = trainer_on(CPU, config), trainer_on(device, config)
+    first.epoch(1, Steps())
+    embedding = embed(first.encoder.to(device), PREPROCESSING, PIXELS)
+    validation = validate(embedding, IMAGES)
+    first.encoder.to(CPU)
+    with tempfile.TemporaryDirectory() as folder:
+        state = TrainState(epoch=1, seed=0)
+        save_checkpoint(Path(folder), state, first.encoder, first.optimizer, validation)
+        restore(Path(folder), 1, second.encoder, second.optimizer)
+    second.epoch(2, Steps())
+    return validation.arrays(), second.encoder.state_dict()
+
+
+def gathered(device):
+    """What a worker of two gathers, as if the other one had the same rows."""
+
+    def all_gather(rows, own):
+        assert own.device == device
+        assert own.is_contiguous()
+        for each in rows:
+            each.copy_(own)
+
+    with mock.patch("torch.distributed.all_gather", all_gather):
+        return Workers(0, 2, device).all_gather(torch.arange(6).view(3, 2))
+
+
+def training(method, mining=None, augmentation=None, **options):
+    return TrainingConfig(
+        "run",
+        batch=12,
+        micro_batches=2,
+        preprocessing=PREPROCESSING,
+        encoder=config_of(method, dim=DIM, **options),
+        mining=mining or MiningConfig("random", "hardest"),
+        augmentation=augmentation or Augmentation(),
+    )
+
+
+COLOURS = Augmentation(rotation=10, crop=0.8, jitter=(0.2, 0.2, 0.2, 0.1), occlusion=0.3)
+BATCH = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
+SAMPLED = MiningConfig("nearest", "top-random", cache="sampled", sample=40, refresh=3)
+# A training of each kind, and how often a step of two micro-batches may wait.
+EPOCHS = {
+    "tuples of an epoch": (training("btl", augmentation=Augmentation(flip=True)), 4),
+    "tuples of a sample": (training("hib", SAMPLED), 2),
+    "tuples of a batch": (
+        training("deterministic", BATCH, COLOURS, backbone="resnet10", pooling="gem"),
+        20,
+    ),
+    "labels": (training("norm-softmax"), 4),
+    "curvature": (training("lam", options={"online": True}), 32),
+    "bfloat16": (replace(training("tripreg"), precision="bfloat16"), 2),
+}
+
+
+def checks():
+    """Everything that is computed on both devices, by name: functions of the device."""
+    assert {method for method, _ in METHOD_OPTIONS} == METHODS.keys()
+    for method, options in METHOD_OPTIONS:
+        config = config_of(method, dim=DIM, pooling="gem", options=options)
+        name = " ".join([method, *map(str, options.values())])
+        yield f"loss of {name}", partial(loss_and_gradients, config=config)
+        yield f"embedding of {name}", partial(embeddings, config=config)
+        if method in ("pfe", "deep-ensemble"):
+            yield f"fit of {name}", partial(fitted_state, config=config)
+    yield "point losses", point_losses
+    labels = SameLabel(np.arange(1300) % 300)
+    places = WithinRadius(rng.uniform(0, 30, (400, 2)), 4.0, 2.0, np.arange(400) % 2 == 0)
+    yield "mining by label", partial(mined, relevance=labels)
+    yield "mining by place", partial(mined, relevance=places)
+    yield "neighbours", neighbours
+    yield "candidates", partial(retrieved, method="hib")
+    yield "candidates of templates", partial(retrieved, method="btl", templates="person")
+    yield "gathered rows", gathered
+    yield "continued training", continued
+    for name, (config, budget) in EPOCHS.items():
+        yield f"epoch: {name}", partial(epoch, config=config, budget=budget)
+
+
+def require_equal(actual, expected):
+    actual, expected = (pytree.tree_flatten(each) for each in (actual, expected))
+    assert actual[1] == expected[1]
+    for one, other in zip(actual[0], expected[0], strict=True):
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(on_cpu(one), on_cpu(other), rtol=0, atol=0)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def main():
+    torch.set_num_threads(1)
+    for name, work in checks():
+        print(name, flush=True)
+        try:
+            expected = work(CPU)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(BROKEN_ON_CPU)
+        with simulated():
+            actual = work(DEVICE)
+            assert not waits.in_backward, f"waits within backward(): {waits.in_backward}"
+        require_equal(actual, expected)
+
+
+if __name__ == "__main__":
+    main()
