@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -228,19 +229,40 @@ def not_copied(folder: str, names: list[str]) -> list[str]:
     ]
 
 
-def judge(mutant: Mutant, tree: Path, earlier: str | None) -> str | None:
-    """Return the test that kills a mutant, or None if it survives."""
+@contextmanager
+def copies(number: int) -> Iterator[Queue[Path]]:
+    """Yield copies of the tree, to be taken and to be put back."""
+    with tempfile.TemporaryDirectory() as folder:
+        trees: Queue[Path] = Queue()
+        for i in range(number):
+            tree = Path(folder, f"tree-{i}")
+            shutil.copytree(ROOT, tree, ignore=not_copied)
+            trees.put(tree)
+        yield trees
+
+
+@contextmanager
+def applied(mutant: Mutant, trees: Queue[Path]) -> Iterator[Path]:
+    """Yield a copy of the tree with a mutant, which is removed afterwards."""
+    tree = trees.get()
     file = tree / mutant.file
     source = file.read_bytes()
     file.write_bytes(mutant.apply(source))
     try:
+        yield tree
+    finally:
+        file.write_bytes(source)
+        trees.put(tree)
+
+
+def judge(mutant: Mutant, trees: Queue[Path], earlier: str | None) -> str | None:
+    """Return the test that kills a mutant, or None if it survives."""
+    with applied(mutant, trees) as tree:
         # If the test has vanished since, or cannot be imported, all tests decide.
         if earlier and (killer := run([earlier], tree, (PASSED, NOT_FOUND, NONE_SELECTED))):
             return killer
         tests = tests_of(mutant, tree)
         return run(tests, tree) if tests else None
-    finally:
-        file.write_bytes(source)
 
 
 def main() -> None:
@@ -259,21 +281,12 @@ def main() -> None:
         if row["killed_by"] != ABORTED
     }
 
-    with tempfile.TemporaryDirectory() as folder:
-        trees: Queue[Path] = Queue()
-        for number in range(options.processes):
-            tree = Path(folder, f"tree-{number}")
-            shutil.copytree(ROOT, tree, ignore=not_copied)
-            trees.put(tree)
-        verify(["--collect-only", "tests"], tree)
+    with copies(options.processes) as trees:
+        verify(["--collect-only", "tests"], trees.queue[0])
 
         def judged(mutant: Mutant) -> dict[str, object]:
-            tree = trees.get()
-            try:
-                place = mutant.file, mutant.line, mutant.column
-                killer = judge(mutant, tree, earlier.get(place))
-            finally:
-                trees.put(tree)
+            place = mutant.file, mutant.line, mutant.column
+            killer = judge(mutant, trees, earlier.get(place))
             verdict = f"killed by {killer}" if killer else "SURVIVED"
             change = f"{mutant.original} -> {mutant.replacement}".replace("\n", " ")
             print(
@@ -284,7 +297,7 @@ def main() -> None:
         with ThreadPoolExecutor(options.processes) as pool:
             rows = list(pool.map(judged, draw(ROOT, options.mutants, options.seed)))
         if killers := sorted({row["killed_by"] for row in rows} - {None, ABORTED}):
-            verify(killers, tree)
+            verify(killers, trees.queue[0])
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
     killed = Counter(row["kind"] for row in rows if row["killed_by"])

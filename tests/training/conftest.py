@@ -1,6 +1,8 @@
 """Fixtures of training tests."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from training import train
 
@@ -16,3 +18,16 @@ def train_apart(tracking_uri, tmp_path_factory):
             return train(config, **options)
 
     return trained
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Weights of a small network whose batch statistics are not those of a new one."""
+    import timm  # which takes a second, for these tests only
+
+    torch.manual_seed(3)
+    model = timm.create_model("test_resnet")
+    model(torch.rand(8, 3, 64, 64))
+    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
+    save_file(model.state_dict(), path)
+    return str(path)

@@ -18,7 +18,8 @@ from training.progress import EpochBar
 from training.trainer import Trainer
 from training.workers import Workers
 
-ALONE = Workers(0, 1, torch.device("cpu"))
+CPU = torch.device("cpu")
+ALONE = Workers(0, 1, CPU)
 # Enough images for an encoder to learn something in seconds.
 LEARNABLE = DataConfig(
     "digits", options={"train": 900, "validation": 100, "gallery": 400, "test": 600}
@@ -104,14 +105,14 @@ def recall(encoder, splits):
     return np.mean(splits.gallery.labels[nearest] == splits.test.labels)
 
 
-def trainer_of(config, images=None):
+def trainer_of(config, images=None, device=CPU):
     """A trainer in this process, without a run around it."""
     torch.manual_seed(config.seed)
-    encoder = untrained(config).to(memory_format=torch.channels_last)
+    encoder = untrained(config).to(device, memory_format=torch.channels_last)
     # Adam divides gradients that are all rounding by themselves: an eps above these.
     optimizer = torch.optim.Adam(encoder.parameters(), config.optimizer.lr, eps=1e-5, fused=True)
     images = load_splits(config.data).train if images is None else images
-    return Trainer(config, encoder, encoder, optimizer, images, ALONE)
+    return Trainer(config, encoder, encoder, optimizer, images, Workers(0, 1, device))
 
 
 def epochs(trainer, first=1, last=1):

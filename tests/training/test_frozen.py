@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rcir.data import Augmentation, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder
@@ -27,17 +26,6 @@ PIXELS = Preprocessing((16, 32), 3)
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 # No choice depends on distances, which round otherwise.
 ALL_NEGATIVES = MiningConfig("random", "hardest", num_negatives=31, pool=31, scope="batch")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Weights of a small network whose batch statistics are not those of a new one."""
-    torch.manual_seed(3)
-    model = timm.create_model("test_resnet")
-    model(torch.rand(8, 3, 64, 64))
-    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
-    save_file(model.state_dict(), path)
-    return str(path)
 
 
 @pytest.fixture

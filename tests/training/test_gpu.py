@@ -1,61 +1,227 @@
-"""Training on a CUDA device."""
+"""Training on a CUDA device, beside training on the CPU.
+
+Losses are compared over a few steps in full precision, in which rounding does not tell.
+"""
 
 import json
+import shutil
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 
 from rcir.data import DataConfig, Preprocessing, load_splits
-from rcir.encoders import EncoderConfig
+from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.batches import embed
-from training import OptimizerConfig, TrainingConfig, train
+from rcir.encoders.features import frozen_backbone
+from rcir.mining import MiningConfig
+from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
+from tests.training.helpers import (
+    CPU,
+    assert_close,
+    epochs,
+    equal,
+    logged,
+    trainer_of,
+    unfinish,
+    untrained,
+)
+from training import OptimizerConfig, train
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
 ]
-TINY = DataConfig("digits", options={"train": 400, "validation": 200})
+GPU = torch.device("cuda")
+DATA = DataConfig("digits", options={"train": 210, "validation": 100})
+# Three steps, which hardly depend on the rounding of their gradients.
+FEW_STEPS = {
+    "data": DATA,
+    "epochs": 1,
+    "batch": 70,
+    "micro_batches": 2,
+    "optimizer": OptimizerConfig(lr=1e-4, schedule="constant"),
+}
+MINING = {
+    "epoch": MiningConfig("random", "hardest", num_negatives=5),
+    # All negatives: the same ones, however distances are rounded.
+    "batch": MiningConfig("random", "hardest", num_negatives=69, pool=69, scope="batch"),
+}
+ONLINE = config_of("lam", dim=8, options={"online": True})
+TRAINED_AT_ONCE = {
+    name: config_of(name, dim=8) for name in TRAINED if name not in MADE_OF_OTHERS
+} | {"lam online": ONLINE}
+DRAW = ("mc-dropout", "hib", "lam online")  # random numbers on the device, other than on the CPU
 
 
-@pytest.mark.parametrize("method", ["deterministic", "mc-dropout", "btl"])
-def test_training_on_the_gpu_gives_an_encoder_that_the_cpu_reads(method, tmp_path):
-    options = {"passes": 4} if method == "mc-dropout" else {}
-    config = TrainingConfig(
-        name=method,
-        storage=str(tmp_path),
-        epochs=2,
-        use_gpu=True,
-        data=TINY,
-        encoder=EncoderConfig(method, options=options),
-    )
+@contextmanager
+def float32_by(way):
+    """Let the GPU compute float32 by "ieee" or by "tf32"."""
+    operations = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [operation.fp32_precision for operation in operations]
+    try:
+        for operation in operations:
+            operation.fp32_precision = way
+        yield
+    finally:
+        for operation, precision in zip(operations, before, strict=True):
+            operation.fp32_precision = precision
+
+
+@pytest.fixture
+def full_precision():
+    """Let the GPU compute float32 without TF32."""
+    with float32_by("ieee"):
+        yield
+
+
+def require_close(actual, expected, rtol):
+    """Compare all parts of two embeddings."""
+    assert actual.tensors.keys() == expected.tensors.keys()
+    for name, values in expected.tensors.items():
+        assert_close(actual.tensors[name].cpu(), values.cpu(), rtol)
+
+
+@pytest.mark.usefixtures("full_precision")
+@pytest.mark.parametrize("scope", MINING)
+@pytest.mark.parametrize("method", [name for name in TRAINED_AT_ONCE if name not in DRAW])
+def test_the_steps_of_an_epoch_are_those_of_the_cpu(method, scope, tiny):
+    config = tiny(encoder=TRAINED_AT_ONCE[method], mining=MINING[scope], **FEW_STEPS)
+    images = load_splits(DATA).validation.images
+    losses, embeddings = [], []
+    for device in (CPU, GPU):
+        trainer = trainer_of(config, device=device)
+        losses += epochs(trainer)
+        embeddings.append(embed(trainer.encoder.eval(), config.preprocessing, images))
+    assert losses[1]["tuples"] == losses[0]["tuples"]
+    assert losses[1]["loss"] == pytest.approx(losses[0]["loss"], rel=0.01)
+    assert embeddings[1].vectors.is_cuda
+    require_close(embeddings[1], embeddings[0], rtol=0.01)
+
+
+@pytest.mark.usefixtures("full_precision")
+@pytest.mark.parametrize("scope", MINING)
+@pytest.mark.parametrize("method", DRAW)
+def test_what_is_drawn_on_the_gpu_is_decided_by_the_seed(method, scope, tiny):
+    def loss(seed):
+        encoder, mining = TRAINED_AT_ONCE[method], MINING[scope]
+        trainer = trainer_of(
+            tiny(seed=seed, encoder=encoder, mining=mining, **FEW_STEPS), device=GPU
+        )
+        torch.rand(7, device=GPU)  # what was drawn before does not matter
+        (metrics,) = epochs(trainer)
+        return metrics["loss"]
+
+    first, again, other = map(loss, (1, 1, 2))
+    assert again == pytest.approx(first, rel=1e-4)
+    assert abs(other - first) > 10 * abs(again - first)
+
+
+@pytest.mark.parametrize("method", TRAINED_AT_ONCE)
+def test_gradients_are_computed_without_a_wait_for_the_gpu(method, tiny, monkeypatch):
+    backward = torch.Tensor.backward
+
+    def watched(*args, **kwargs):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trainer = trainer_of(tiny(encoder=TRAINED_AT_ONCE[method], **FEW_STEPS), device=GPU)
+    monkeypatch.setattr(torch.Tensor, "backward", watched)
+    epochs(trainer)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_training_on_the_gpu_gives_an_encoder_that_the_cpu_reads(method, tiny):
+    config = tiny(encoder=config_of(method, dim=8), use_gpu=True, data=DATA, epochs=2)
     encoder = train(config).encoder()
-    images = load_splits(TINY).validation.images
+    assert not equal(encoder.state_dict(), untrained(config).state_dict())
+    images = load_splits(DATA).validation.images
     on_cpu = embed(encoder, config.preprocessing, images)
-    on_gpu = embed(encoder.cuda(), config.preprocessing, images)
-    torch.testing.assert_close(on_gpu.vectors.cpu(), on_cpu.vectors, atol=1e-4, rtol=1e-3)
+    on_gpu = embed(encoder.to(GPU), config.preprocessing, images)
+    require_close(on_gpu, on_cpu, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["btl", "mc-dropout"])
+def test_heads_of_a_frozen_backbone_are_trained_on_the_gpu(method, tiny, checkpoint):
+    options = {"checkpoint_path": checkpoint, "freeze": True}
+    encoder = config_of(method, backbone="timm:test_resnet", pooling="gem", dim=8, **options)
+    pixels = Preprocessing((16, 32), 3)
+    config = tiny(encoder=encoder, preprocessing=pixels, use_gpu=True, data=DATA, epochs=1)
+    trained, start = train(config).encoder(), build_encoder(config.encoder, 3, pixels.size)
+    backbones = [frozen_backbone(each).state_dict() for each in (trained, start)]
+    assert equal(*backbones)
+    assert not equal(trained.state_dict(), start.state_dict())
+    images = load_splits(DATA).validation.images
+    on_cpu = embed(trained, pixels, images)
+    require_close(embed(trained.to(GPU), pixels, images), on_cpu, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("full_precision")
+@pytest.mark.skipif(
+    shutil.which("gcc") is None and shutil.which("cc") is None,
+    reason="torch.compile needs a C compiler",
+)
+def test_compiling_does_not_change_the_losses(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    configured = partial(tiny, encoder=config_of("btl", dim=8), use_gpu=True, **FEW_STEPS)
+    runs = [train(configured(f"compile-{on}", compile=on)) for on in (False, True)]
+    eager, compiled = ([*logged(run).values()] for run in runs)
+    assert compiled == pytest.approx(eager, rel=0.01)
+
+
+@pytest.mark.parametrize("settings", ["tf32", "bfloat16"])
+def test_embedding_is_in_full_precision_whatever_the_settings(settings):
+    encoder = build_encoder(EncoderConfig("btl", "resnet50", "gem", dim=64), 3, (64, 64)).to(GPU)
+    images = torch.rand(8, 3, 64, 64, device=GPU)
+    exact = encoder.embed(images).vectors
+    tf32, bfloat16 = settings == "tf32", settings == "bfloat16"
+    with float32_by("tf32" if tf32 else "ieee"), torch.autocast("cuda", torch.bfloat16, bfloat16):
+        vectors = encoder.embed(images).vectors
+        with torch.no_grad():
+            rough = encoder.eval()(images).vectors
+    assert_close(vectors, exact, rtol=1e-5)
+    if bfloat16 or torch.cuda.get_device_capability() >= (8, 0):  # older ones have no TF32
+        assert (rough - exact).norm() > 1e-4 * exact.norm()
+
+
+def workers(tiny, name, **changes):
+    """Training on Ray's workers in bfloat16, with batch normalisation."""
+    return tiny(
+        name,
+        **{
+            **FEW_STEPS,
+            **{"use_gpu": True, "precision": "bfloat16", "num_workers": 1, "epochs": 2},
+            "preprocessing": Preprocessing(size=(32, 32), channels=3),
+            "encoder": EncoderConfig("btl", "resnet50", "gem", dim=16),
+            "mining": MINING["batch"],
+            **changes,
+        },
+    )
 
 
 @pytest.mark.distributed
-def test_a_worker_with_a_gpu_trains_in_bfloat16_and_continues(tmp_path, ray_cluster):
-    """ResNet-50 with batch normalisation, stopped after its first epoch of two."""
-
-    def config(name, **changes):
-        return TrainingConfig(
-            **{
-                **{"name": name, "storage": str(tmp_path), "use_gpu": True, "epochs": 2},
-                **{"micro_batches": 2, "precision": "bfloat16", "num_workers": 1, "data": TINY},
-                "preprocessing": Preprocessing(size=(32, 32), channels=3),
-                "encoder": EncoderConfig("btl", "resnet50", "gem", dim=16),
-                "optimizer": OptimizerConfig(lr=1e-4, schedule="constant"),
-                **changes,
-            }
-        )
-
-    whole = train(config("whole"))
-    half = train(config("half", epochs=1))
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_worker_with_a_gpu_trains_in_bfloat16_and_continues(tiny):
+    whole = train(workers(tiny, "whole"))
+    half = train(workers(tiny, "half", epochs=1))
+    unfinish(half.path)
     stored = json.loads((half.path / "run.json").read_text())
     stored["config"]["epochs"] = 2
-    (half.path / "run.json").write_text(json.dumps(stored | {"finished": False}))
-    continued = train(config("half")).encoder().state_dict()
-    for name, values in whole.encoder().state_dict().items():
-        torch.testing.assert_close(continued[name], values, rtol=0.05, atol=0.01)
+    (half.path / "run.json").write_text(json.dumps(stored))
+    continued = logged(train(workers(tiny, "half")))
+    assert continued.keys() == {1, 2}
+    assert [*continued.values()] == pytest.approx([*logged(whole).values()], rel=0.05)
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_take_the_steps_of_one(tiny):
+    runs = [train(workers(tiny, f"{n}-gpus", num_workers=n, precision="float32")) for n in (1, 2)]
+    one, two = ([*logged(run).values()] for run in runs)
+    assert two == pytest.approx(one, rel=0.05)
