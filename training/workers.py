@@ -59,7 +59,7 @@ class Workers:
         own = own.to(self.device).contiguous()
         counts = torch.empty(self.count, dtype=torch.int64, device=self.device)
         torch.distributed.all_gather_into_tensor(counts, counts.new_full((1,), len(own)))
-        lengths = counts.tolist()
+        lengths = counts.cpu().tolist()
         rows = own.new_empty(sum(lengths), *own.shape[1:])
         if min(lengths) == max(lengths):
             torch.distributed.all_gather_into_tensor(rows, own)

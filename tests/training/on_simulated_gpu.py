@@ -246,12 +246,12 @@ def gathered(device):
     """What a worker of two gathers, as if the other one had the same rows."""
 
     def all_gather(rows, own):
-        assert own.device == device
+        assert own.device == rows.device == device
         assert own.is_contiguous()
-        for each in rows:
+        for each in rows.split(len(own)):
             each.copy_(own)
 
-    with mock.patch("torch.distributed.all_gather", all_gather):
+    with mock.patch("torch.distributed.all_gather_into_tensor", all_gather):
         return Workers(0, 2, device).all_gather(torch.arange(6).view(3, 2))
 
 
