@@ -97,7 +97,7 @@ def wheel_file(tmp_path_factory):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Calibrate without figures, which take most of the time."""
-    monkeypatch.setattr("calibration.report.draw_figures", lambda *_: {})
+    monkeypatch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ def chosen(trained, tracking_uri, tmp_path_factory):
     output = tmp_path_factory.mktemp("chosen")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         return calibrate(CalibrationConfig(str(trained.path), str(output), alphas=(0.2, 0.3)))
 
 

@@ -27,7 +27,7 @@ def calibrations(trained, tiny, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        patch.setattr("calibration.report.draw_figures", lambda *_: {})
+        patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         config = tiny("other", seed=4)
         other = train(replace(config, epochs=1, encoder=replace(config.encoder, dim=4)))
         changed = {"score_function": "constant", "depth": 150, "index": BRUTE}

@@ -67,7 +67,7 @@ def test_the_chosen_one_answers_at_delta_over_k_and_states_it(
     assert alone.guarantee.threshold == answer.guarantee.threshold
     assert (alone.guarantee.delta, answer.guarantee.delta) == (DELTA / 3, DELTA)
     # An evaluation measures the sets that it returns.
-    monkeypatch.setattr("calibration.report.draw_figures", lambda *_: {})
+    monkeypatch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
     config = EvaluationConfig(str(folder / "retriever"), str(tmp_path / "again"), (ALPHA,), DELTA)
     (row,) = evaluate_retriever(config).evaluation.rows
     assert row.mean_size == pytest.approx(size_by_scipy(folder, 3), rel=0.01)
