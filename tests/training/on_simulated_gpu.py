@@ -121,7 +121,10 @@ def retrieved(device, method, templates=None):
     """The candidates of some images."""
     encoder = encoder_on(device, config_of(method, dim=DIM)).eval()
     searcher = Searcher.build(encoder, PREPROCESSING, IMAGES, templates=templates, depth=5)
-    results = searcher.search(PIXELS[:9])
+    queries = searcher.prepared(PIXELS[:9])
+    stored = queries.embedding.tensors if queries.embedding else {}
+    assert all(each.device == CPU for each in stored.values())
+    results = searcher.search(queries)
     return results.distances, results.positions, searcher.item_uncertainty
 
 
@@ -156,13 +159,13 @@ def mined(device, relevance):
     """Tuples of every kind; vectors are whole numbers, of which many are equally far apart."""
     n = len(relevance)
     cache = torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(0)).float()
-    anchors = torch.arange(0, n, 29)
+    anchors = torch.arange(0, n, 29)  # on either device
     return [
         vars(
             mine(
                 cache.to(device),
                 relevance,
-                anchors,
+                anchors.to(device) if positive == "random" else anchors,
                 MiningConfig(positive, negatives, margin=1.5),
                 torch.Generator().manual_seed(0),
             )
@@ -273,14 +276,16 @@ SAMPLED = MiningConfig("nearest", "top-random", cache="sampled", sample=30, refr
 # A training of each kind, and how often a step of two micro-batches may wait.
 EPOCHS = {
     "tuples of an epoch": (training("btl", augmentation=Augmentation(flip=True)), 4),
-    "tuples of a sample": (training("hib", SAMPLED), 2),
+    "tuples of a sample, in bfloat16": (
+        replace(training("hib", SAMPLED), precision="bfloat16"),
+        2,
+    ),
     "tuples of a batch": (
         training("deterministic", BATCH, COLOURS, backbone="resnet10", pooling="gem"),
-        20,
+        14,
     ),
     "labels": (training("norm-softmax"), 4),
-    "curvature": (training("lam", options={"online": True}), 32),
-    "bfloat16": (replace(training("tripreg"), precision="bfloat16"), 2),
+    "curvature": (training("lam", options={"online": True}), 20),
 }
 
 
