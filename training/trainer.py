@@ -92,7 +92,7 @@ class GhostBatchStatistics:
         """After the forward passes of all micro-batches; on every worker."""
         if self._layers:
             own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
-            total = self._workers.all_reduce(torch.cat([own, own.new_tensor([len(self._parts)])]))
+            total = self._workers.all_reduce(torch.cat([own, own.new_full((1,), len(self._parts))]))
             mean = (total[:-1] / total[-1]).split([len(values) for values in self._running])
             for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum, strict=True)):
                 layer.running_mean, layer.running_var = self._running[2 * i : 2 * i + 2]
@@ -299,7 +299,8 @@ class Trainer:
             labelled = image_batches(options, self.images, epoch)
 
             def label_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
-                labels = self._labels[labelled[step][part]].to(self.workers.device)
+                labels = self._labels[labelled[step][part]]
+                labels = labels.to(self.workers.device, non_blocking=True)
                 return self.encoder.label_loss(embedding, labels, self._loss_options)
 
             return Objective([batch[:, None] for batch in labelled], label_losses)
@@ -314,7 +315,7 @@ class Trainer:
         mined = [tuples[start : start + options.batch] for start in starts]
 
         def tuple_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
-            valid = mined[step].valid[part].to(self.workers.device)
+            valid = mined[step].valid[part].to(self.workers.device, non_blocking=True)
             return self.encoder.loss(EmbeddedTuples(embedding, valid), self._loss_options)
 
         return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)

@@ -199,10 +199,11 @@ class LaplacianMetric(Encoder):
             curvature = self._curvature(training.loss)
             for embedding, relevance in training.batches(network, PAIRED):
                 with torch.no_grad():
-                    features = embedding.vectors
-                    n = len(features)
-                    pairs = torch.triu_indices(n, n, 1, device="cpu").T
-                    match = torch.from_numpy(_matches(relevance))[pairs[:, 0], pairs[:, 1]]
+                    device, n = self.hessian.device, len(embedding)
+                    features = embedding.vectors.to(device)
+                    pairs = torch.triu_indices(n, n, 1, device=device).T
+                    match = torch.from_numpy(_matches(relevance)).to(device)
+                    match = match[pairs[:, 0], pairs[:, 1]]
                     outputs = self.layer(features)
                     curvature.add(features, outputs, pairs, match)
                     curvature.add_unmined(outputs, pairs[~match])
