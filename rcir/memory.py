@@ -1,9 +1,14 @@
-"""Memory of large tensors on the CPU."""
+"""Memory of tensors on the CPU, and copies of it to a GPU."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -19,3 +24,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def copied(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values on a device; to a GPU through page-locked memory, so that nothing waits for them."""
+    tensor = torch.from_numpy(values)
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)

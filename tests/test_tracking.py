@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +27,7 @@ from rcir.errors import TrackingUnavailable
 from rcir.files import owner
 from rcir.registry import register
 from rcir.runs.folder import RunFolder, TrainedOn
+from rcir.tracking import MetricQueue
 from rcir.tracking.runs import IMPATIENT, settings
 from tests.kills import DEAD, Killed
 from training import train
@@ -344,3 +346,31 @@ def test_processes_that_start_together_share_a_new_store(tmp_path):
     (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.run_name for run in runs} == {"one", "two", "three"}
+
+
+def test_a_closed_queue_logs_no_further_steps(monkeypatch, capsys):
+    class Slow:
+        """A store that takes its time and fails at last, after everything was closed."""
+
+        def __init__(self):
+            self.logged, self.closed = [], threading.Event()
+
+        def steps(self, _):
+            return set()
+
+        def log_metrics(self, metrics, step, at):
+            self.closed.wait(10)
+            self.logged.append(step)
+            raise TrackingUnavailable("too late")
+
+    monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.05)
+    run = Slow()
+    queue = MetricQueue(run, "loss")
+    for step in range(4):
+        queue.put(step, {"loss": 1.0}, 0.0)
+    queue.close()
+    run.closed.set()
+    queue._thread.join(10)
+    assert not queue._thread.is_alive()
+    assert run.logged == [0]  # which was under way
+    assert capsys.readouterr().out == ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         run_lock,
         started_once,
         train,
+        with_defaults,
     )
     from training.validation import fold_roles
 
@@ -36,7 +37,7 @@ _HOMES = {
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": (
         *("as_json", "check_encoder", "check_images", "check_places"),
-        *("run_lock", "started_once", "train"),
+        *("run_lock", "started_once", "train", "with_defaults"),
     ),
     "training.validation": ("fold_roles",),
 }
@@ -58,6 +59,7 @@ __all__ = [
     "run_lock",
     "started_once",
     "train",
+    "with_defaults",
 ]
 
 __getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -87,15 +87,17 @@ class History:
 
     @cached_property
     def _epochs(self) -> dict[str, dict[str, float]]:
-        epochs: dict[str, dict[str, float]] = (
-            json.loads(self._file.read_text()) if self._file.is_file() else {}
-        )
-        return epochs
+        if not self._file.is_file():
+            return {}
+        epochs: dict[str, dict[str, float]] = json.loads(self._file.read_text())
+        # Those that an earlier version wrote have no times. With one for all, none is logged twice.
+        written = self._file.stat().st_mtime
+        return {epoch: {"time": written, **metrics} for epoch, metrics in epochs.items()}
 
 
-def _timed(metrics: Mapping[str, float]) -> tuple[dict[str, float], float | None]:
-    """Return the metrics of an epoch as they are logged, and their time, if it is known."""
-    return {name: value for name, value in metrics.items() if name != "time"}, metrics.get("time")
+def _timed(metrics: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Return the metrics of an epoch as they are logged, and their time."""
+    return {name: value for name, value in metrics.items() if name != "time"}, metrics["time"]
 
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote

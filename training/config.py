@@ -201,9 +201,7 @@ class TrainingConfig:
         if self.batch_per_worker is not None:
             if self.batch_per_worker < 1:
                 raise InvalidConfig(f"batch_per_worker is {self.batch_per_worker}; at least 1")
-            # Spelled out: the run may be continued by another number of workers.
             object.__setattr__(self, "batch", self.batch_per_worker * max(1, self.most_workers))
-            object.__setattr__(self, "batch_per_worker", None)
         for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
@@ -370,8 +368,9 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
         dependent = ("name", "batch", "micro_batches", "num_workers")  # checked against each other
         present = {each: getattr(config, each) for each in dependent}
         parsed = from_plain(TrainingConfig, present | own)
-        names = {"batch" if name == "batch_per_worker" else name for name in own}
-        own = {name: getattr(parsed, name) for name in names}
+        own = {name: getattr(parsed, name) for name in own}
+        if "batch" in own:
+            own.setdefault("batch_per_worker", None)
     for group, plain in nested.items():
         before = getattr(config, group)
         own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -16,11 +17,10 @@ from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data import data_root
 from rcir.errors import RcirError, WorkersLost
 from rcir.runs.folder import RunFolder
-from rcir.terminal import console
 from training import checkpoint
 from training.config import TrainingConfig
 from training.loop import Job, train_here
-from training.progress import LOG, followed
+from training.progress import LOG, add_line, followed
 
 Done = TypeVar("Done")
 
@@ -46,7 +46,15 @@ def launch(
     if not config.most_workers:
         train_here(job, callback)
         return
-    scaling = scaling_config(config)
+    with followed({run.path / LOG: ""}):
+        _until_done(config, run, job, callback)
+
+
+def _until_done(
+    config: TrainingConfig, run: RunFolder, job: Job, callback: ray.train.UserCallback | None
+) -> None:
+    """Start workers until all epochs are trained."""
+    scaling = scaling_config(config, partial(add_line, run.path / LOG))
     failures = 0
     while True:
         before = checkpoint.last_epoch(run.path)
@@ -62,7 +70,7 @@ def launch(
             ),
         )
         try:
-            with quiet("ray.train"), followed({run.path / LOG: ""}):
+            with quiet("ray.train"):
                 trainer.fit()
             return
         except ray.train.TrainingFailedError as error:
@@ -80,7 +88,7 @@ def launch(
                     f"{what}, {failures} times in a row, at last by: {first}: see Ray's log, and "
                     f"give the same command again; it continues {run.path} from there"
                 ) from error
-            console.print(f"{what}: training continues from there", soft_wrap=True)
+            add_line(run.path / LOG, f"{what}: training continues from there")
 
 
 def _packed(job: Job) -> Callable[[], None]:
@@ -97,10 +105,16 @@ def _packed(job: Job) -> Callable[[], None]:
     return run
 
 
-def scaling_config(config: TrainingConfig) -> ray.train.ScalingConfig:
+def scaling_config(
+    config: TrainingConfig, say: Callable[[str], None] = print
+) -> ray.train.ScalingConfig:
     """The workers to start, in the cluster that this process joins.
 
     A worker with a GPU gets its share of the CPUs too, to read images.
+
+    Args:
+        config: of the training.
+        say: called with a line if the cluster is too small as yet.
 
     Raises:
         InvalidConfig: a GPU is asked for and the cluster has none.
@@ -111,7 +125,7 @@ def scaling_config(config: TrainingConfig) -> ray.train.ScalingConfig:
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
     available = ray.cluster_resources().get(kind, 0)
     if available < least:
-        console.print(f"waiting for {least} {kind}s: the cluster has {available:g}", soft_wrap=True)
+        say(f"waiting for {least} {kind}s: the cluster has {available:g}")
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +144,7 @@ def _train(
         first = workers.rank == 0  # for all: other hardware might round differently
         metrics = workers.broadcast(validation.metrics() if first else None) | trained
         metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
-        metrics["images_per_second"] = _n_images(trainer, trained) / metrics["seconds"]
+        metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
         state.advance(metrics, config.min_delta)
         if first:
             # Metrics first: an epoch that is not repeated has left them.
@@ -153,14 +153,6 @@ def _train(
             bar.summary(metrics)
             watch.after(epoch, metrics, trainer.collapsed_loss())
         report(metrics | {"epoch": epoch})
-
-
-def _n_images(trainer: Trainer, trained: Mapping[str, float]) -> float:
-    """Return how many images the losses of an epoch were computed of, each as often as it was."""
-    mining = trainer.options.mining
-    if trainer.encoder.by_label or mining.scope == "batch":
-        return len(trainer.images)
-    return trained["tuples"] * (2 + mining.num_negatives)
 
 
 def is_done(state: TrainState, config: TrainingConfig) -> bool:

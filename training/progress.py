@@ -11,8 +11,14 @@ from typing import Self
 
 from rcir.terminal import console, progress_bar
 
-LOG = "training.log"  # in a run's folder: what its first worker prints
+LOG = "training.log"  # in a run's folder: what its first worker prints, and what starts workers
 INTERVAL = 0.5  # seconds
+
+
+def add_line(log: Path, line: str) -> None:
+    """Add a line to a file that is followed, perhaps by another process."""
+    with log.open("a") as file:
+        file.write(f"{line}\n")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,13 @@ from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console
 from training import checkpoint
 from training.checkpoint import History
-from training.config import MEMBERS, TrainingConfig, combined, member_configs
+from training.config import (
+    MEMBERS,
+    OptimizerConfig,
+    TrainingConfig,
+    combined,
+    member_configs,
+)
 from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
 from training.loop import is_done
@@ -54,9 +60,12 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
     run = read_run(folder)
     if run is None:
         return None
-    old, new = flatten(run.config), flatten(asdict(config))
-    if config.micro_batches is None:  # it keeps those that it was begun with
+    old, new = with_defaults(flatten(run.config)), flatten(asdict(config))
+    # It keeps those that it was begun with.
+    if config.micro_batches is None:
         new["micro_batches"] = old.get("micro_batches")
+    if config.batch_per_worker is not None:
+        new |= {"batch": old.get("batch"), "batch_per_worker": None}
     changed = differing(old, new)
     if changed:
         raise InvalidConfig(
@@ -64,6 +73,18 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
             "remove that folder"
         )
     return run
+
+
+def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat options of a stored training; those that are newer than it have their defaults."""
+    newer = (OptimizerConfig, "optimizer."), (TrainingConfig, "")
+    defaults = {
+        f"{prefix}{each.name}": each.default
+        for kind, prefix in newer
+        for each in fields(kind)
+        if each.default is not MISSING
+    }
+    return defaults | dict(options)
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -79,7 +100,8 @@ def create_run(
     config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
 ) -> RunFolder:
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
-    folder, plain = folder_of(config), asdict(replace(config, micro_batches=config.n_micro_batches))
+    begun = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
+    folder, plain = folder_of(config), asdict(begun)
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
     tags = {
         FOLDER_TAG: str(folder),
@@ -212,7 +234,8 @@ def train(
                 f"most: continue it with those instead of {config.most_workers}, or begin anew "
                 "under another name, with micro-batches to spare"
             )
-        return _finished(replace(config, micro_batches=micro_batches), run, splits, callback)
+        begun = {name: run.config[name] for name in ("micro_batches", "batch")}
+        return _finished(replace(config, **begun, batch_per_worker=None), run, splits, callback)
 
 
 def _finished(

@@ -237,7 +237,11 @@ class Trainer:
             self._labels = numbered_labels(self.images)
 
     def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
-        """Train for an epoch; its mean loss, number of tuples (by label: of images), and last rate.
+        """Train for an epoch.
+
+        Returns:
+            The mean "loss", the number of "tuples" (by label: of images), the number of "images"
+            that losses were computed of, and the last learning rate, "lr".
 
         Raises:
             TrainingDiverged: the loss became NaN or infinite.
@@ -246,10 +250,11 @@ class Trainer:
         self._loss_options = self.options.loss_options()
         objective = self._objective(epoch)
         bar.start(len(objective.batches))
-        losses, n_tuples, rate = [], 0, 0.0
+        losses, n_tuples, rate = [], 0, self._rate(epoch, 0.0)
         for step, (loss, mined) in enumerate(self._steps(epoch, objective)):
+            rate = self._rate(epoch, (step + 1) / len(objective.batches))
             if mined:
-                rate = self._update(epoch, (step + 1) / len(objective.batches))
+                self._update(rate)
                 losses.append(loss)
                 n_tuples += mined
             bar.advance()
@@ -261,12 +266,21 @@ class Trainer:
                 f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
                 "lower optimizer.lr; checkpoints of earlier epochs are kept"
             )
-        return {"loss": mean, "tuples": float(n_tuples), "lr": rate}
+        n_images = sum(batch.size for batch in objective.batches)
+        return {
+            "loss": mean,
+            "tuples": float(n_tuples),
+            "images": float(n_images),
+            "lr": rate,
+        }
 
-    def _update(self, epoch: int, done: float) -> float:
-        """Take a step along the gradients; return its learning rate."""
+    def _rate(self, epoch: int, done: float) -> float:
+        """The learning rate of a step after which a share of the epoch is done."""
+        return self.options.optimizer.rate(epoch, self.config.epochs, self.config.batch, done)
+
+    def _update(self, rate: float) -> None:
+        """Take a step along the gradients."""
         options = self.options.optimizer
-        rate = options.rate(epoch, self.config.epochs, self.config.batch, done)
         for group in self.optimizer.param_groups:
             group.update(lr=rate, weight_decay=options.weight_decay)
         if options.clip_norm is not None:
@@ -274,7 +288,6 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.encoder.after_step()
-        return rate
 
     def collapsed_loss(self) -> float:
         """The loss of a tuple whose images all have the same embedding; by label, the least."""

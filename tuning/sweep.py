@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ from training import (
     fold_roles,
     run_lock,
     started_once,
-    train,
+    with_defaults,
 )
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
 from tuning.report import TrialWatch, publish_sweep, shown_metrics
-from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, of_seed, run_trial
+from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, run_trial, train_seed
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
 METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
@@ -162,6 +162,7 @@ def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
     )
 
 
+NEWER = ("finalists", "final_seeds")  # than sweeps that may be continued
 # What may differ between a sweep and its continuation.
 OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 
@@ -246,16 +247,16 @@ def _run(
     with quiet("ray.tune", level=logging.CRITICAL), _settings():  # what failed is in the records
         tuner.fit()
     watch.give_up()
-    _confirm(config, plan, records)
+    _confirm(config, plan, records, at_once)
     watch.log()
     done = [trial.done for trial in records.trials.values()]
     return len(done) == total and all(done)
 
 
-def _confirm(config: TuningConfig, plan: Plan, records: Records) -> None:
+def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -> None:
     """Train the best trials with more seeds; where one fails, the next best takes its place."""
     held = resources(config)
-    task: Any = ray.remote(train).options(
+    task: Any = ray.remote(train_seed).options(
         num_cpus=held.get("CPU", 0), num_gpus=held.get("GPU", 0), memory=held.get("memory")
     )
     while True:
@@ -265,19 +266,17 @@ def _confirm(config: TuningConfig, plan: Plan, records: Records) -> None:
             return
         names = ", ".join(trial.name for trial in finalists)
         console.print(f"{config.final_seeds} seeds for the finalists: {names}", soft_wrap=True)
-        each_job = []
+        jobs: dict[int, list[Any]] = {trial.number: [] for trial in finalists}
+        running: list[Any] = []
         for trial in finalists:
-            training = with_values(plan.config.training, trial.values)
-            training = replace(training, name=trial.name, storage=plan.folder)
-            each_job.append(
-                [
-                    task.remote(of_seed(training, seed), records.tracked)
-                    for seed in range(config.seeds, config.final_seeds)
-                ]
-            )
-        for trial, jobs in zip(finalists, each_job, strict=True):
+            for seed in range(config.seeds, config.final_seeds):
+                if len(running) >= at_once:
+                    _, running = ray.wait(running)
+                jobs[trial.number].append(task.remote(plan, trial.number, trial.values, seed))
+                running.append(jobs[trial.number][-1])
+        for trial in finalists:
             try:
-                ray.get(jobs)
+                ray.get(jobs[trial.number])
                 confirmed = replace(trial, confirmed=True)
                 folders = [records.folder / name for name in records.names(confirmed)]
                 metrics = shown_metrics(mean_metrics(folders, config))
@@ -334,7 +333,16 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
         return None
-    old, new = flatten(earlier.config), flatten(as_json(asdict(config)))
+    stored, new = flatten(earlier.config), flatten(as_json(asdict(config)))
+    training = {
+        name.removeprefix("training."): value
+        for name, value in stored.items()
+        if name.startswith("training.")
+    }
+    # Options that are newer than the sweep have their defaults.
+    old = {f"training.{name}": value for name, value in with_defaults(training).items()}
+    old |= {each.name: each.default for each in fields(TuningConfig) if each.name in NEWER}
+    old = as_json(old) | stored
     changed = sorted(
         name
         for name in old.keys() | new.keys()

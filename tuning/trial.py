@@ -18,6 +18,7 @@ from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, Worker
 from rcir.files import write_json
 from rcir.levels import DELTA
 from rcir.risk import Certified, is_certified, mean_size
+from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training import (
@@ -88,12 +89,9 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
     trained = 0
     for seed in range(plan.config.seeds):
-        one = of_seed(config, seed)
-        folder = Path(plan.folder) / one.name
-        with run_lock(folder, ORPHANED):
-            pass
+        folder = Path(plan.folder) / seeded(config.name, seed)
         callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
-        run = train(one, plan.parent, callback)
+        run = _train_one(plan, config, seed, callback)
         trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
         done = seed + 1 == plan.config.seeds
         folders = [Path(plan.folder) / seeded(config.name, each) for each in range(seed + 1)]
@@ -101,9 +99,19 @@ def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
         reports.add(metrics | {"epoch": trained, "finished": float(done)})
 
 
-def of_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
-    """The training of a trial with one of its seeds, from 0."""
-    return replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
+def train_seed(plan: Plan, number: int, values: Mapping[str, Any], seed: int) -> None:
+    """Train a trial with one of its seeds, from 0."""
+    config = with_values(plan.config.training, values)
+    config = replace(config, name=trial_name(number), storage=plan.folder)
+    _train_one(plan, config, seed, None)
+
+
+def _train_one(plan: Plan, config: TrainingConfig, seed: int, callback: Epochs | None) -> RunFolder:
+    """Train with one seed, once what a killed sweep may have left has ended."""
+    one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
+    with run_lock(Path(plan.folder) / one.name, ORPHANED):
+        pass
+    return train(one, plan.parent, callback)
 
 
 def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:

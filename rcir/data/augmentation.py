@@ -9,7 +9,6 @@ are one affine warp. An image's result is the same to the last bit whichever oth
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
+from rcir.memory import copied
 
 RATIOS = (3 / 4, 4 / 3)
 
@@ -199,7 +199,7 @@ class TransformParameters:
     def __call__(self, images: Tensor) -> Tensor:
         """Change uint8 images (n, C, H, W); an image's result depends on nothing but itself."""
         if self.mirrored is not None:
-            chosen = _copied(self.mirrored, images.device)
+            chosen = copied(self.mirrored, images.device)
             images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
         colours = (self.brightness, self.contrast, self.saturation, self.hue)
         if self.warps is not None or any(values is not None for values in colours):
@@ -213,7 +213,7 @@ class TransformParameters:
                 changed[rows] = self[rows]._interpolated(images[rows])
             images = changed
         if self.squares is not None:
-            mask = _copied(_hidden(self.squares, images.shape[-2]), images.device)
+            mask = copied(_hidden(self.squares, images.shape[-2]), images.device)
             images = images.masked_fill(mask[:, None], 0)
         return images
 
@@ -221,7 +221,7 @@ class TransformParameters:
         """Warped and recoloured, float32 whole numbers in [0, 255]."""
         values = images.to(torch.float32, memory_format=torch.contiguous_format)
         if self.warps is not None:
-            values = warp(values, _copied(self.warps, images.device))
+            values = warp(values, copied(self.warps, images.device))
         for adjust, parameters in (
             (adjust_brightness, self.brightness),
             (adjust_contrast, self.contrast),
@@ -229,15 +229,8 @@ class TransformParameters:
             (shift_hue, self.hue),
         ):
             if parameters is not None:
-                adjust(values, _copied(parameters, images.device).view(-1, 1, 1, 1))
+                adjust(values, copied(parameters, images.device).view(-1, 1, 1, 1))
         return values.clamp_(0, 255).round_()
-
-
-def _copied(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Values on a device; to a GPU through pinned memory, so that the copy is not waited for."""
-    cuda = device.type == "cuda"
-    tensor = torch.from_numpy(values)
-    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (n, channels, *size) as normalised float32."""
-        mean, std = (_by_channel(each, images.device) for each in (self.mean, self.std))
+        mean, std = (_by_channel(tuple(values), images.device) for values in (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std)
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:

@@ -329,13 +329,13 @@ class InvertedLists(FaissIndex):
             super()._train(vectors)
             return
         resources = gpu_resources()
-        self._index.clustering_index = faiss.index_cpu_to_gpu(
-            resources, 0, faiss.IndexFlatL2(self.dim)
-        )
+        on_gpu = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(self.dim))
+        self._index.clustering_index = on_gpu
         try:
             super()._train(vectors)
         finally:
             self._index.clustering_index = None
+            on_gpu.this.own(True)  # which the assignment took, and FAISS would not free it
 
     def _add(self, batch: NDArray[np.float32]) -> None:
         if faiss.get_num_gpus() == 0:

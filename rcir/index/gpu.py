@@ -61,9 +61,12 @@ class GpuOptions:
 class GpuIndex:
     """Float32 vectors, of which a GPU holds a copy.
 
-    In single precision without lists it finds what `FlatIndex` finds. The GPU holds its copy from
-    the first search on, until vectors are added or removed. A folder holds the vectors and the
-    centroids: it can be loaded without a GPU, but not searched.
+    In single precision without lists it finds what `FlatIndex` finds, for a query alone and in a
+    batch. With lists or in half precision, the GPU's rounding, which depends on the number of
+    queries, may decide between candidates that are about equally near at the last rank, or between
+    lists at the last one looked through. The GPU holds its copy from the first search on, until
+    vectors are added or removed. A folder holds the vectors and the centroids: it can be loaded
+    without a GPU, but not searched.
 
     Johnson, Douze and Jégou, "Billion-scale similarity search with GPUs" (IEEE Transactions on Big
     Data, 2021).
@@ -156,7 +159,7 @@ class GpuIndex:
         if not (self.options.nlist or self.options.float16):
             return ranked(queries, vectors, k, squared, candidates)
         exact = squared_distances(queries, vectors, candidates)
-        order = np.argsort(exact, axis=1, kind="stable")[:, :k]
+        order = np.lexsort((candidates, exact))[:, :k]
         return np.take_along_axis(exact, order, 1), np.take_along_axis(candidates, order, 1)
 
     def _gpu_index(self) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rcir.data.relevance import Relevance, WithinRadius, database_of
+from rcir.memory import copied
 from rcir.mining.config import MiningConfig
 
 BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
@@ -169,11 +170,7 @@ class Search:
     def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The matches of each row, row after row, and (b,) their numbers."""
         indptr, columns = self._relevance.pairs(rows.cpu().numpy())
-        device = self._cache.device
-        return (
-            torch.from_numpy(columns).to(device, non_blocking=True),
-            torch.from_numpy(np.diff(indptr)).to(device, non_blocking=True),
-        )
+        return copied(columns, self._cache.device), copied(np.diff(indptr), self._cache.device)
 
     def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
         """(b, k) exact distances of each of (b,) rows to (b, k) others."""

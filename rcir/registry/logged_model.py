@@ -151,9 +151,9 @@ def requirements(retriever: Retriever) -> list[str]:
         >>> requirements(Retriever.from_embeddings(np.eye(4)))[0].partition("==")[0]
         'rcir[cpu,train]'
     """
-    # The model is loaded elsewhere, perhaps without a GPU; "train" brings MLflow.
-    extras = {"cpu", "train"}
     kinds = [IndexConfig.of(retriever.index).kind]
+    # The model is loaded elsewhere, perhaps without a GPU; "train" brings MLflow.
+    extras = {"gpu" if kinds == ["gpu"] else "cpu", "train"}
     if retriever.encoder is not None:
         config = retriever.encoder.config
         kinds.append(config.method)

@@ -33,6 +33,7 @@ class MetricQueue:
         self._steps: Queue[tuple[int, Mapping[str, float], float | None] | None] = Queue(QUEUE_SIZE)
         self._closed = Event()
         self._failing = Event()
+        self._dropped = Event()
         self._thread: Thread | None = None
 
     def put(self, step: int, metrics: Mapping[str, float], at: float | None) -> None:
@@ -50,12 +51,15 @@ class MetricQueue:
             self._steps.put_nowait(None)
         if self._thread is not None and not self._failing.is_set():
             self._thread.join(DRAIN_S)
+        self._dropped.set()
 
     def _log(self) -> None:
         logged: set[int] | None = None
         while (item := self._steps.get()) is not None:
             step, metrics, at = item
             while True:
+                if self._dropped.is_set():
+                    return
                 try:
                     if logged is None:
                         logged = self._run.steps(self._marker)
@@ -63,7 +67,7 @@ class MetricQueue:
                     if step not in logged:
                         self._run.log_metrics(metrics, step, at)
                 except TrackingUnavailable as error:
-                    if not self._failing.is_set():
+                    if not (self._failing.is_set() or self._dropped.is_set()):
                         console.print(
                             f"metrics from step {step} on will be logged later: {error}",
                             soft_wrap=True,

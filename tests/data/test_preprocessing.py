@@ -26,6 +26,12 @@ def test_values_are_scaled_and_normalised_per_channel():
     np.testing.assert_allclose(tensor, expected.transpose(0, 3, 1, 2), atol=1e-5)
 
 
+def test_mean_and_std_may_be_lists():
+    images = np.full((1, 2, 2, 3), 51, np.uint8)
+    given = Preprocessing((2, 2), 3, [0.1, 0.2, 0.3], [0.5, 0.5, 0.5])(images)
+    torch.testing.assert_close(given[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.2]))
+
+
 def test_mean_and_std_are_copied_to_a_device_once():
     preprocessing = Preprocessing((8, 16), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     images = torch.from_numpy(noise(2, 3, 8, 16))

@@ -15,7 +15,9 @@ from rcir.index import IndexConfig, build_index, find_index
 from rcir.index.auto import recall_of
 from tests.index.conftest import brute_force, vectors
 
-GALLERY, QUERIES = vectors(1200, 16, 0, 100), vectors(60, 16, 1, 100)
+# Twins, of which the first comes first, whatever the GPU's rounding makes of them.
+GALLERY = np.repeat(vectors(600, 16, 0, 100), 2, axis=0)
+QUERIES = vectors(60, 16, 1, 100)
 DISTANCES, _ = brute_force(QUERIES, GALLERY, 20)
 KINDS = {
     "all": {},
@@ -29,7 +31,7 @@ class Gpu:
     """A stand-in for FAISS's GPUs: an index of the CPU with their limits and their rounding."""
 
     def __init__(self):
-        self.resources, self.places = [], []
+        self.resources, self.places, self.for_training = [], [], []
 
     class Resources:
         def setTempMemory(self, size):
@@ -51,7 +53,9 @@ class Gpu:
             assert k <= 2048
             squared, numbers = self._index.search(queries, k)
             rounding = 1 + 1e-7 * np.sin(np.arange(squared.size) + len(queries))
-            return squared * rounding.reshape(squared.shape).astype(np.float32), numbers
+            squared = squared * rounding.reshape(squared.shape).astype(np.float32)
+            order = squared.argsort(1)
+            return np.take_along_axis(squared, order, 1), np.take_along_axis(numbers, order, 1)
 
     def taken(self):
         """Resources that were not freed."""
@@ -68,6 +72,7 @@ class Gpu:
         self.places.append((type(index).__name__, device))
         on_gpu = faiss.clone_index(index)
         if options is None:  # for training, which takes an index of FAISS's own
+            self.for_training.append(on_gpu)
             return on_gpu
         return self.Index(on_gpu)
 
@@ -100,6 +105,7 @@ def check(config, gallery=GALLERY):
     for row in range(0, 60, 7):
         alone = index.search(QUERIES[row : row + 1], 20)
         np.testing.assert_array_equal(alone[0][0], distances[row])
+        np.testing.assert_array_equal(alone[1][0], positions[row])
     return index
 
 
@@ -170,6 +176,7 @@ def test_other_indexes_train_on_one_gpu_and_let_it_go(gpu):
     index = build_index(GALLERY, IndexConfig("ivf", {"nlist": 8, "nprobe": 8}))
     assert len(gpu.resources) == 2  # for training and for adding, whatever the number of batches
     assert gpu.taken() == 0
+    assert all(each.thisown for each in gpu.for_training)  # Python frees it, for FAISS does not
     assert {device for _, device in gpu.places} == {0}
     expected = np.sort(DISTANCES)[:, :20]
     np.testing.assert_allclose(index.search(QUERIES, 20)[0], expected, rtol=1e-6)

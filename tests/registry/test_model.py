@@ -20,6 +20,7 @@ from PIL import Image
 import rcir
 from rcir import tracking
 from rcir.errors import CorruptRetriever, InvalidData
+from rcir.index import IndexConfig
 from rcir.registry.logged_model import (
     answers,
     card,
@@ -199,6 +200,9 @@ def test_requirements_are_those_of_the_retriever(both, pictured, monkeypatch):
         (line,) = requirements(encoder)
         extras = line.removeprefix("rcir[").removesuffix(f"]=={rcir.__version__}").split(",")
         assert sorted(extras) == sorted(["cpu", "train", extra])
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexConfig, "of", lambda _: IndexConfig("gpu"))
+        assert requirements(encoder)[0].startswith("rcir[gpu,open_clip,train]==")
     # A user's own class requires the package that it comes with.
     monkeypatch.setitem(vars(encoder.encoder.config), "method", "sklearn.base:Something")
     assert requirements(encoder)[1:] == [f"scikit-learn=={sklearn.__version__}"]

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import current_version
 from rcir.serving import service
+from rcir.serving.ray_serve import OnGpu
 from rcir.serving.served import ready_to_serve, source_of
 from rcir.serving.store import StoreUnavailable
 from tests.serving.conftest import drawn
@@ -179,3 +181,16 @@ def test_a_server_follows_an_alias_and_stays_up_without_the_registry(
         until(lambda: ready(client)["trouble"] is not None)
         assert "127.0.0.1:9" in ready(client)["trouble"]
         assert client.post("/retrieve", json=QUERY).status_code == 200
+
+
+def test_replicas_with_a_gpu_embed_on_it():
+    moved = []
+    encoder = SimpleNamespace(cuda=lambda: moved.append(True))
+    served = SimpleNamespace(retriever=SimpleNamespace(encoder=encoder))
+    source = SimpleNamespace(name="place", version=lambda: "7", load=lambda version: served)
+    on_gpu = OnGpu(source)
+    assert (on_gpu.name, on_gpu.version()) == ("place", "7")
+    assert on_gpu.load("7") is served
+    assert moved == [True]
+    served.retriever.encoder = None  # of vectors, which nothing embeds
+    assert on_gpu.load("7") is served

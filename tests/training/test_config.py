@@ -120,11 +120,10 @@ def test_a_batch_per_worker_is_multiplied_by_the_workers():
         TrainingConfig("run", batch_per_worker=8, num_workers=workers).batch
         for workers in (0, 1, 16, (2, 5))
     ] == [8, 8, 128, 40]
-    # Spelled out, so that other workers may continue.
     config = TrainingConfig("run", batch_per_worker=8, num_workers=16)
-    assert replace(config, num_workers=4).batch == 128
     assert override(config, {"batch_per_worker": 2}).batch == 32
-    assert override(config, {"num_workers": 100}).batch == 128
+    assert override(config, {"num_workers": 100}).batch == 800
+    assert override(config, {"batch": 20}).batch == 20
 
 
 def test_changes_add_up_over_the_epochs():

@@ -126,13 +126,13 @@ def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkey
     run = tracking.start_run("hanging", {})
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections, and no more
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         started = time.monotonic()
         with History(tmp_path, tracking.TrackedRun(run.id, address)) as history:
             for epoch in (1, 2, 3):
                 history.add(epoch, {"loss": float(epoch)})
-        assert time.monotonic() - started < 1.5  # one request takes 2 s
+        assert time.monotonic() - started < 8  # one request takes 10 s
         with pytest.raises(TrackingUnavailable):
             history.log()
     History(tmp_path, run).log()

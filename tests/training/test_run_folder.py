@@ -17,6 +17,7 @@ from rcir.mining import MiningConfig
 from tests.training.helpers import equal, logged
 from training import Change, OptimizerConfig, train
 from training.checkpoint import best_epoch, checkpoint_folder
+from training.run import existing_run
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
 
@@ -103,6 +104,30 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys, clie
     assert "trained already" in capsys.readouterr().out
     assert trained.path.joinpath("encoder.safetensors").stat().st_mtime_ns == before
     assert len(client.search_runs([experiment])) == runs
+
+
+def test_a_run_from_before_there_were_some_options_is_continued(trained, tiny, tmp_path):
+    folder = tmp_path / "runs" / trained.path.name
+    shutil.copytree(trained.path, folder)
+    stored = json.loads((folder / "run.json").read_text())
+    for name in ("kind", "momentum", "warmup", "reference_batch", "clip_norm"):
+        del stored["config"]["optimizer"][name]
+    del stored["config"]["batch_per_worker"]
+    (folder / "run.json").write_text(json.dumps(stored))
+    config = tiny(seed=4)
+    assert train(config).path == folder
+    with pytest.raises(InvalidConfig, match=r"optimizer\.warmup"):
+        train(replace(config, optimizer=replace(config.optimizer, warmup=1.0)))
+
+
+def test_a_run_keeps_the_batch_that_it_was_begun_with(tiny, tmp_path):
+    config = tiny("scaled", epochs=1, batch_per_worker=16, micro_batches=4)
+    run = train(config)
+    assert (run.config["batch"], run.config["batch_per_worker"]) == (16, None)
+    # With more workers it would be another batch, were it begun now.
+    assert existing_run(replace(config, num_workers=4)).path == run.path
+    with pytest.raises(InvalidConfig, match="another batch"):
+        existing_run(replace(config, batch=64, batch_per_worker=None))
 
 
 def test_another_configuration_in_the_same_folder_is_refused(trained, tiny):
