@@ -33,7 +33,7 @@ from tests.kills import DEAD, Killed
 from training import train
 from training.run import create_run
 from tuning import Records, TuningConfig
-from tuning.sweep import start_sweep
+from tuning.run import start_sweep
 
 # Each process imports everything, and waits for the others.
 START = """

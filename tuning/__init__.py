@@ -9,12 +9,12 @@ from rcir.imports import lazily
 if TYPE_CHECKING:
     from tuning.config import TuningConfig
     from tuning.records import Records, Trial
-    from tuning.sweep import sweep
+    from tuning.run import sweep
 
 _HOMES = {
     "tuning.config": ("TuningConfig",),
     "tuning.records": ("Records", "Trial"),
-    "tuning.sweep": ("sweep",),
+    "tuning.run": ("sweep",),
 }
 
 __all__ = ["Records", "Trial", "TuningConfig", "sweep"]

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> i
         # Slow to import; `--help` and a wrong option need none.
         from tuning.records import BEST_FILE
         from tuning.report import best_run, print_sweep
-        from tuning.sweep import sweep
+        from tuning.run import sweep
 
         records = sweep(config)
         print_sweep(records)

@@ -1,6 +1,5 @@
 """The index that a GPU searches: with a stand-in for the GPU, and with one where there is one."""
 
-import gc
 import weakref
 from copy import copy, deepcopy
 from pickle import dumps, loads
@@ -59,7 +58,6 @@ class Gpu:
 
     def taken(self):
         """Resources that were not freed."""
-        gc.collect()
         return sum(each() is not None for each in self.resources)
 
     def make_resources(self):

@@ -121,24 +121,23 @@ def test_epochs_that_an_earlier_process_left_are_logged_with_their_time(tmp_path
     assert len(client.get_metric_history(run.id, "loss")) == 3
 
 
-def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkeypatch, capsys):
+def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkeypatch):
     monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.5)
     run = tracking.start_run("hanging", {})
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections, and no more
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         started = time.monotonic()
         with History(tmp_path, tracking.TrackedRun(run.id, address)) as history:
             for epoch in (1, 2, 3):
                 history.add(epoch, {"loss": float(epoch)})
-        assert time.monotonic() - started < 8  # one request takes 10 s
+        assert time.monotonic() - started < 4.5  # one request takes 5 s
         with pytest.raises(TrackingUnavailable):
             history.log()
     History(tmp_path, run).log()
     history = MlflowClient(run.uri).get_metric_history(run.id, "loss")
     assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert capsys.readouterr().out.count("logged later") == 1
 
 
 def test_a_run_that_only_has_to_be_logged_starts_no_workers(trained, tiny, tmp_path, monkeypatch):

@@ -73,8 +73,8 @@ def nothing_starts(monkeypatch):
     def start(*args, **kwargs):
         raise AssertionError("it starts something")
 
-    monkeypatch.setattr(sys.modules["tuning.sweep"], "join_cluster", start)
-    monkeypatch.setattr(sys.modules["tuning.sweep"], "start_sweep", start)
+    monkeypatch.setattr(sys.modules["tuning.run"], "join_cluster", start)
+    monkeypatch.setattr(sys.modules["tuning.run"], "start_sweep", start)
 
 
 @pytest.mark.usefixtures("nothing_starts")

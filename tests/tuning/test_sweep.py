@@ -153,7 +153,7 @@ def nothing_starts(monkeypatch):
         raise AssertionError("it starts something")
 
     for name in ("_run", "start_sweep", "join_cluster", "publish_sweep", "load_splits"):
-        monkeypatch.setattr(sys.modules["tuning.sweep"], name, start)
+        monkeypatch.setattr(sys.modules["tuning.run"], name, start)
 
 
 @pytest.mark.usefixtures("nothing_starts")
