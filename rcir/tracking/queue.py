@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import Full, Queue
 from threading import Event, Thread
 
 from rcir.errors import TrackingUnavailable
 from rcir.terminal import console
-from rcir.tracking.runs import TrackedRun
+from rcir.tracking.runs import IMPATIENT, TrackedRun, settings
 
 QUEUE_SIZE = 1000  # steps
 RETRY_AFTER_S = 60.0
@@ -35,10 +35,13 @@ class MetricQueue:
         self._failing = Event()
         self._dropped = Event()
         self._thread: Thread | None = None
+        self._settings = ExitStack()
 
     def put(self, step: int, metrics: Mapping[str, float], at: float | None) -> None:
         """Add the metrics of a step, see `TrackedRun.log_metrics`; return at once."""
         if self._thread is None:
+            # Here and not by the thread: others may read the environment when it changes.
+            self._settings.enter_context(settings(IMPATIENT))
             self._thread = Thread(target=self._log, name="rcir-metrics", daemon=True)
             self._thread.start()
         with suppress(Full):
@@ -52,6 +55,7 @@ class MetricQueue:
         if self._thread is not None and not self._failing.is_set():
             self._thread.join(DRAIN_S)
         self._dropped.set()
+        self._settings.close()
 
     def _log(self) -> None:
         logged: set[int] | None = None

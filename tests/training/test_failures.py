@@ -20,7 +20,7 @@ from rcir.data import DataConfig
 from rcir.errors import WorkersLost
 from rcir.runs.folder import read_run
 from tests.training.helpers import assert_close, processes_on, steps
-from training import train
+from training import last_epoch, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,7 +96,7 @@ def test_lost_nodes_and_workers_are_replaced(cluster, undisturbed, tiny, tmp_pat
         train(tiny("lost", **RUN, num_workers=2, max_failures=0))
     remover.join()
     half = read_run(tmp_path / "runs" / "lost")
-    reached = max(steps(half))
+    reached = last_epoch(half.path)
     assert 1 <= reached < 4
     assert not half.finished
 
@@ -129,8 +129,7 @@ def test_a_killed_driver_is_started_again(cluster, undisturbed, tiny, tmp_path):
         time.sleep(0.05)
     first.kill()
     first.communicate()
-    reached = max(steps(read_run(run)))
-    assert reached < 4
+    assert 1 <= last_epoch(run) < 4  # which MLflow may not have heard of
     again = train(config)
     assert steps(again) == [1, 2, 3, 4]
     assert_same_weights(again, undisturbed)
