@@ -56,7 +56,7 @@ def training_loop(job: Job) -> None:
     group = get_current_placement_group()
     placement = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
-    # Without a checkpoint of Ray's: it would refuse to continue a run whose older ones are dropped.
+    # Without a checkpoint of Ray's: Ray refuses to continue a run whose older ones were removed.
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | placement)
 
@@ -141,7 +141,7 @@ def _train(
             trained = trainer.epoch(epoch, bar)
         embedding = _embedded(config, encoder, splits.validation, workers)
         validation = validate(embedding, splits.validation, workers)
-        first = workers.rank == 0  # for all: other hardware might round differently
+        first = workers.rank == 0  # decides for all: other hardware might round differently
         metrics = workers.broadcast(validation.metrics() if first else None) | trained
         metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
         metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]

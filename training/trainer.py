@@ -241,7 +241,7 @@ class Trainer:
 
         Returns:
             The mean "loss", the number of "tuples" (by label: of images), the number of "images"
-            that losses were computed of, and the last learning rate, "lr".
+            in all batches, and the last learning rate, "lr".
 
         Raises:
             TrainingDiverged: the loss became NaN or infinite.

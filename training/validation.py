@@ -242,7 +242,8 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     Args:
         embedding: of the images.
         images: the validation images.
-        workers: among whom the work is shared out; all give the same and get the same.
+        workers: among whom the calibrations are shared out. All have the same embedding, and each
+            returns the same.
 
     Raises:
         InvalidData: there are fewer than 3 images, or none matches another.

@@ -106,7 +106,7 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys, clie
     assert len(client.search_runs([experiment])) == runs
 
 
-def test_a_run_from_before_there_were_some_options_is_continued(trained, tiny, tmp_path):
+def test_a_run_that_lacks_newer_options_is_continued(trained, tiny, tmp_path):
     folder = tmp_path / "runs" / trained.path.name
     shutil.copytree(trained.path, folder)
     stored = json.loads((folder / "run.json").read_text())

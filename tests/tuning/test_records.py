@@ -64,7 +64,7 @@ def test_records_are_read_as_they_were_written(records):
     assert stored["trials"][1]["folders"] == ["trial-001", "trial-001-seed-1"]
 
 
-def test_a_sweep_from_before_there_were_some_options_is_continued(tmp_path):
+def test_a_sweep_that_lacks_newer_options_is_continued(tmp_path):
     config = TuningConfig(TrainingConfig("sweep", storage=str(tmp_path)), SPACE)
     plain = as_json(asdict(config))
     for name in ("finalists", "final_seeds"):
