@@ -78,13 +78,14 @@ def base(name: str, runs: Path) -> TrainingConfig:
     return TrainingConfig("base", encoder=encoder, data=DataConfig("folder", options=options))
 
 
-def run_of(name: str, method: str, runs: Path) -> RunFolder:
+def run_of(name: str, method: str, runs: Path, seed: int = 0) -> RunFolder:
     """A trained run."""
     config, recipe = base(name, runs), RECIPES[method]
     return train(
         replace(
             config,
-            name=f"{name}-{method}",
+            name=f"{name}-{method}" + (f"-seed{seed}" if seed else ""),
+            seed=seed,
             storage=str(runs),
             epochs=EPOCHS[name],
             encoder=replace(config.encoder, method=method, options=recipe.get("options", {})),

@@ -1,138 +1,328 @@
-"""Comparison of uncertainties by how well they predict a wrong nearest image.
+"""What an encoder's own uncertainty is worth for the size of its sets.
 
-The features of birds are those of a network pre-trained on ImageNet (`cub.py`). Over random halves,
-it reports the AUROC of a wrong first image, and the certified mean set size of each uncertainty
-alone (`Quantile` sizes), divided by that of constant sizes. Uncertainties of retrievers come first.
+Every method with an encoder of its own is trained on every set, as in `methods.py`, with several
+seeds. All queries are searched once; random divisions into tuning, calibration and test queries
+then certify sizes, at one alpha and delta:
+
+- by each uncertainty of a query alone (`Quantile` sizes): that of the encoder, those of the
+  neighbourhood (cosine, gap, vote), and those of draws from the encoder's variance;
+- by all that is known of the neighbourhood (`Reranked`, without labels `Learned`);
+- by the same, with the variances of query and candidates that the encoder states.
+
+The last two are compared as a ratio of sizes. There is a table for sets of one image per label, one
+for sets without the use of labels, one for queries of other labels than those that tuned (the mean
+size that misses alpha of them; few labels certify nothing), one for corrupted queries (noise, blur
+or occlusion of three severities, drawn for each), and one of the AUROC of detecting images of
+MNIST. Trained runs and embeddings in `--runs` are used again. The backbone of the birds is frozen
+and would be embedded 20 times for MC dropout, which is left out there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from common import parser, report, sized
-from cub import birds, gallery_and_queries
-from sklearn.ensemble import GradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression
+from methods import RECIPES, SETS, run_of
+from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
+from torchvision.transforms.v2.functional import gaussian_blur
 
-import rcir
+from calibration.data_sets import images_outside
+from rcir.data import ImageSet, Preprocessing, Splits, load_splits, without_repeats
+from rcir.embedding import Embedding
+from rcir.encoders import Encoder
+from rcir.encoders.base import Images
+from rcir.encoders.embedder import Embedder
 from rcir.errors import RiskUnattainable
+from rcir.memory import keep_freed_memory
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.risk import (
-    Constant,
     LabelledResults,
     Learned,
     Quantile,
     Request,
+    Reranked,
+    ScoreFunction,
     SetRule,
     score,
+    smallest_uncertainty,
 )
 
-HALVES = sized(10, 2)
-ALPHA, DELTA = sized(0.1, 0.4), 0.1
-SHARES = (0.3, 0.7)  # the ends of the tuning and the calibration queries
+METHODS = tuple(method for method in RECIPES if method != "tripreg")
+SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1, "cub50": 3}
+SKIPPED = {("cub50", "mc-dropout")}
+DIVISIONS = sized(5, 1)
+ALPHA, DELTA = sized(0.1, 0.5), 0.1
+SHARES = (0.3, 0.65)  # the ends of the tuning and the calibration queries
+NEIGHBOURHOOD = ("cosine", "gap", "vote")
+STATED = ("encoder", "agreement", "overlap")
+WITHOUT_LABELS = ("encoder", "overlap", "cosine", "gap")
+COLUMNS = (*STATED, *NEIGHBOURHOOD, "neighbourhood", "with variance")
+TITLES = {
+    "labels": f"One image per label: certified size at alpha {ALPHA}",
+    "no labels": f"Without labels: certified size at alpha {ALPHA}",
+    "new labels": f"Labels that did not tune: mean size that misses {ALPHA} of the queries",
+    "corrupted": f"Corrupted queries, one image per label: certified size at alpha {ALPHA}",
+    "outside": "Images of MNIST: AUROC of detecting them",
+}
+NOISE, BLUR, HIDDEN = (0.05, 0.1, 0.2), (0.02, 0.04, 0.08), (0.1, 0.2, 0.4)
+Rows = list[NDArray[np.int64]]
 
 
-def uncertainties(
-    retriever: rcir.Retriever, gallery: np.ndarray, labelled: LabelledResults, tuning: np.ndarray
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names and the values (n,) of all uncertainties.
+@dataclass(frozen=True)
+class Trained:
+    """The queries of one trained encoder, searched.
 
-    Args:
-        retriever: the retriever.
-        gallery: (n, d) vectors of its gallery.
-        labelled: search results of all queries.
-        tuning: rows to fit on.
+    Attributes:
+        clean: results of the queries with labels, by the kind of uncertainty.
+        unlabelled: the same without labels.
+        corrupt: results of the corrupted queries, with labels.
+        outside: uncertainties of images of another data set by kind; None without one.
     """
-    for kind in retriever.searcher.uncertainties[1:]:
-        yield kind, retriever.searcher.judged(labelled, kind).results.uncertainty
-    results = labelled.results
-    distances, labels = results.require("distances"), results.require("labels")
-    same = labels == labels[:, :1]
-    for k in (5, 10):
-        yield f"vote of {k}", 1 - same[:, :k].mean(axis=1)
-    squared = distances[:, :30] ** 2
-    for temperature in (0.02, 0.1):
-        weight = np.exp((squared[:, :1] - squared) / temperature)
-        share = (weight * same[:, :30]).sum(axis=1) / weight.sum(axis=1)
-        yield f"vote of 30, weighted by exp(-d^2 / {temperature:g})", 1 - share
-    other = np.where(same, np.inf, distances).min(axis=1)
-    yield "gap to the nearest of another label", distances[:, 0] - other
-    yield "density: mean distance of 10", distances[:, :10].mean(axis=1)
-    for prior in (1.0, 100.0):
-        yield (
-            f"Laplace: variance of a linear last layer, prior {prior:g}",
-            last_layer(results.require("vectors"), gallery, prior),
+
+    clean: Mapping[str, LabelledResults]
+    unlabelled: Mapping[str, LabelledResults]
+    corrupt: Mapping[str, LabelledResults]
+    outside: Mapping[str, NDArray[np.float64]] | None
+
+
+def corrupted(images: ImageSet, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """Images of the encoder's size, each with one corruption of one severity, drawn at random.
+
+    Noise has a standard deviation in units of the largest value, blur one in units of the image's
+    height, and a black rectangle hides a share of the area.
+    """
+    pixels = preprocessing.resized(images.images).numpy().copy()  # of arrays it may be a view
+    rng = np.random.default_rng(0)
+    n, _, height, width = pixels.shape
+    kind, severity = rng.integers(3, size=(2, n))
+    top, left = rng.uniform(size=(2, n, 1))
+    for level in range(3):
+        noisy, blurred, hidden = (
+            np.flatnonzero((kind == number) & (severity == level)) for number in range(3)
         )
-    vectors, wrong = results.require("vectors"), ~labelled.relevant[:, 0]
-    predicted = LogisticRegression(C=1.0).fit(vectors[tuning], wrong[tuning])
-    yield "predicted from the vector", predicted.decision_function(vectors)
-    shares = [same[:, :k].mean(axis=1) for k in (5, 10, 30)]
-    profile = np.column_stack([distances[:, [0, 1, 4, 9, 29]], *shares])
-    ranks = np.log(np.minimum(labelled.ranks, results.depth + 1))
-    upper = GradientBoostingRegressor(loss="quantile", alpha=1 - ALPHA, n_estimators=50)
-    yield (
-        "quantile of the rank, regressed",
-        upper.fit(profile[tuning], ranks[tuning]).predict(profile),
+        noise = rng.normal(scale=255 * NOISE[level], size=pixels[noisy].shape)
+        pixels[noisy] = (pixels[noisy] + noise).round().clip(0, 255)
+        deviation = BLUR[level] * height
+        radius = max(1, min(round(3 * deviation), (min(height, width) - 1) // 2))
+        soft = gaussian_blur(
+            torch.from_numpy(pixels[blurred]), [2 * radius + 1] * 2, [deviation] * 2
+        )
+        pixels[blurred] = soft.numpy()
+        rows, columns = (round(HIDDEN[level] ** 0.5 * side) for side in (height, width))
+        above = (top[hidden] * (height - rows + 1)).astype(int) + np.arange(rows)
+        before = (left[hidden] * (width - columns + 1)).astype(int) + np.arange(columns)
+        pixels[hidden[:, None, None], :, above[:, :, None], before[:, None, :]] = 0
+    array = pixels.transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(array[..., 0] if preprocessing.channels == 1 else array)
+
+
+def all_queries(splits: Splits) -> ImageSet:
+    """The queries of all three splits, which are divided anew."""
+    parts = (splits.tuning, splits.calibration, splits.test)
+    images = [part.images for part in parts]
+    if isinstance(images[0], np.ndarray):
+        pictures = np.concatenate(images)
+    else:
+        pictures = [image for part in images for image in part]
+    labels = np.concatenate([np.asarray(part.labels) for part in parts])
+    return ImageSet(pictures, labels, [name for part in parts for name in part.ids])
+
+
+def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
+    """Train, embed and search; what is there already is used again."""
+    run = run_of(name, method, runs, seed)
+    stored = Embedder(folder=run.path / "embeddings")
+
+    def embed_whole(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
+        return stored(encoder, replace(preprocessing, crop=None), images)
+
+    splits, _ = without_repeats(load_splits(run.data))
+    searcher = Retriever.build(
+        run.encoder(), run.preprocessing, splits.gallery, embedder=stored
+    ).searcher
+    kinds = [kind for kind in (*STATED, *NEIGHBOURHOOD) if kind in searcher.uncertainties]
+    if searcher.item_uncertainty is None:
+        kinds.remove("encoder")
+    queries = all_queries(splits)
+    corrupt = replace(queries, images=corrupted(queries, run.preprocessing))
+    results = searcher.search_labelled(queries, embedder=stored)
+    others = searcher.search_labelled(corrupt, embedder=embed_whole)
+    outside = None
+    if name != "cub50":
+        images = images_outside(run.data, "mnist")
+        assert images is not None
+        candidates = searcher.search(images.images, stored)
+        outside = {kind: searcher.judged(candidates, kind).uncertainty for kind in kinds}
+    return Trained(
+        {kind: searcher.judged(results, kind) for kind in kinds},
+        {kind: unlabelled(searcher, results, kind) for kind in kinds if kind in WITHOUT_LABELS},
+        {kind: searcher.judged(others, kind) for kind in kinds},
+        outside,
     )
-    split = labelled[tuning]
-    learned = Learned.fit(split.results, split.relevant)
-    yield "learned: of the neighbourhood", learned.rank(results).selection_score
 
 
-def last_layer(vectors: np.ndarray, fitted: np.ndarray, prior: float) -> np.ndarray:
-    """(n,) predictive variances of a linear layer under Laplace's approximation.
+def unlabelled(searcher: Searcher, labelled: LabelledResults, kind: str) -> LabelledResults:
+    """Results that do not use labels, with an uncertainty that does not either."""
+    results = replace(labelled.results, labels=None)
+    values = QUERY_UNCERTAINTIES[kind].of(searcher, results)
+    return replace(labelled, results=results.with_uncertainty(values))
 
-    With a Gaussian likelihood, the Hessian depends on the inputs alone, not on the labels.
+
+def without_variance(labelled: LabelledResults) -> LabelledResults:
+    """Results without the uncertainties of candidates that the encoder states."""
+    return replace(labelled, results=replace(labelled.results, candidate_uncertainty=None))
+
+
+def certified_size(fitted: ScoreFunction, queries: LabelledResults, rows: Rows) -> float:
+    """The certified mean size of the test queries; NaN if nothing can be certified."""
+    _, calibration, test = (queries[each] for each in rows)
+    rule = SetRule(fitted, score(fitted, queries[rows[0]]), score(fitted, calibration))
+    try:
+        guarantee = rule.guarantee(Request(ALPHA, DELTA))
+    except RiskUnattainable:
+        return np.nan
+    return float(rule.sets(test.results, guarantee)[1].mean())
+
+
+def needed_size(fitted: ScoreFunction, queries: LabelledResults, rows: Rows) -> float:
+    """The mean size of the test queries at the threshold that misses alpha of them."""
+    scored = score(fitted, queries[rows[2]])
+    ascending = scored.ascending_match_scores
+    threshold = float(ascending[len(ascending) - 1 - int(ALPHA * len(ascending))])
+    return float(scored.sizes(threshold).mean()) if np.isfinite(threshold) else np.nan
+
+
+def sizes(
+    kinds: Mapping[str, LabelledResults],
+    learned: type[ScoreFunction],
+    rows: Rows,
+    size: Callable[[ScoreFunction, LabelledResults, Rows], float],
+) -> dict[str, float]:
+    """Sizes by each uncertainty alone, by the neighbourhood, and with what the encoder states.
+
+    Among several uncertainties, the tuning queries choose as `auto` does.
     """
-    rows = fitted / np.linalg.norm(fitted, axis=1, keepdims=True)
-    precision = rows.T @ rows + prior * np.eye(rows.shape[1])
-    return np.einsum("nd,dn->n", vectors, np.linalg.solve(precision, vectors.T))
+    tuning = {kind: queries[rows[0]] for kind, queries in kinds.items()}
+    found = {}
+    for kind, queries in kinds.items():
+        alone = without_variance(tuning[kind])
+        found[kind] = size(Quantile.fit(alone.results, alone.relevant), queries, rows)
+    near, _ = smallest_uncertainty(
+        {kind: tuning[kind] for kind in NEIGHBOURHOOD if kind in kinds}, [ALPHA], DELTA
+    )
+    split = without_variance(tuning[near])
+    fitted = learned.fit(split.results, split.relevant)
+    found["neighbourhood"] = size(fitted, without_variance(kinds[near]), rows)
+    if stated := {kind: tuning[kind] for kind in STATED if kind in kinds}:
+        best, _ = smallest_uncertainty(stated, [ALPHA], DELTA)
+        fitted = learned.fit(tuning[best].results, tuning[best].relevant)
+        found["with variance"] = size(fitted, kinds[best], rows)
+    return found
 
 
-def mean_size(fitted: Quantile | Constant, parts: list[LabelledResults]) -> float:
-    """Return the certified mean size of the test queries."""
-    tuning, calibration, test = parts
-    rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
-    return float(rule.sets(test.results, rule.guarantee(Request(ALPHA, DELTA)))[1].mean())
+def divisions(n: int) -> Iterator[Rows]:
+    """Random divisions of n queries into tuning, calibration and test queries."""
+    for seed in range(DIVISIONS):
+        order = np.random.default_rng(seed).permutation(n)
+        yield np.split(order, [round(share * n) for share in SHARES])
+
+
+def divisions_by_label(labels: NDArray[np.int64]) -> Iterator[Rows]:
+    """The same, with half of the labels in tuning and the other half in the test queries."""
+    names, number = np.unique(labels, return_inverse=True)
+    for rows in divisions(len(names)):
+        order = np.concatenate(rows)
+        tunes = np.isin(number, order[: len(order) // 2])
+        yield [np.flatnonzero(tunes), np.flatnonzero(tunes), np.flatnonzero(~tunes)]
+
+
+def measured(trained: Trained) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the table and the sizes by column, of each division."""
+    one_each, corrupt = (
+        {kind: each.first_of_each_label() for kind, each in results.items()}
+        for results in (trained.clean, trained.corrupt)
+    )
+    queries = one_each["cosine"]
+    for rows in divisions(len(queries)):
+        yield "labels", sizes(one_each, Reranked, rows, certified_size)
+        yield "no labels", sizes(trained.unlabelled, Learned, rows, certified_size)
+        yield "corrupted", sizes(corrupt, Reranked, rows, certified_size)
+    assert queries.query_labels is not None
+    for rows in divisions_by_label(queries.query_labels):
+        yield "new labels", sizes(one_each, Reranked, rows, needed_size)
+    if trained.outside is not None:
+        inside = {kind: each.results.uncertainty for kind, each in trained.clean.items()}
+        yield "outside", {kind: auroc(inside[kind], far) for kind, far in trained.outside.items()}
+
+
+def auroc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
+    """AUROC of detecting images of another data set by an uncertainty."""
+    is_outside = np.repeat([False, True], [len(inside), len(outside)])
+    return float(roc_auc_score(is_outside, np.concatenate([inside, outside])))
+
+
+def cells(values: list[dict[str, float]]) -> list[str]:
+    """The means of a table's row; the ratio with its range over seeds and divisions."""
+    means = []
+    for column in COLUMNS:
+        each = [value[column] for value in values if column in value]
+        means.append(f"{np.mean(each):.3f}" if each else "-")
+    ratios = [
+        value["with variance"] / value["neighbourhood"]
+        for value in values
+        if "with variance" in value
+    ]
+    if not ratios:
+        return [*means, "-"]
+    low, high = np.nanquantile(ratios, [0.05, 0.95])
+    return [*means, f"{np.mean(ratios):.3f} ({low:.2f} to {high:.2f})"]
 
 
 def main() -> None:
-    """Compare over random halves."""
-    options = parser(__doc__).parse_args()
-    table = birds()
-    aurocs: dict[str, list[float]] = {}
-    ratios: dict[str, list[float]] = {}
-    for half in range(HALVES):
-        gallery, queries = gallery_and_queries(table, half)
-        retriever = rcir.Retriever.from_embeddings(gallery.vectors, gallery.ids, gallery.labels)
-        vectors = retriever.labelled(queries.vectors, queries.labels)
-        labelled = retriever.search_labelled(vectors)
-        n = len(labelled)
-        bounds = [round(share * n) for share in SHARES]
-        rows = np.split(np.random.default_rng(half).permutation(n), bounds)
-        wrong = ~labelled.relevant[:, 0]
-        try:
-            constant = mean_size(Constant(), [labelled[part] for part in rows])
-        except RiskUnattainable:
-            continue
-        for name, values in uncertainties(retriever, gallery.vectors, labelled, rows[0]):
-            changed = labelled.with_uncertainty(np.asarray(values, np.float64))
-            parts = [changed[part] for part in rows]
-            fitted = Quantile.fit(parts[0].results, parts[0].relevant)
-            aurocs.setdefault(name, []).append(roc_auc_score(wrong[rows[2]], values[rows[2]]))
-            ratios.setdefault(name, []).append(mean_size(fitted, parts) / constant)
-    table_rows = [
-        [name, *(f"{value:.3f}" for value in (np.mean(each), np.std(each), np.mean(ratios[name])))]
-        for name, each in aurocs.items()
-    ]
-    figures = {
-        f"{kind}_{figure}": float(np.mean(values[kind]))
-        for kind in ("cosine", "vote")
-        for figure, values in (("auroc_miss", aurocs), ("size_over_constant", ratios))
-    }
-    columns = ["uncertainty", "AUROC", "deviation", "size over constant"]
-    report(f"Frozen features, alpha {ALPHA}", columns, table_rows, figures, options.json)
+    """Train, search, measure and print."""
+    command = parser(__doc__)
+    runs = Path("runs", sized("methods", "methods-short"))
+    command.add_argument("--runs", type=Path, default=runs, help="trained runs")
+    command.add_argument("--sets", nargs="+", choices=SETS, default=sized(SETS, SETS[:1]))
+    methods = sized(METHODS, ("deterministic", "btl"))
+    command.add_argument("--encoders", nargs="+", choices=METHODS, default=methods)
+    options = command.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    tables: dict[str, list[list[str]]] = {title: [] for title in TITLES}
+    figures = {}
+    for name in options.sets:
+        for method in options.encoders:
+            if (name, method) in SKIPPED:
+                continue
+            values = defaultdict(list)
+            for seed in range(sized(SEEDS[name], 1)):
+                for table, row in measured(searched(name, method, seed, options.runs)):
+                    values[table].append(row)
+            for table, each in values.items():
+                tables[table].append([name, method, *cells(each)])
+                print(f"{table}: | {' | '.join(tables[table][-1])} |", flush=True)
+            ratios = [
+                row["with variance"] / row["neighbourhood"]
+                for row in values["labels"]
+                if "with variance" in row
+            ]
+            if ratios:
+                figures[f"{name}_{method}_ratio".replace("-", "_")] = float(np.mean(ratios))
+    columns = ["set", "method", *COLUMNS, "ratio"]
+    for table, rows in tables.items():
+        last = table == list(tables)[-1]
+        report(
+            TITLES[table], columns, rows, figures if last else {}, options.json if last else None
+        )
 
 
 if __name__ == "__main__":
