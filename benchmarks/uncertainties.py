@@ -318,11 +318,10 @@ def main() -> None:
             if ratios:
                 figures[f"{name}_{method}_ratio".replace("-", "_")] = float(np.mean(ratios))
     columns = ["set", "method", *COLUMNS, "ratio"]
-    for table, rows in tables.items():
-        last = table == list(tables)[-1]
-        report(
-            TITLES[table], columns, rows, figures if last else {}, options.json if last else None
-        )
+    *others, last = tables
+    for table in others:
+        report(TITLES[table], columns, tables[table], {}, None)
+    report(TITLES[last], columns, tables[last], figures, options.json)
 
 
 if __name__ == "__main__":
