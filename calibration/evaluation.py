@@ -278,6 +278,8 @@ class Evaluation:
             compared.
         uncertainties: mean set size at each level on the tuning split if sizes depended on one
             uncertainty alone, if compared; without "encoder" if it states none.
+        encoder_ratio: mean set size with the encoder's uncertainty beside the neighbourhood, over
+            that with the best other one, on the tuning split; None if not compared.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
@@ -311,6 +313,7 @@ class Evaluation:
     n_test_clusters: int | None
     resampling: Resampling | None
     beyond_depth: int
+    encoder_ratio: float | None = None
     chosen_among: int = 1
     labels: str | None = None
     other_labels: str | None = None
@@ -423,6 +426,7 @@ class Evaluation:
             "resampling_by_delta": resampling and resampling.summary_of_deltas(),
             "score_function_comparison": self.comparison,
             "uncertainty_comparison": self.uncertainties,
+            "encoder_uncertainty_ratio": self.encoder_ratio,
         }
 
 
@@ -470,6 +474,7 @@ def evaluate(
         others=others,
         comparison=calibrated.comparison[None] if calibrated else {},
         uncertainties=uncertainties,
+        encoder_ratio=calibrated.encoder_ratio if calibrated else None,
         quality=quality,
         parts=[],
         parts_alpha=None,

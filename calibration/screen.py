@@ -116,10 +116,22 @@ def size_source(evaluation: Evaluation) -> str:
     by_encoder = evaluation.uncertainties.get("encoder", {}).get(alpha)
     if name != "encoder" and by_encoder is not None:
         sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
-    return (
-        f"{sentence}. Of the uncertainties that give nearly the smallest sets, the one is taken "
-        "that best predicts a wrong first image."
+    ratio = evaluation.encoder_ratio
+    if ratio is not None and name == "encoder":
+        return (
+            f"{sentence}. Beside the neighbourhood, the encoder's uncertainty makes sets "
+            f"{ratio:.2f} times as large as the best other one does: it is used."
+        )
+    sentence += (
+        ". Of the uncertainties that give nearly the smallest sets, the one is taken that best "
+        "predicts a wrong first image."
     )
+    if ratio is not None:
+        sentence += (
+            " Beside the neighbourhood, the encoder's uncertainty would make sets "
+            f"{ratio:.2f} times as large: it is not used."
+        )
+    return sentence
 
 
 def remarks(evaluation: Evaluation) -> list[str]:

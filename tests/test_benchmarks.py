@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # modules that scripts share
 NEEDS_DATA = {
-    *("data", "methods", "new_labels", "frozen_uncertainties", "photographs", "uncertainties", "vectors"),
+    *("data", "frozen_uncertainties", "methods", "new_labels", "photographs", "uncertainties"),
+    "vectors",
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}

@@ -32,6 +32,7 @@ from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import (
     CalibrationOptions,
+    ChosenUncertainty,
     RuleSet,
     choose_uncertainty,
     fit_rules,
@@ -111,13 +112,16 @@ def _fitted(
     calibration: LabelledResults,
     options: CalibrationOptions,
     like: Calibration | None,
-) -> tuple[Calibration, tuple[Mapping[Distinct, ComparedSizes], ComparedSizes]]:
+) -> tuple[Calibration, tuple[Mapping[Distinct, ComparedSizes], ChosenUncertainty]]:
     """Return a calibration with rules fitted on tuning queries, or on the gallery, and what was
     compared: score functions and uncertainties."""
     tuned = search_items(searcher, calibration) if tuning is None else tuning
-    uncertainty, uncertainties = (
-        choose_uncertainty(searcher, tuned, options) if like is None else (like.uncertainty, {})
+    chosen = (
+        choose_uncertainty(searcher, tuned, options)
+        if like is None
+        else ChosenUncertainty(like.uncertainty)
     )
+    uncertainty = chosen.name
     calibration_queries = queries_to_store(searcher, calibration, uncertainty)
     tuning_queries = calibration_queries[:0]
     if tuning is not None:
@@ -151,7 +155,7 @@ def _fitted(
         past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
     )
-    return result, (comparison, uncertainties)
+    return result, (comparison, chosen)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
@@ -263,7 +267,7 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
 def _report(
     calibration: Calibration,
     comparison: Mapping[Distinct, ComparedSizes],
-    uncertainties: ComparedSizes,
+    chosen: ChosenUncertainty,
 ) -> CalibrationReport:
     """Return the report of a calibration at the levels of its options."""
     rule, options = calibration.main, calibration.options
@@ -293,7 +297,8 @@ def _report(
         score_function=rule.score_function.name,
         rows=tuple(rows),
         comparison=comparison,
-        uncertainties=uncertainties,
+        uncertainties=chosen.sizes,
+        encoder_ratio=chosen.encoder_ratio,
         anytime=calibration.sequential,
         chosen_among=calibration.chosen_among,
         clusters=None if kind is None else (rule.calibration.units, kind),

@@ -384,6 +384,8 @@ class CalibrationReport:
         rows: the miss risk at each requested alpha.
         comparison: what "auto" compared, for sets of items (None) and of labels ("label").
         uncertainties: mean sizes of each uncertainty at each alpha, if they were compared.
+        encoder_ratio: mean size with the encoder's uncertainty beside the neighbourhood, over that
+            with the best other one; None if they were not compared.
         anytime: True if calibration queries were added one by one, so that the rows are of
             guarantees that hold at every moment.
         chosen_among: number of retrievers that this one was chosen among; the rows hold
@@ -401,6 +403,7 @@ class CalibrationReport:
     rows: tuple[CertifiedSize, ...]
     comparison: Mapping[Distinct, ComparedSizes]
     uncertainties: ComparedSizes
+    encoder_ratio: float | None = None
     anytime: bool = False
     chosen_among: int = 1
     clusters: tuple[int, str] | None = None

@@ -35,11 +35,17 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
-from rcir.risk.selection import ComparedSizes, Fits, check_score_function
+from rcir.risk.selection import (
+    ComparedSizes,
+    Fits,
+    check_score_function,
+    size_ratio,
+)
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
 MAX_ITEMS = 500  # of the gallery that tune, drawn at random
+ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
 
@@ -190,10 +196,30 @@ def fit_rules(
     return RuleSet(main, by_risk), compared
 
 
+@dataclass(frozen=True)
+class ChosenUncertainty:
+    """The uncertainty of queries that sizes sets, and what was compared for it.
+
+    Attributes:
+        name: one of `QUERY_UNCERTAINTIES`.
+        sizes: mean sizes by each uncertainty alone at each alpha, if they were compared.
+        encoder_ratio: mean size with the encoder's uncertainty beside the neighbourhood, over that
+            with the best other one; None if they were not compared.
+    """
+
+    name: str
+    sizes: ComparedSizes = field(default_factory=dict)
+    encoder_ratio: float | None = None
+
+
 def choose_uncertainty(
     searcher: Searcher, tuning: LabelledResults, options: CalibrationOptions
-) -> tuple[str, ComparedSizes]:
-    """Return the uncertainty of queries that the options name, or that needs the smallest sets."""
+) -> ChosenUncertainty:
+    """Return the uncertainty of queries that the options name, or that needs the smallest sets.
+
+    "auto" compares each alone (`smallest_uncertainty`). That of the encoder is taken even if it is
+    not the best alone, if it makes sets that also depend on the neighbourhood at least 3% smaller.
+    """
     embedded = tuning.results.require("queries").embedding is not None
     kinds = [
         kind
@@ -201,9 +227,21 @@ def choose_uncertainty(
         if embedded or not QUERY_UNCERTAINTIES[kind].by_draws
     ]
     if options.query_uncertainty != "auto":
-        return options.query_uncertainty, {}
+        return ChosenUncertainty(options.query_uncertainty)
     candidates = {kind: searcher.judged(tuning, kind) for kind in kinds}
-    return smallest_uncertainty(candidates, options.alphas, options.delta)
+    name, sizes = smallest_uncertainty(candidates, options.alphas, options.delta)
+    if name == "encoder" or tuning.results.require("queries").uncertainty is None:
+        return ChosenUncertainty(name, sizes)
+    ratio = size_ratio(
+        candidates["encoder"],
+        candidates[name],
+        options.score_function,
+        options.alphas,
+        options.delta,
+    )
+    if np.isnan(ratio):
+        return ChosenUncertainty(name, sizes)
+    return ChosenUncertainty("encoder" if ratio <= ENCODER_ADDS else name, sizes, ratio)
 
 
 def why_gallery_cannot_tune(

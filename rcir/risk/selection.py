@@ -193,6 +193,43 @@ def cross_fitted_sizes(
     return _sizes(scored, MISS, alphas, delta)
 
 
+def size_ratio(
+    results: LabelledResults,
+    others: LabelledResults,
+    name: str,
+    alphas: Sequence[float] = ALPHAS,
+    delta: float = DELTA,
+) -> float:
+    """Return how much larger sets are with one uncertainty than with another.
+
+    Unlike `smallest_uncertainty`, it compares sets that may also depend on the neighbourhood.
+
+    Args:
+        results, others: the tuning split with the one uncertainty, and with the other.
+        name: of the score function; "auto" chooses one for each uncertainty.
+        alphas, delta: levels at which sizes are compared.
+
+    Returns:
+        The ratio of mean sizes, its geometric mean over the levels that both attain; NaN without
+        such a level, and with fewer than 50 queries.
+    """
+    if len(results) < MIN_QUERIES:
+        return np.nan
+
+    def sizes(split: LabelledResults) -> Mapping[float, float]:
+        if name != "auto":
+            return cross_fitted_sizes(split, name, alphas, delta)
+        truth, n_relevant = split.relevant, split.n_relevant
+        chosen, compared = fit_score_function(
+            name, split.results, truth, alphas, delta, n_relevant=n_relevant
+        )
+        return compared[chosen.name]
+
+    ours, theirs = sizes(results), sizes(others)
+    logs = [np.log(ours[alpha] / theirs[alpha]) for alpha in ours if alpha in theirs]
+    return float(np.exp(np.mean(logs))) if logs else np.nan
+
+
 def smallest_uncertainty(
     candidates: Mapping[str, LabelledResults],
     alphas: Sequence[float] = ALPHAS,

@@ -178,6 +178,33 @@ def test_among_close_sizes_the_one_that_predicts_misses_better_is_chosen(monkeyp
     assert smallest_uncertainty(candidates, alphas=(0.1,))[0] == chosen
 
 
+@pytest.mark.parametrize("informed", [True, False])
+def test_auto_takes_the_encoder_where_it_adds_to_the_neighbourhood(informed):
+    """The gap shows which queries lie between two labels, of which half have the farther one. Of
+    those that the encoder doubts, nearly all have the farther one, which no gap shows.
+    """
+    rng = np.random.default_rng(0)
+    pairs, n = 30, 3000
+
+    def at(pair, offset):
+        noise = rng.normal(0, 0.6, (len(pair), 6))
+        return np.column_stack([10 * np.eye(pairs)[pair], offset, noise])
+
+    places = np.repeat(np.arange(2 * pairs), 3)
+    labels, between, doubt = rng.integers(2 * pairs, size=n), rng.random(n) < 0.5, rng.random(n)
+    swapped = (doubt > 0.7) & (rng.random(n) < 0.95) & ~between
+    middle = rng.normal(2, 0.2, n)
+    vectors = at(labels // 2, np.where(between, middle, 4.0 * ((labels % 2) != swapped)))
+    ends = at(places // 2, 4.0 * (places % 2))
+    retriever = rcir.Retriever.from_embeddings(ends, labels=places, depth=20)
+    report = retriever.calibrate(
+        vectors, labels, uncertainty=doubt if informed else rng.random(n), alphas=(0.25,)
+    )
+    assert report.uncertainties["gap"][0.25] < report.uncertainties["encoder"][0.25]
+    assert (report.encoder_ratio < 0.97) == informed
+    assert (retriever.calibration.uncertainty == "encoder") == informed
+
+
 @pytest.mark.statistical
 def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request):
     """Choosing the noise with the smallest sets on the calibration queries breaks it."""
