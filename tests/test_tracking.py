@@ -365,9 +365,9 @@ def test_a_closed_queue_logs_no_further_steps(monkeypatch, capsys):
 
     monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.05)
     run = Slow()
-    queue = MetricQueue(run, "loss")
+    queue = MetricQueue(run)
     for step in range(4):
-        queue.put(step, {"loss": 1.0}, 0.0)
+        queue.put("loss", step, {"loss": 1.0}, 0.0)
     queue.close()
     run.closed.set()
     queue._thread.join(10)

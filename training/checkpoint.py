@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,22 +34,24 @@ from rcir.tracking import MetricQueue, TrackedRun
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
 
 METRICS_FILE = "metrics.json"
+LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
 
 
 class History:
-    """Metrics by epoch, in `metrics.json` of a run's folder and in its MLflow run.
+    """Metrics by epoch and losses by step, in `metrics.json` of a run's folder and in MLflow.
 
-    Training does not wait for MLflow: epochs are logged from a thread, with the time at which they
-    ended ("time", in seconds since 1970). What could not be logged is logged by `log`, or by the
-    process that continues the run. No epoch is logged twice. Used as a context manager, it closes
-    its queue.
+    Training does not wait for MLflow: they are logged from a thread, with the time at which the
+    epoch or step ended ("time", in seconds since 1970). What could not be logged is logged by
+    `log`, or by the process that continues the run. No epoch and no step is logged twice. Used as a
+    context manager, it closes its queue.
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:
         self._file = folder / METRICS_FILE
         self._tracked = tracked
-        self._queue = MetricQueue(tracked, "loss")
+        self._queue = MetricQueue(tracked)
         self._queued: set[str] = set()
+        self._losses: dict[str, tuple[float, float]] = {}  # of the epoch being trained, with times
 
     def __enter__(self) -> Self:
         return self
@@ -57,13 +59,19 @@ class History:
     def __exit__(self, *error: object) -> None:
         self._queue.close()
 
+    def step(self, step: int, loss: float) -> None:
+        """Have the loss of an optimizer step logged; `add` writes it down, with its epoch."""
+        self._losses[str(step)] = loss, time.time()
+        self._queue.put(STEP_LOSS, step, {STEP_LOSS: loss}, self._losses[str(step)][1])
+
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write down the metrics of an epoch, and have them logged.
+        """Write down the metrics of an epoch and the losses of its steps, and have them logged.
 
         Raises:
             CheckpointFailed: the disk is full, or refuses.
         """
-        epochs = self._epochs | {str(epoch): {"time": time.time(), **metrics}}
+        steps = {"steps": self._losses} if self._losses else {}
+        epochs = self._epochs | {str(epoch): {"time": time.time(), **metrics, **steps}}
         try:
             write_json(self._file, epochs)
         except OSError as error:
@@ -71,33 +79,45 @@ class History:
                 f"{self._file} could not be written ({error.strerror or error}): make room, and "
                 "give the same command again; it continues from the last checkpoint"
             ) from error
-        self._epochs = epochs
+        self._epochs, self._losses = epochs, {}
         # An earlier process may not have logged its own.
         for number in sorted(epochs.keys() - self._queued, key=int):
-            self._queue.put(int(number), *_timed(epochs[number]))
+            for marker, step, values, at in _logged(number, epochs[number]):
+                self._queue.put(marker, step, values, at)
         self._queued |= epochs.keys()
 
     def log(self) -> None:
-        """Log the epochs that MLflow does not have; `TrackingUnavailable` if it is away."""
-        logged = self._tracked.steps("loss")
-        for epoch, metrics in self._epochs.items():
-            if int(epoch) not in logged:
-                values, ended = _timed(metrics)
-                self._tracked.log_metrics(values, int(epoch), ended)
+        """Log what MLflow does not have; `TrackingUnavailable` if it is away."""
+        items = [item for epoch in self._epochs.items() for item in _logged(*epoch)]
+        stored = {marker: self._tracked.steps(marker) for marker in {item[0] for item in items}}
+        for marker, step, values, at in items:
+            if step not in stored[marker]:
+                self._tracked.log_metrics(values, step, at)
 
     @cached_property
-    def _epochs(self) -> dict[str, dict[str, float]]:
-        if not self._file.is_file():
-            return {}
-        epochs: dict[str, dict[str, float]] = json.loads(self._file.read_text())
-        # Those that an earlier version wrote have no times. With one for all, none is logged twice.
-        written = self._file.stat().st_mtime
-        return {epoch: {"time": written, **metrics} for epoch, metrics in epochs.items()}
+    def _epochs(self) -> dict[str, dict[str, Any]]:
+        return read_epochs(self._file.parent)
 
 
-def _timed(metrics: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Return the metrics of an epoch as they are logged, and their time."""
-    return {name: value for name, value in metrics.items() if name != "time"}, metrics["time"]
+def read_epochs(run: Path) -> dict[str, dict[str, Any]]:
+    """The metrics of the epochs of a run, by number; "time" is when an epoch ended."""
+    file = run / METRICS_FILE
+    if not file.is_file():
+        return {}
+    epochs: dict[str, dict[str, Any]] = json.loads(file.read_text())
+    # Those that an earlier version wrote have no times. With one for all, none is logged twice.
+    written = file.stat().st_mtime
+    return {epoch: {"time": written, **metrics} for epoch, metrics in epochs.items()}
+
+
+def _logged(
+    epoch: str, metrics: Mapping[str, Any]
+) -> Iterator[tuple[str, int, dict[str, float], float]]:
+    """Yield what is logged of an epoch: a marker (see `MetricQueue`), step, metrics and time."""
+    for step, (loss, at) in metrics.get("steps", {}).items():
+        yield STEP_LOSS, int(step), {STEP_LOSS: loss}, at
+    values = {name: value for name, value in metrics.items() if name not in ("time", "steps")}
+    yield LOSS, int(epoch), values, metrics["time"]
 
 
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
@@ -119,6 +139,7 @@ class TrainState:
             than the best before it; patience counts from here.
         improved: its mean average precision.
         seed: of the run.
+        steps: number of optimizer steps done.
     """
 
     epoch: int = 0
@@ -128,6 +149,7 @@ class TrainState:
     improved_epoch: int = 0
     improved: float = -1.0
     seed: int = 0
+    steps: int = 0
 
     def advance(self, metrics: Mapping[str, float], min_delta: float) -> None:
         """Note that another epoch is done, with these metrics of the validation images.

@@ -131,21 +131,24 @@ def _train(
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
     # uses the encoder itself.
     compiled: Any = torch.compile(encoder) if config.compile else encoder
-    trainer = Trainer(config, encoder, wrapped(compiled), optimizer, splits.train, workers)
+    trainer = Trainer(
+        config, encoder, wrapped(compiled), optimizer, splits.train, workers, state.steps
+    )
+    first = workers.rank == 0  # decides for all: other hardware might round differently
 
     watch = TrainingWatch()
     while not is_done(state, config):
         epoch, started = state.epoch + 1, time.monotonic()
         bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
-            trained = trainer.epoch(epoch, bar)
+            trained = trainer.epoch(epoch, bar, history.step if first else None)
         embedding = _embedded(config, encoder, splits.validation, workers)
         validation = validate(embedding, splits.validation, workers)
-        first = workers.rank == 0  # decides for all: other hardware might round differently
         metrics = workers.broadcast(validation.metrics() if first else None) | trained
         metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
         metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
         state.advance(metrics, config.min_delta)
+        state.steps = trainer.steps
         if first:
             # Metrics first: an epoch that is not repeated has left them.
             history.add(epoch, metrics)

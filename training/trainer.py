@@ -109,6 +109,7 @@ class GhostBatchStatistics:
         return [values for pair in statistics for values in pair if values is not None]
 
 
+LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
 IMAGES_AT_ONCE = 256  # images in a forward pass
 ANCHORS = 4096  # for which random numbers are drawn together
 
@@ -215,6 +216,7 @@ class Trainer:
         optimizer: of the encoder's weights.
         images: to train on.
         workers: this process and the others.
+        steps: that the optimizer has taken so far.
     """
 
     config: TrainingConfig
@@ -223,6 +225,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     images: ImageSet
     workers: Workers
+    steps: int = 0
 
     def __post_init__(self) -> None:
         self._own_micro_batches = range(
@@ -236,8 +239,14 @@ class Trainer:
         if self.encoder.by_label:
             self._labels = numbered_labels(self.images)
 
-    def epoch(self, epoch: int, bar: EpochBar) -> dict[str, float]:
+    def epoch(
+        self, epoch: int, bar: EpochBar, log: Callable[[int, float], None] | None = None
+    ) -> dict[str, float]:
         """Train for an epoch.
+
+        Args:
+            log: called every `LOSS_INTERVAL` steps, or less often in a long run, with the number of
+                the step and the mean loss of the steps of this epoch since the last call.
 
         Returns:
             The mean "loss", the number of "tuples" (by label: of images), the number of "images"
@@ -250,6 +259,8 @@ class Trainer:
         self._loss_options = self.options.loss_options()
         objective = self._objective(epoch)
         bar.start(len(objective.batches))
+        all_steps = self.config.epochs * len(objective.batches)
+        interval = max(LOSS_INTERVAL, -(-all_steps // MAX_LOSSES))
         losses, n_tuples, rate = [], 0, self._rate(epoch, 0.0)
         for step, (loss, mined) in enumerate(self._steps(epoch, objective)):
             rate = self._rate(epoch, (step + 1) / len(objective.batches))
@@ -257,15 +268,15 @@ class Trainer:
                 self._update(rate)
                 losses.append(loss)
                 n_tuples += mined
+                self.steps += 1
+                if self.steps % interval == 0:
+                    recent = self._mean(losses[-interval:], epoch)  # by all workers
+                    if log is not None:
+                        log(self.steps, recent)
             bar.advance()
         if not losses:
             losses.append(torch.zeros((), device=self.workers.device))
-        mean = self.workers.all_reduce(torch.stack(losses).mean()).item() / self.workers.count
-        if not np.isfinite(mean):
-            raise TrainingDiverged(
-                f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
-                "lower optimizer.lr; checkpoints of earlier epochs are kept"
-            )
+        mean = self._mean(losses, epoch)
         n_images = sum(batch.size for batch in objective.batches)
         return {
             "loss": mean,
@@ -273,6 +284,16 @@ class Trainer:
             "images": float(n_images),
             "lr": rate,
         }
+
+    def _mean(self, losses: list[Tensor], epoch: int) -> float:
+        """The mean of losses of steps, over all workers; waits for the device."""
+        mean = self.workers.all_reduce(torch.stack(losses).mean()).item() / self.workers.count
+        if not np.isfinite(mean):
+            raise TrainingDiverged(
+                f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
+                "lower optimizer.lr; checkpoints of earlier epochs are kept"
+            )
+        return mean
 
     def _rate(self, epoch: int, done: float) -> float:
         """The learning rate of a step after which a share of the epoch is done."""

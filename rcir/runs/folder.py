@@ -3,7 +3,7 @@
 run.json             configuration, MLflow run, state
 checkpoints/         one folder per kept epoch, see `training.checkpoint`
 trained_on.json      pictures and classes it was trained on, see `TrainedOn`
-metrics.json         of every epoch, logged to MLflow or not, see `training.checkpoint`
+metrics.json         of epochs and some steps, in MLflow or not yet, see `training.checkpoint`
 training.log         what the first Ray worker printed: a line for each epoch, and warnings
 lock                 held by the process that trains
 encoder.safetensors  the chosen weights, once training is finished

@@ -24,28 +24,30 @@ class MetricQueue:
 
     Args:
         run: where metrics are logged.
-        marker: a metric of every step. A step for which the run has it already is skipped.
     """
 
-    def __init__(self, run: TrackedRun, marker: str) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._run = run
-        self._marker = marker
-        self._steps: Queue[tuple[int, Mapping[str, float], float | None] | None] = Queue(QUEUE_SIZE)
+        self._steps: Queue[tuple[str, int, Mapping[str, float], float] | None] = Queue(QUEUE_SIZE)
         self._closed = Event()
         self._failing = Event()
         self._dropped = Event()
         self._thread: Thread | None = None
         self._settings = ExitStack()
 
-    def put(self, step: int, metrics: Mapping[str, float], at: float | None) -> None:
-        """Add the metrics of a step, see `TrackedRun.log_metrics`; return at once."""
+    def put(self, marker: str, step: int, metrics: Mapping[str, float], at: float) -> None:
+        """Add the metrics of a step, see `TrackedRun.log_metrics`; return at once.
+
+        Args:
+            marker: one of the metrics. If the run has it at this step already, nothing is logged.
+        """
         if self._thread is None:
             # Here and not by the thread: others may read the environment when it changes.
             self._settings.enter_context(settings(IMPATIENT))
             self._thread = Thread(target=self._log, name="rcir-metrics", daemon=True)
             self._thread.start()
         with suppress(Full):
-            self._steps.put_nowait((step, metrics, at))
+            self._steps.put_nowait((marker, step, metrics, at))
 
     def close(self) -> None:
         """Log what waits, for at most `DRAIN_S` seconds; do not wait for a store that fails."""
@@ -58,22 +60,24 @@ class MetricQueue:
         self._settings.close()
 
     def _log(self) -> None:
-        logged: set[int] | None = None
+        logged: dict[str, set[int]] = {}
         while (item := self._steps.get()) is not None:
-            step, metrics, at = item
+            marker, step, metrics, at = item
             while True:
                 if self._dropped.is_set():
                     return
                 try:
-                    if logged is None:
-                        logged = self._run.steps(self._marker)
+                    if marker not in logged:
+                        logged[marker] = self._run.steps(marker)
                     # If an answer was lost, the same time lets MLflow see that it has the values.
-                    if step not in logged:
+                    if step not in logged[marker]:
                         self._run.log_metrics(metrics, step, at)
+                        logged[marker].add(step)
                 except TrackingUnavailable as error:
                     if not (self._failing.is_set() or self._dropped.is_set()):
                         console.print(
-                            f"metrics from step {step} on will be logged later: {error}",
+                            f"metrics from step {step} of {marker} on will be logged later: "
+                            f"{error}",
                             soft_wrap=True,
                         )
                     self._failing.set()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -181,19 +181,23 @@ class TrackedRun:
 
         Metrics that are logged again with the same values and time are not stored twice.
         """
-        self._log_values([(name, step, value) for name, value in metrics.items()], at)
+        at = time.time() if at is None else at
+        self.log_points([(name, step, value, at) for name, value in metrics.items()])
 
     def log_curves(self, curves: Mapping[str, Mapping[int, float]]) -> None:
         """Log curves, each a metric with a value for each of its steps."""
-        points = [(name, *point) for name, curve in curves.items() for point in curve.items()]
-        self._log_values(points, None)
+        at = time.time()
+        self.log_points(
+            [(name, *point, at) for name, curve in curves.items() for point in curve.items()]
+        )
 
-    def _log_values(self, values: Sequence[tuple[str, int, float]], at: float | None) -> None:
-        """Log values of metrics: name, step and value of each."""
+    def log_points(self, points: Iterable[tuple[str, int, float, float]]) -> None:
+        """Log values of metrics: name, step, value and time (see `log_metrics`) of each."""
         from mlflow.entities import Metric
 
-        stamp = int(1000 * (time.time() if at is None else at))
-        logged = [Metric(name, float(value), stamp, step) for name, step, value in values]
+        logged = [
+            Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
+        ]
         with reachable(self.uri):
             for start in range(0, len(logged), METRICS_AT_ONCE):
                 self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])

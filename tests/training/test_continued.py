@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -27,7 +28,7 @@ from tests.kills import DEAD
 from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
 from tests.training.helpers import Stop, equal, logged, same_weights, steps, unfinish
 from training import Change, OptimizerConfig, TrainingConfig, train
-from training.checkpoint import last_epoch
+from training.checkpoint import History, last_epoch
 
 LATER = {
     "optimizer.lr": 0.004,
@@ -69,6 +70,40 @@ def test_a_run_that_is_stopped_is_killed_in_mlflow_and_continues(tiny, tmp_path,
     name = "validation/recall_at_1"
     recalls = [report[name] for report in first.reports + second.reports]
     assert recalls == [*logged(again, name).values()]
+
+
+def test_losses_of_steps_are_logged_once_by_a_run_that_is_stopped_within_an_epoch(
+    tiny, whole, monkeypatch
+):
+    monkeypatch.setattr("training.trainer.LOSS_INTERVAL", 1)
+    step, stopped = History.step, []
+
+    def stop_within_second_epoch(self, number, loss):
+        step(self, number, loss)
+        if number == 15:
+            stopped.append(time.time())
+            raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "step", stop_within_second_epoch)
+        with pytest.raises(SystemExit):
+            train(tiny(epochs=2))
+    run = train(tiny(epochs=2))
+    assert same_weights(run, whole)
+    # 300 anchors in batches of 32 are ten steps.
+    losses = logged(run, "train/loss_step")
+    assert [*losses] == [*range(1, 21)]
+    history = MlflowClient(run.tracking_uri).get_metric_history(run.mlflow_run, "train/loss_step")
+    assert [m.timestamp / 1000 <= stopped[0] for m in sorted(history, key=lambda m: m.step)] == (
+        [True] * 15 + [False] * 5
+    )
+    values = np.reshape([*losses.values()], (2, 10))
+    np.testing.assert_allclose(values.mean(1), [*logged(run).values()], rtol=1e-5)
+
+    monkeypatch.setattr("training.trainer.MAX_LOSSES", 4)
+    fewer = logged(train(tiny("fewer", epochs=2)), "train/loss_step")
+    assert [*fewer] == [5, 10, 15, 20]
+    np.testing.assert_allclose([*fewer.values()], values.reshape(4, 5).mean(1), rtol=1e-5)
 
 
 def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):

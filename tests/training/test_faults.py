@@ -106,19 +106,26 @@ def test_two_processes_do_not_train_in_one_folder(tiny, tmp_path):
 def test_epochs_that_an_earlier_process_left_are_logged_with_their_time(tmp_path):
     run = tracking.start_run("left", {})
     run.log_metrics({"loss": 1.0}, 1, 10.0)
-    epochs = {"1": {"loss": 1.0, "time": 10.0}, "2": {"loss": 2.0, "time": 20.5}}
+    steps = {"50": [2.5, 15.25], "100": [2.25, 20.0]}
+    epochs = {"1": {"loss": 1.0, "time": 10.0}, "2": {"loss": 2.0, "time": 20.5, "steps": steps}}
     (tmp_path / "metrics.json").write_text(json.dumps(epochs))
     before = time.time()
     with History(tmp_path, run) as history:
+        history.step(150, 3.5)
         history.add(3, {"loss": 3.0})
     client = MlflowClient(mlflow.get_tracking_uri())
     first, second, third = client.get_metric_history(run.id, "loss")
     assert [(m.step, m.value) for m in (first, second, third)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert (first.timestamp, second.timestamp) == (10_000, 20_500)
     assert before - 1 < third.timestamp / 1000 < time.time()
-    assert "time" not in client.get_run(run.id).data.metrics
+    assert client.get_run(run.id).data.metrics.keys() == {"loss", "train/loss_step"}
+    losses = sorted(client.get_metric_history(run.id, "train/loss_step"), key=lambda m: m.step)
+    assert [(m.step, m.value) for m in losses] == [(50, 2.5), (100, 2.25), (150, 3.5)]
+    assert [m.timestamp for m in losses[:2]] == [15_250, 20_000]
+    assert before - 1 < losses[2].timestamp / 1000 <= third.timestamp / 1000
     History(tmp_path, run).log()
     assert len(client.get_metric_history(run.id, "loss")) == 3
+    assert len(client.get_metric_history(run.id, "train/loss_step")) == 3
 
 
 def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkeypatch):
