@@ -151,6 +151,13 @@ def test_members_of_an_ensemble_are_told_apart_by_tags_and_have_their_pace(
         f"tags.`mlflow.parentRunId` = '{run.mlflow_run}' and tags.kind = 'member'",
     )
     assert len(members) == 2
+    for member in members:  # whose curves are those of the ensemble's run, too
+        name = f"loss/{member.info.run_name}"
+        (ours,), (theirs,) = (
+            client.get_metric_history(*where)
+            for where in ((run.mlflow_run, name), (member.info.run_id, "loss"))
+        )
+        assert (ours.step, ours.value, ours.timestamp) == (1, theirs.value, theirs.timestamp)
     metrics = members[0].data.metrics
     assert (metrics["best_epoch"], metrics["workers"]) == (1, 1)
     # 300 images of 60 classes, five each: each is an anchor once, with a positive, two negatives.

@@ -32,7 +32,7 @@ from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, 
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console
 from training import checkpoint
-from training.checkpoint import History
+from training.checkpoint import LOSS, History, read_epochs
 from training.config import (
     MEMBERS,
     OptimizerConfig,
@@ -44,9 +44,12 @@ from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
 from training.loop import is_done
 from training.progress import LOG, followed
-from training.validation import Validation, validate, warn_of_chance
+from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
 
 LOCK, START = "lock", "start"
+# What the run of an ensemble shows of its members: MLflow has a chart for each of these curves.
+SHOWN_MEMBERS = 5
+MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
 
 
 def folder_of(config: TrainingConfig) -> Path:
@@ -413,6 +416,13 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
         best = checkpoint.best_epoch(run.path)
         run.tracked.log_metrics({"best_epoch": best})
         run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
+    run.tracked.log_points(
+        (f"{curve}/{member.name}", int(epoch), metrics[name], metrics["time"])
+        for member in member_configs(config, run.path)[:SHOWN_MEMBERS]
+        for epoch, metrics in read_epochs(folder_of(member)).items()
+        for name, curve in MEMBER_CURVES.items()
+        if name in metrics
+    )
     run.tracked.log_metrics(
         {
             name.replace("validation", "chosen"): value
