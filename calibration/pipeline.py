@@ -252,14 +252,14 @@ def track_results(
     evaluation: Evaluation,
     results: RunResults,
 ) -> None:
-    """Log which queries were measured, and the certified sizes in the run of the training, too."""
+    """Log which queries were measured, and in the run of the training a certified size."""
     digest = results.queries[:DIGEST_LENGTH]
     counts = {"calibration": evaluation.n_calibration, "test": evaluation.n_test}
     tracked.log_dataset(dataset, digest, "calibration", counts)
     if training is not None:
-        metrics = evaluation.metrics().items()
-        sizes = {name: value for name, value in metrics if name.endswith("/mean_size")}
-        training.log_metrics(sizes)
+        metrics = evaluation.metrics().items()  # those of the level nearest to `ALPHA` come first
+        sizes = [(name, value) for name, value in metrics if name.endswith("/mean_size")]
+        training.log_metrics(dict(sizes[:1]))
 
 
 def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:

@@ -28,6 +28,9 @@ from tuning.config import TuningConfig
 from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial
 from tuning.trial import read_reports
 
+# In MLflow, of each trial: its runs have the metrics of trainings, too, and trials.csv has all.
+SHOWN = ("certified_size", "recall_at_1")
+
 
 class TrialWatch(Callback):
     """Keeps the records of a sweep while Ray Tune runs it.
@@ -132,7 +135,10 @@ class TrialWatch(Callback):
         for run in self._runs(trial):
             run.tracked.log_tags(tags)
             run.tracked.log_params({f"sweep/{name}": v for name, v in trial.values.items()})
-            run.tracked.log_metrics({f"sweep/{name}": v for name, v in trial.metrics.items()})
+            shown = {
+                f"sweep/{each}": trial.metrics[each] for each in SHOWN if each in trial.metrics
+            }
+            run.tracked.log_metrics(shown)
 
 
 def line(trial: Trial) -> str:

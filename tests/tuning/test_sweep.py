@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from calibration import CalibrationConfig, calibrate
 from rcir.config import flatten, parse
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.errors import InvalidConfig, InvalidImage
@@ -242,6 +244,40 @@ def test_trials_differ_by_an_option_of_their_method(method, option, values, smal
     assert {trial.state for trial in trials} == {"finished"}
     assert sorted(str(trial.values[option]) for trial in trials) == sorted(map(str, values))
     assert len({tuple(sorted(trial.metrics.items())) for trial in trials}) == len(values)
+
+
+@pytest.mark.slow
+def test_no_run_on_a_server_has_more_than_25_metrics(server, small, tmp_path):
+    # More than 50 steps, so that losses of steps are logged.
+    training = small("many", epochs=1, batch=4, storage=str(tmp_path))
+    space = {"optimizer.lr": {"grid": [1e-3, 3e-3]}}
+    records = sweep(TuningConfig(training, space, trials=1, seeds=2, alpha=ALPHA, delta=DELTA))
+    best = records.ranked()[0].name
+    calibrate(CalibrationConfig(str(records.folder / best), alphas=(0.2, 0.3)))
+    six = config_of("deep-ensemble", dim=8, options={"members": 6})
+    train(replace(training, name="ensemble", encoder=six, loss={}))
+
+    def found(query):
+        runs = mlflow.search_runs(
+            experiment_names=["rcir"], filter_string=query, output_format="list"
+        )
+        return {run.info.run_name: run.data.metrics.keys() for run in runs}
+
+    every = found("")
+    assert len(every) == 1 + 2 * 2 + 1 + 1 + 6  # sweep, trials, calibration, ensemble, members
+    assert max(map(len, every.values())) <= 25
+    assert found("metrics.`sweep/certified_size` >= 1 and tags.kind = 'trial'").keys() == {
+        *("trial-000", "trial-000-seed-1"),
+        *("trial-001", "trial-001-seed-1"),
+    }
+    # The one with the most of them has each kind.
+    (name,) = found(
+        "metrics.`train/loss_step` > 0 and metrics.`certified/alpha_0.2/mean_size` >= 1 and "
+        "metrics.`chosen/certified_size_0.2` >= 1 and metrics.`sweep/recall_at_1` > 0"
+    )
+    assert name == best
+    assert found("metrics.`loss/member-4` > 0").keys() == {"ensemble"}
+    assert not found("metrics.`loss/member-5` > 0")
 
 
 @pytest.fixture
