@@ -100,6 +100,16 @@ def test_workers_take_the_steps_of_one_process(kind, tiny, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_the_logged_loss_of_steps_is_the_mean_over_the_workers(tiny):
+    # 313 anchors in batches of 6 are 53 steps, too small to tell weights apart.
+    config = tiny("alone", **PLAIN | {"batch": 6}, optimizer=OptimizerConfig(lr=1e-7))
+    expected = logged(train(config), "train/loss_step")
+    assert [*expected] == [50]
+    together = logged(train(replace(config, name="together", num_workers=2)), "train/loss_step")
+    assert together == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_members_of_an_ensemble_train_side_by_side(tiny):
     encoder = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
     config = tiny("ensemble", epochs=1, encoder=encoder)
