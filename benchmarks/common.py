@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -48,6 +49,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--short", action="store_true", help="in seconds: whether it runs, by figures without sense"
     )
     return command
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    deviation = f"±{np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.3f}{deviation}"
 
 
 def report(

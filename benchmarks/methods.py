@@ -8,7 +8,9 @@ uncertainty (where it has one) and by the one that sizes go by, AUROC of telling
 the latter, mean certified sizes at delta = 0.1 by `auto` (score function and uncertainty, chosen on
 the tuning split), the last over one size for all, and how long an embedding takes beside the
 deterministic encoder's.
-`--sets` and `--encoders` measure a part. Trained runs in `--runs` are used again.
+`--sets` and `--encoders` measure a part. `--seeds` repeats every training and prints means and
+standard deviations, `--options` changes options of the encoders (JSON), and `--query-uncertainty`
+names the uncertainty that sizes and OOD go by. Trained runs in `--runs` are used again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import DIGITS, parser, report, sized
+from common import DIGITS, parser, report, sized, spread
 from cub import KINDS, MODEL, class_folders, weights
 from photographs import OPTIONS, folder_of
 
@@ -78,29 +80,40 @@ def base(name: str, runs: Path) -> TrainingConfig:
     return TrainingConfig("base", encoder=encoder, data=DataConfig("folder", options=options))
 
 
-def run_of(name: str, method: str, runs: Path, seed: int = 0) -> RunFolder:
-    """A trained run."""
+def run_of(
+    name: str, method: str, runs: Path, seed: int = 0, options: Mapping[str, Any] | None = None
+) -> RunFolder:
+    """A trained run, with its own folder for each seed and each choice of options."""
     config, recipe = base(name, runs), RECIPES[method]
+    changed = [f"{key}-{value}" for key, value in (options or {}).items()]
+    chosen = {**recipe.get("options", {}), **(options or {})}
     return train(
         replace(
             config,
-            name=f"{name}-{method}" + (f"-seed{seed}" if seed else ""),
-            seed=seed,
+            name="-".join([name, method, *changed, *([f"seed{seed}"] if seed else [])]),
             storage=str(runs),
+            seed=seed,
             epochs=EPOCHS[name],
-            encoder=replace(config.encoder, method=method, options=recipe.get("options", {})),
+            encoder=replace(config.encoder, method=method, options=chosen),
             loss=recipe.get("loss", {}),
             mining=recipe.get("mining", MiningConfig()),
         )
     )
 
 
-def calibrated(name: str, run: RunFolder) -> Outcome:
+def calibrated(name: str, run: RunFolder, uncertainty: str = "auto") -> Outcome:
     """The run, calibrated and measured on unseen test queries."""
     with tempfile.TemporaryDirectory() as folder:
         other = None if name == "cub50" else "mnist"
         return calibrate(
-            CalibrationConfig(str(run.path), folder, alphas=ALPHAS, delta=DELTA, ood=other)
+            CalibrationConfig(
+                str(run.path),
+                folder,
+                query_uncertainty=uncertainty,
+                alphas=ALPHAS,
+                delta=DELTA,
+                ood=other,
+            )
         )
 
 
@@ -116,10 +129,11 @@ def seconds_to_embed(encoder: Encoder, size: tuple[int, int], channels: int) -> 
     return statistics.median(taken)
 
 
-def numbers_of(name: str, method: str, runs: Path) -> tuple[dict[str, float | None], str]:
-    """What is measured of a method, by its column, and the uncertainty that its sets go by."""
-    run = run_of(name, method, runs)
-    outcome = calibrated(name, run)
+def numbers_of(
+    name: str, run: RunFolder, uncertainty: str = "auto"
+) -> tuple[dict[str, float | None], str]:
+    """What is measured of a run, by its column, and the uncertainty that its sets go by."""
+    outcome = calibrated(name, run, uncertainty)
     numbers, evaluation = outcome.evaluation.quality.numbers, outcome.evaluation
     states = outcome.retriever.searcher.item_uncertainty is not None
     found: dict[str, float | None] = {
@@ -146,6 +160,9 @@ def main() -> None:
     sets = sized(SETS, SETS[:1])
     command.add_argument("--sets", nargs="+", choices=SETS, default=sets)
     command.add_argument("--encoders", nargs="+", choices=RECIPES, default=list(RECIPES))
+    command.add_argument("--seeds", type=int, default=1, help="trainings per row")
+    command.add_argument("--options", type=json.loads, default={}, help="of the encoders, as JSON")
+    command.add_argument("--query-uncertainty", default="auto", help="that sizes go by")
     asked = command.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -153,16 +170,26 @@ def main() -> None:
     for name in asked.sets:
         baseline: float | None = None
         for method in asked.encoders:
-            numbers, uncertainty = numbers_of(name, method, asked.runs)
-            seconds = numbers.pop("seconds")
+            runs = [
+                run_of(name, method, asked.runs, seed, asked.options) for seed in range(asked.seeds)
+            ]
+            found = [numbers_of(name, run, asked.query_uncertainty) for run in runs]
+            measured = [each for each, _ in found]
+            uncertainty = " ".join(sorted({by for _, by in found}))
+            seconds = statistics.mean(each.pop("seconds") for each in measured)
             baseline = seconds if method == BASELINE else baseline
-            numbers["cost"] = None if baseline is None else seconds / baseline
-            cells = ["-" if value is None else f"{value:.3f}" for value in numbers.values()]
+            for each in measured:
+                each["cost"] = None if baseline is None else seconds / baseline
+            numbers = {key: [each[key] for each in measured] for key in measured[0]}
+            cells = [spread(values) for values in numbers.values()]
             rows.append([name, method, *cells, uncertainty])
             print(f"| {' | '.join(rows[-1])} |", flush=True)
             if name == "digits":
                 prefix = f"digits_{method}".replace("-", "_")
-                figures |= {f"{prefix}_{key}": numbers[column] for key, column in FIGURES.items()}
+                figures |= {
+                    f"{prefix}_{key}": statistics.mean(numbers[column])
+                    for key, column in FIGURES.items()
+                }
     columns = ("set", "method", *numbers, "by")
     report("Methods", columns, rows, figures, asked.json)
 

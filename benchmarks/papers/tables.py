@@ -19,6 +19,7 @@ from scipy.spatial import cKDTree
 
 sys.path.append(str(Path(__file__).parents[1]))
 from common import parser, sized, titled
+from common import spread as spread
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
@@ -124,15 +125,6 @@ def ood_scores(inside: NDArray[np.float64], out: NDArray[np.float64]) -> dict[st
     """AUROC and AUPRC of telling the images of another data set by their uncertainty."""
     found = OutOfDistribution.of(inside, out)
     return {"AUROC": found.auroc, "AUPRC": found.auprc}
-
-
-def spread(values: Sequence[float | None]) -> str:
-    """Mean and standard deviation over seeds."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    deviation = f"±{np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
-    return f"{np.mean(known):.3f}{deviation}"
 
 
 def history(run: RunFolder, name: str) -> list[float]:

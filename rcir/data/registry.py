@@ -208,7 +208,7 @@ DATASETS: dict[str, DataSet] = {
         "ChestX-Det, chest X-rays with one or more of 13 findings",
         "Deepwise AILab's ChestX-Det release",
         ("ChestX-Det",),
-        None,  # X-rays without a finding are left out
+        3_578,
         "chestx_det:read",
     ),
     "lfw": DataSet(

@@ -546,30 +546,47 @@ def write_chest(root, places=("train_data", "test_data"), halves=CHEST):
 
 
 @pytest.mark.parametrize("places", [("train_data", "test_data"), ("train", "test")])
-def test_x_rays_with_a_training_finding_train(tmp_path, places):
+def test_x_rays_with_a_training_finding_or_none_train(tmp_path, places):
     folder = write_chest(tmp_path, places)
     if places[0] == "train_data":
         (folder / "train").mkdir()  # the archive's folder comes first
-    (folder / places[0] / "2.png").unlink()  # without a finding, it is not needed
     source = read("chestx-det", tmp_path)
     first, second = places
-    assert list(source.train.ids) == [f"{first}/1.png", f"{second}/7.png"]
-    assert list(source.queries.ids) == [f"{first}/3.png", f"{first}/4.png", f"{second}/8.png"]
+    assert list(source.train.ids) == [f"{first}/1.png", f"{first}/2.png", f"{second}/9.png"]
+    assert list(source.queries.ids) == [
+        *(f"{first}/3.png", f"{first}/4.png", f"{second}/7.png", f"{second}/8.png")
+    ]
     assert source.queries.images == [folder / name for name in source.queries.ids]
     assert source.queries.labels is None
-    indptr, columns = source.queries.relevance.pairs(np.arange(3))
-    assert indptr.tolist() == [0, 2, 4, 7]
-    assert columns.tolist() == [0, 2, 1, 2, 0, 1, 2]
+    indptr, columns = source.queries.relevance.pairs(np.arange(4))
+    assert indptr.tolist() == [0, 2, 4, 5, 8]
+    assert columns.tolist() == [0, 3, 1, 3, 2, 0, 1, 3]
+    indptr, columns = source.train.relevance.pairs(np.arange(3))
+    assert indptr.tolist() == [0, 1, 3, 5]
+    assert columns.tolist() == [0, 1, 2, 1, 2]  # those without a finding match each other
     assert source.gallery == "queries"
-    assert len(source.notes) == 1
-    assert source.notes[0].startswith("2 images")
+    assert not source.notes
+
+
+def test_the_training_half_is_that_of_the_published_mask(tmp_path):
+    """The authors number Normal 0 and the findings from 1 on, by name; the mask is in their code."""
+    names = [
+        *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule"),
+        *("Effusion", "Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule"),
+        *("Pleural Thickening", "Pneumothorax"),
+    ]
+    single = {"0.png": []} | {f"{i}.png": [name] for i, name in enumerate(names, 1)}
+    write_chest(tmp_path, halves=(single, {"last.png": ["Mass"]}))
+    train = read("chestx-det", tmp_path).train.ids
+    mask = 0b110001111
+    assert list(train) == [f"train_data/{i}.png" for i in range(14) if mask >> i & 1]
 
 
 def test_missing_annotations_and_x_rays_are_named(tmp_path):
     with pytest.raises(DataUnavailable, match=", ".join(CHEST_FILES)):
         read("chestx-det", tmp_path)
     (write_chest(tmp_path) / "test_data" / "8.png").unlink()
-    with pytest.raises(DataUnavailable, match=r"1 of 5 .*test_data/8\.png"):
+    with pytest.raises(DataUnavailable, match=r"1 of 7 .*test_data/8\.png"):
         read("chestx-det", tmp_path)
 
 
@@ -593,8 +610,8 @@ def test_findings_of_the_wrong_form_are_refused(tmp_path, content, word):
         read("chestx-det", tmp_path)
 
 
-@pytest.mark.parametrize("findings", [["Mass"], ["Fracture"], []])
+@pytest.mark.parametrize("findings", [["Mass"], ["Emphysema"], []])
 def test_x_rays_of_one_half_are_refused(tmp_path, findings):
     write_chest(tmp_path, halves=({"1.png": findings}, {"2.png": findings}))
-    with pytest.raises(InvalidData, match="images with findings"):
+    with pytest.raises(InvalidData, match="images have a label"):
         read("chestx-det", tmp_path)

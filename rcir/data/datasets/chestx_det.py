@@ -1,6 +1,7 @@
 """ChestX-Det (Lian et al., 2021): 3,578 chest X-rays, each with the findings that it shows.
 
-An image may show several of 13 findings; images match if they share one.
+An image may show several of 13 findings, or none of them; images match if they share a finding, or
+if neither has one.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ FOLDER = "ChestX-Det"
 FILES = ("ChestX_Det_train.json", "ChestX_Det_test.json")
 PLACES = (("train_data", "train"), ("test_data", "test"))
 FINDINGS = (
+    "Normal",  # an X-ray without a finding, whose list in the annotations is empty
     *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule"),
     *("Effusion", "Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule"),
     *("Pleural Thickening", "Pneumothorax"),
 )
-TRAINING_FINDINGS = (0, 1, 2, 3, 7, 8)
+TRAINING_FINDINGS = tuple(
+    map(
+        FINDINGS.index,
+        ("Normal", "Atelectasis", "Calcification", "Cardiomegaly", "Emphysema", "Fibrosis"),
+    )
+)
 GET = "get the annotations and the images from the project ChestX-Det-Dataset of Deepwise AI Lab"
 
 
@@ -35,7 +42,8 @@ class Annotations:
 
     Attributes:
         names: n image files.
-        findings: numbers of the findings of each, ascending, in `FINDINGS`.
+        findings: numbers of the findings of each, ascending, in `FINDINGS`; at least one, which is
+            that of "Normal" for an image without any.
     """
 
     names: list[str]
@@ -43,19 +51,20 @@ class Annotations:
 
 
 def read(root: Path) -> Source:
-    """Train on the images of six findings, evaluate on those that show none of the six.
+    """Train on images of six labels, evaluate on those with none of the six.
 
-    The six are Atelectasis, Calcification, Cardiomegaly, Consolidation, Fibrosis and Fracture.
-    Both official halves are pooled first. A training image may show other findings besides, so
-    those of the evaluation are not all new.
+    The six are Normal (no finding), Atelectasis, Calcification, Cardiomegaly, Emphysema and
+    Fibrosis, the halves of the code of Cai et al. (AAAI 2025). Both official halves are pooled
+    first. A training image may show other findings besides, so those of the evaluation are not all
+    new.
 
     Args:
         root: folder that holds `ChestX-Det`: in it `ChestX_Det_train.json`, `ChestX_Det_test.json`
             and the folders `train_data` and `test_data`, or `train` and `test`.
 
     Returns:
-        Images as paths, without labels: relevance is of shared findings. Images without a finding
-        match nothing and are left out.
+        Images as paths, without labels: relevance is of shared findings, among which "Normal"
+        counts.
 
     Raises:
         DataUnavailable: annotations or images are not there.
@@ -68,24 +77,17 @@ def read(root: Path) -> Source:
         place = next((name for name in places if (folder / name).is_dir()), places[0])
         names += [f"{place}/{name}" for name in half.names]
         findings += half.findings
-    with_findings = [row for row, numbers in enumerate(findings) if numbers]
-    lists = [findings[row] for row in with_findings]
-    ids = [names[row] for row in with_findings]
-    require_images(folder, ids, " and ".join(FILES), GET)
-    trains = np.array([not set(TRAINING_FINDINGS).isdisjoint(numbers) for numbers in lists], bool)
+    require_images(folder, names, " and ".join(FILES), GET)
+    trains = np.array([not set(TRAINING_FINDINGS).isdisjoint(numbers) for numbers in findings])
     if trains.all() or not trains.any():
         raise InvalidData(
-            f"{folder}: {trains.sum()} of {len(lists)} images with findings show one that trains; "
-            "there must be some of these and some others"
+            f"{folder}: {trains.sum()} of {len(names)} images have a label that trains; there must "
+            "be some of these and some others"
         )
-    relevance = SharedLabel.of_lists(lists, len(FINDINGS))
-    images = ImageSet([folder / name for name in ids], None, ids, relevance=relevance)
-    without = len(names) - len(ids)
+    relevance = SharedLabel.of_lists(findings, len(FINDINGS))
+    images = ImageSet([folder / name for name in names], None, names, relevance=relevance)
     return Source(
-        images.subset(np.flatnonzero(trains)),
-        images.subset(np.flatnonzero(~trains)),
-        "queries",
-        (f"{without} images without a finding were left out",) if without else (),
+        images.subset(np.flatnonzero(trains)), images.subset(np.flatnonzero(~trains)), "queries"
     )
 
 
@@ -125,6 +127,6 @@ def _annotations(path: Path) -> Annotations:
                 f"{', '.join(FINDINGS)}"
             )
         names.append(name)
-        findings.append(sorted({number_of[what] for what in symptoms}))
+        findings.append(sorted({number_of[what] for what in symptoms or ["Normal"]}))
     require_unique(path, names)
     return Annotations(names, findings)
