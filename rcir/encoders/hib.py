@@ -28,6 +28,7 @@ from rcir.options import require_at_least, require_choices
 
 _Ranking = Literal["match", "mean"]
 DEVIATION = 0.1  # of every Gaussian as it starts, in each dimension
+PROPOSALS = 64  # of the noise in one dimension
 SAMPLES_AT_ONCE = 1 << 22  # numbers of samples, and of their pairs, held at a time
 
 
@@ -72,8 +73,10 @@ class HedgedInstance(Encoder):
 
     At test time samples are made of noise that is drawn once, the same for every image: one set for
     queries, another, independent one for gallery items. So an embedding does not depend on what is
-    embedded with it, and an image in the gallery is asked about by other samples. What matches an
-    uncertain image best need not be the image itself, but may be a more certain one nearby.
+    embedded with it, and an image in the gallery is asked about by other samples. The noise has
+    mean 0 and, in every dimension, the same values in another order: a variance counts alike in
+    all of them. What matches an uncertain image best need not be the image itself, but may be a
+    more certain one nearby.
     """
 
     Options = HedgedInstanceOptions
@@ -197,13 +200,26 @@ def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
 
     Of each component, half of the samples mirror the other half: their mean is that of the
     component, so that the two sets do not move queries and gallery items apart. Of an odd number,
-    one has no mirror image.
+    one has no mirror image. In each dimension the absolute values are the centres of equally
+    probable intervals (a Latin hypercube), scaled to a second moment of 1: so few independent draws
+    would have another one in each dimension. Their order and their signs are the least correlated
+    with the dimensions before, of some random ones.
     """
     generator = torch.Generator().manual_seed(0)
     each = samples // components
-    shape = (2, components, each - each // 2, dim)
-    noise = torch.randn(shape, generator=generator, device="cpu")
-    return torch.cat([noise, -noise], dim=2)[:, :, :each].flatten(1, 2)
+    half = each - each // 2
+    levels = torch.arange(0.5, half, dtype=torch.float64, device="cpu") / half
+    values = torch.special.ndtri((1 + levels) / 2)
+    noise = values.new_empty(2, components, half, 0)
+    shape = (2, 2, components, PROPOSALS, half)
+    for _ in range(dim):
+        order, sign = torch.rand(shape, generator=generator, device="cpu")
+        proposals = values[order.argsort(-1)] * (sign - 0.5).sign()
+        best = (proposals @ noise).norm(dim=-1).argmin(-1)[..., None, None]
+        noise = torch.cat([noise, proposals.take_along_dim(best, -2).mT], dim=-1)
+    noise = torch.cat([noise, -noise], dim=2)[:, :, :each]
+    noise = noise / noise.square().mean(2, keepdim=True).sqrt()
+    return noise.flatten(1, 2).float()
 
 
 def _mixture(embedding: Embedding) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 Oh, Murphy, Pan, Roth, Schroff and Gallagher, "Modeling Uncertainty with Hedged Instance
 Embedding", ICLR 2019. Two points match with probability ``sigmoid(-scale |x - y| + shift)``, by the
-plain, unsquared distance; two images with the mean of that over pairs of samples (eq. 3). An image
-that is one point is one sample.
+plain, unsquared distance (eq. 2); two images with the mean of that over pairs of samples (eq. 4 and
+5). An image that is one point is one sample.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def soft_contrastive_loss(
     """The loss of each pair: the mean of the negative log probabilities over pairs of samples.
 
     It is the expectation of eq. 8, a bound from above on the negative log of the mean probability;
-    of points, one sample each, eq. 2.
+    of points, one sample each, eq. 3.
 
     Args:
         first, second, scale, shift: as `match_logits` takes them.
@@ -81,10 +81,10 @@ def soft_contrastive_loss(
 def mismatch_probability(
     first: Tensor, second: Tensor, scale: Tensor | float, shift: Tensor | float
 ) -> Tensor:
-    """One minus the probability that two images match (eq. 3).
+    """One minus the probability that two images match (eq. 4 and 5).
 
     Of two sets of samples of the same image, drawn independently, it is the image's uncertainty
-    (section 2.5): one minus its self-similarity.
+    (section 2.4, eq. 9): one minus its self-similarity.
 
     Args:
         first, second, scale, shift: as `match_logits` takes them.
@@ -126,7 +126,9 @@ def match_nll(
     mismatch = torch.sigmoid(-logits).mean(dim=(-2, -1))
     log_sum = torch.logsumexp(F.logsigmoid(logits), dim=(-2, -1))
     far = math.log(logits.shape[-2] * logits.shape[-1]) - log_sum
-    return torch.where(mismatch < 0.5, -torch.log1p(-mismatch), far)
+    # The branch that is not taken must have a finite gradient, too.
+    near = -torch.log1p(-mismatch.clamp(max=0.5))
+    return torch.where(mismatch < 0.5, near, far)
 
 
 def mixture_samples(means: Tensor, variances: Tensor, noise: Tensor) -> Tensor:

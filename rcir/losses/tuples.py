@@ -35,8 +35,8 @@ def contrastive_loss(
             Warburg et al., 2023, arXiv 2302.01332); "linear", ``d`` and ``max(0, m - d)`` (what
             their code trains); "hadsell", ``d^2 / 2`` and ``max(0, m - d)^2 / 2`` (Hadsell, Chopra
             and LeCun, CVPR 2006, eq. 4); "soft", ``-log p`` and ``-log(1 - p)`` with
-            ``p = sigmoid(scale (m - d))`` (Oh et al., ICLR 2019, eq. 2, who learn scale and margin,
-            see `soft_contrastive_loss`).
+            ``p = sigmoid(scale (m - d))`` (Oh et al., ICLR 2019, eq. 2 and 3, who learn scale and
+            margin, see `soft_contrastive_loss`).
         scale: above 0; of "soft".
 
     Returns:
@@ -195,7 +195,8 @@ class TupleRows(NamedTuple):
 
 def mean_of_valid(losses: Tensor, valid: Tensor) -> Tensor:
     """(b,) means over the negatives that count, of (b, j) losses."""
-    return (losses * (valid / valid.sum(1, keepdim=True))).sum(1)
+    weights = valid / valid.sum(1, keepdim=True).to(losses.dtype)
+    return (losses * weights).sum(1)
 
 
 def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOptions) -> Tensor:

@@ -80,6 +80,13 @@ def test_certain_and_impossible_matches_keep_their_digits_in_single_precision():
     assert 0 <= certain.item() < 1e-6
 
 
+def test_the_distance_of_an_impossible_match_has_a_gradient():
+    """One minus a probability of 0 has no logarithm, in the branch that is not taken."""
+    x, y = torch.zeros(3, 2), torch.full((3, 2), 300.0, requires_grad=True)
+    match_nll(x, y, scale=1.0, shift=5.0).backward()
+    torch.testing.assert_close(y.grad, torch.full((3, 2), 0.5**0.5 / 3))
+
+
 @pytest.mark.parametrize("match", [True, False])
 def test_loss_of_two_gaussians_agrees_with_quadrature(match):
     """In one dimension; the difference of two Gaussians is a Gaussian."""

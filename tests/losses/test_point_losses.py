@@ -12,6 +12,7 @@ from rcir.losses import (
     PointLossOptions,
     TupleRows,
     contrastive_loss,
+    mean_of_valid,
     norm_softmax_loss,
     point_tuple_loss,
     triplet_loss,
@@ -136,6 +137,12 @@ def test_a_triplet_tuple_is_the_mean_over_its_valid_negatives():
         negatives = [rows[8 + 3 * i + j] for j in range(3) if valid[i, j]]
         hinges = [naive_triplet(rows[i], rows[4 + i], n, 0.4, "squared") for n in negatives]
         assert loss.item() == pytest.approx(np.mean(hinges))
+
+
+def test_means_over_valid_negatives_have_the_precision_of_their_losses():
+    losses = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    mean = mean_of_valid(losses, torch.ones(1, 3, dtype=torch.bool))
+    assert mean.item() == pytest.approx(2, rel=1e-14)
 
 
 def test_the_slope_of_the_soft_form_is_an_option():
