@@ -19,6 +19,7 @@ from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
 
 ABOVE = 32  # orders between that of the expansion and v
 SMALL = 0.03  # of the root of d: below it a series is used, where the rest would cancel
+SLOPE_TERMS = 6  # of the asymptotic series of the variance along the mean
 # Numerators of u_1 to u_4 by ascending powers of p, which begin at p^i and go by squares.
 EXPANSION = (
     ((3, -5), 24),
@@ -147,9 +148,9 @@ def vmf_triplet_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of tau, exact.
 
-    From ``E x = A mu`` and ``Cov x = alpha I + beta mu mu^T`` with ``alpha = A / kappa`` and
-    ``beta = 1 - A^2 - d alpha`` (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear
-    in independent vectors.
+    From ``E x = A mu`` and a variance of ``A / kappa`` across mu and ``1 - A^2 - (d - 1) A / kappa``
+    along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in independent
+    vectors. All terms of its variance are positive, so that it keeps its digits.
 
     Args:
         means: of anchor, positive, negative; (..., d), of unit length, broadcast against each
@@ -168,28 +169,58 @@ def _moments(
     """Mean and variance of tau, of the means and `_image_terms` of anchor, positive, negative."""
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]
-    (la, ea, ba, _), (lp, ep, bp, _), (ln, en, bn, _) = terms
+    (la, ea, va, _), (lp, ep, vp, _), (ln, en, vn, _) = terms
     ap, an = (a * p).sum(-1), (a * n).sum(-1)
-    between = ln[..., None] * n - lp[..., None] * p
-    variance = ea * between.square().sum(-1) + ba * (a * between).sum(-1).square()
-    for cosine, e, b in ((ap, ep, bp), (an, en, bn)):
-        along = b * cosine.square()
-        variance = variance + la.square() * (e + along) + e * (dim * ea + ba) + ea * b + ba * along
-    return 2 * la * (ln * an - lp * ap), 4 * variance
+    # The parts of p and n across a: 1 - cos^2 would lose the digits of small angles.
+    across_p, across_n = p - ap[..., None] * a, n - an[..., None] * a
+    along, across = ln * an - lp * ap, ln[..., None] * across_n - lp[..., None] * across_p
+    variance = ea * across.square().sum(-1) + va * along.square()
+    second_moment = la.square() + va
+    for cosine, rest, e, v in ((ap, across_p, ep, vp), (an, across_n, en, vn)):
+        square, sine = cosine.square(), rest.square().sum(-1)
+        variance = variance + second_moment * (e * sine + v * square)
+        variance = variance + ea * (v * sine + e * (dim - 2 + square))
+    return 2 * la * along, 4 * variance
 
 
 def _image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
-    """A, alpha, beta and the divergence of each of several tensors (..., 1), each (4, ...)."""
+    """A, variances across and along the mean, divergence of several (..., 1), each (4, ...)."""
     # All at once: the recurrence takes about as long for one image as for a whole batch.
     kappa = torch.cat([each.flatten() for each in concentrations]).double()
     growth, length = growth_and_ratio(kappa, dim)
-    alpha = length / kappa
-    beta = 1 - length.square() - dim * alpha
-    terms = torch.stack([length, alpha, beta, kappa * length - growth])
+    across = length / kappa
+    along = _variance_along(kappa, length, across, dim)
+    terms = torch.stack([length, across, along, kappa * length - growth])
     parts = terms.split([each.numel() for each in concentrations], dim=1)
     return [
         part.view(4, *each.shape[:-1]) for part, each in zip(parts, concentrations, strict=True)
     ]
+
+
+def _variance_along(kappa: Tensor, length: Tensor, across: Tensor, dim: int) -> Tensor:
+    """``1 - A^2 - (d - 1) A / kappa``, the variance along the mean; relative errors below 1e-9.
+
+    It is ``dA / dkappa``, about ``(d - 1) / (2 kappa^2)`` at large kappa, where the difference
+    would have no digits left.
+    """
+    far = kappa > 100 + 16 * dim
+    inverse = torch.where(far, 1 / kappa, 0.0)
+    series = torch.zeros_like(inverse)
+    for coefficient in _slope_coefficients(dim):
+        series = series * inverse + coefficient
+    return torch.where(far, series * inverse.square(), 1 - length.square() - (dim - 1) * across)
+
+
+def _slope_coefficients(dim: int) -> list[float]:
+    """Coefficients of ``kappa^2 dA / dkappa`` by powers of 1 / kappa, the highest power first.
+
+    Those of A follow from its differential equation ``dA / dkappa = 1 - A^2 - (d - 1) A / kappa``.
+    """
+    powers = [1.0]
+    for k in range(1, SLOPE_TERMS + 1):
+        products = sum(powers[i] * powers[k - i] for i in range(1, k))
+        powers.append(((k - dim) * powers[-1] - products) / 2)
+    return [-k * powers[k] for k in range(SLOPE_TERMS, 0, -1)]
 
 
 def vmf_triplet_nll(

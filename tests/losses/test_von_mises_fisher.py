@@ -218,6 +218,44 @@ def test_gradients_are_finite_even_where_triplets_are_hopeless(dim, dtype):
         assert all(torch.isfinite(leaf.grad).all() for leaf in (*leaves, *spread))
 
 
+@pytest.mark.parametrize("concentration", [1e6, 1e8])
+@pytest.mark.parametrize("dim", [2, 3, 8])
+def test_certain_triplets_in_the_opposite_order_keep_the_digits_of_their_variance(
+    dim, concentration
+):
+    """All 200, in float32: the positive is opposite to the anchor, the negative is at its place."""
+    generator = torch.Generator().manual_seed(0)
+    anchor = F.normalize(torch.randn(200, dim, generator=generator))
+    means = [sign * anchor.clone() for sign in (1, -1, 1)]
+    spread = [torch.full((200, 1), concentration) for _ in means]
+    leaves = [each.requires_grad_() for each in (*means, *spread)]
+    losses = vmf_triplet_nll(tuple(leaves[:3]), tuple(leaves[3:]))
+    losses.sum().backward()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
+    axis = [1.0] + [0.0] * (dim - 1)
+    with mpmath.workdps(60):
+        expected = naive_nll(axis, [-1.0] + axis[1:], axis, [mpmath.mpf(concentration)] * 3, 0)
+    np.testing.assert_allclose(losses.detach(), float(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 16, 2048])
+def test_the_variance_along_the_mean_agrees_with_mpmath(dim):
+    """That of tau for certain anchors and negatives, as the positive is on the line of both."""
+    axis = torch.eye(1, dim, dtype=torch.float64)
+    kappa = tensor([[1e2], [99.0 + 16 * dim], [101.0 + 16 * dim], [1e5], [1e7]])
+    sure = torch.full_like(kappa, 1e30)
+    _, variance = vmf_triplet_moments((axis, axis, axis), (sure, kappa, sure))
+    slopes = derivative(variance, kappa)
+    with mpmath.workdps(60):
+        for row, value in enumerate(kappa[:, 0].tolist()):
+            k, order = mpmath.mpf(value), mpmath.mpf(dim) / 2 - 1
+            a = mpmath.besseli(order + 1, k) / mpmath.besseli(order, k)
+            along = 1 - a**2 - (dim - 1) * a / k
+            slope = (dim - 1) * (a / k - along) / k - 2 * a * along
+            assert variance[row].item() == pytest.approx(4 * float(along), rel=1e-8, abs=0)
+            assert slopes[row].item() == pytest.approx(4 * float(slope), rel=1e-6, abs=0)
+
+
 def test_a_tuple_is_the_mean_of_its_triplets_and_its_divergences():
     generator = torch.Generator().manual_seed(5)
     mean = F.normalize(torch.randn(2 + 2 + 6, 4, generator=generator, dtype=torch.float64))
