@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -181,6 +181,9 @@ class ProbabilisticFaceEmbedding(Encoder):
     ) -> None:
         """Train the variance branch anew, by the mutual likelihood of images that match.
 
+        The offset starts at the variance that all images would share: half the mean squared
+        difference of the matching images of the first batch, per dimension.
+
         Args:
             vectors, features: (n, dim) and (n, C) of training images, as the base gives them.
             relevance: which of them match.
@@ -196,7 +199,12 @@ class ProbabilisticFaceEmbedding(Encoder):
         batches = genuine_batches(
             relevance, options.batch, options.samples_per_class, np.random.default_rng([seed])
         )
-        for rows, pairs in islice(batches, options.steps):
+        rows, pairs = next(batches)
+        first, second = (vectors[rows[each]] for each in pairs)
+        shared = (first - second).square().mean().clamp(min=LEAST_VARIANCE) / 2
+        with torch.no_grad():
+            self.variance_branch.offset.copy_(shared.log())
+        for rows, pairs in islice(chain([(rows, pairs)], batches), options.steps):
             some = torch.from_numpy(rows)
             loss = mutual_likelihood_loss(
                 vectors[some].to(device),
@@ -271,8 +279,8 @@ LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, an
 class VarianceBranch(nn.Module):
     """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
 
-    All dimensions share the scale and the offset of their log variances, which start at 1e-4 and -7
-    as in the authors' code: every image starts with a variance of about 9e-4.
+    All dimensions share the scale and the offset of their log variances, which are 1e-4 and -7
+    before training as in the authors' code: every image has a variance of about 9e-4.
 
     In evaluation mode it normalises by the statistics that `settle` takes.
     """

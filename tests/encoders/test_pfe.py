@@ -52,21 +52,22 @@ def test_the_uncertainty_is_the_harmonic_mean_of_the_variances(fitted, splits):
 
 
 def test_fitting_finds_the_variances_that_vectors_were_drawn_with():
-    """With a wrong sign anywhere they end at a bound."""
+    """By default, far from the variance of about 9e-4 that an image has before the fit."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(150), 8)
-    level = rng.uniform(-7, -3, len(labels))  # log variance, which the features determine
+    level = rng.uniform(-6, -2, len(labels))  # log variance, which the features determine
     centres = rng.standard_normal((150, 8))
     centres = (centres / np.linalg.norm(centres, axis=1, keepdims=True))[labels]
     noise = np.exp(level / 2)[:, None] * rng.standard_normal((len(labels), 8))
     features = torch.from_numpy(np.stack([level, level**2], 1)).float()
-    encoder = build(steps=400, lr=0.02)
+    encoder = build()
     encoder.fit_variance(
         torch.from_numpy(centres + noise).float(), features, SameLabel(labels), seed=0
     )
     found = encoder.variance_branch(features).log().mean(dim=1).numpy()
     assert spearmanr(found, level).statistic > 0.9
-    assert np.abs(found - level).mean() < 0.6
+    for third in np.array_split(level.argsort(), 3):
+        assert 0.85 < np.exp((found - level)[third].mean()) < 1.15
 
 
 def test_the_fit_is_decided_by_the_seed_and_leaves_the_base_alone(fitted, splits):
