@@ -76,14 +76,35 @@ class ScalarHead(nn.Module):
         return numbers
 
 
+FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0
+
+
+def floored_softplus(values: Tensor) -> Tensor:
+    """Softplus, with a floor of 1e-8: variances below it overflow losses, and those of 0 have none.
+
+    It is softplus itself down to an argument of -12, where it is 6e-6. Beyond, an arc tangent
+    bounds the argument, so that gradients become small but never 0, as they would with a clamp.
+
+    Example:
+        >>> floored_softplus(torch.tensor([-1e9, 0.0])), F.softplus(torch.tensor([-1e9, 0.0]))
+        (tensor([1.1474e-08, 6.9315e-01]), tensor([0.0000, 0.6931]))
+    """
+    beyond = (FLOOR_BEGIN - values).clamp(min=0) / FLOOR_WIDTH
+    bounded = FLOOR_BEGIN - FLOOR_WIDTH * beyond.atan()
+    return F.softplus(torch.where(values < FLOOR_BEGIN, bounded, values))
+
+
 class VarianceHead(ScalarHead):
-    """A `ScalarHead` and a softplus: feature map to isotropic variance (n, 1), first `initial`."""
+    """A `ScalarHead` and a `floored_softplus`: feature map to isotropic variance (n, 1).
+
+    Every image starts with the variance `initial`.
+    """
 
     def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
         super().__init__(pool, shape, hidden, math.log(math.expm1(initial)))
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        return F.softplus(super().forward(feature_map))
+        return floored_softplus(super().forward(feature_map))
 
 
 class FrozenBackbone(nn.Module):

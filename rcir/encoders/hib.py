@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
-from rcir.encoders.features import MeanHead, build_features
+from rcir.encoders.features import MeanHead, build_features, floored_softplus
 from rcir.errors import InvalidConfig
 from rcir.losses import (
     HedgedOptions,
@@ -109,7 +109,7 @@ class HedgedInstance(Encoder):
             means = self.mean_head(feature_map)
             if not self.options.components:
                 return Embedding(means)
-            variances = F.softplus(self.variance_head(feature_map)).square()
+            variances = floored_softplus(self.variance_head(feature_map)).square()
             return self._mixed(means, variances)
 
     def _mixed(self, means: Tensor, variances: Tensor) -> Embedding:

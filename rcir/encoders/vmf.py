@@ -25,7 +25,6 @@ from rcir.losses import (
 )
 from rcir.options import require_at_least, require_choices
 
-LEAST_DISPERSION = 1e-8  # beyond that concentration, moments have no digits left
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
@@ -54,7 +53,7 @@ class VonMisesFisher(Encoder):
     """A shared backbone with heads for the mean direction and the concentration.
 
     `Embedding.vectors` are the mean directions, of unit length; ``extra["concentration"]`` (n, 1)
-    is kappa, `Embedding.uncertainty` (n,) its inverse, which is what the head predicts.
+    is kappa, at most 1e8, `Embedding.uncertainty` (n,) its inverse, which the head predicts.
     """
 
     Options = VonMisesFisherEncoderOptions
@@ -74,7 +73,7 @@ class VonMisesFisher(Encoder):
         feature_map = self.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
             mean = F.normalize(self.mean_head(feature_map))
-            dispersion = self.dispersion_head(feature_map).clamp(min=LEAST_DISPERSION)
+            dispersion = self.dispersion_head(feature_map)
         extra = {"concentration": 1 / dispersion}
         return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
 

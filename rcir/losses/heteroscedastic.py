@@ -7,6 +7,7 @@ is the weight decay of the optimizer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,15 +25,17 @@ class HeteroscedasticOptions:
 def bounded_log_variance(values: Tensor) -> Tensor:
     """Any numbers as log variances between -10 and 10, about unchanged near 0.
 
-    The loss of an easy triplet falls without end as its variances go to 0. A hyperbolic tangent
-    bounds them; values outside a clamp have no gradient, and would never come back.
+    The loss of an easy triplet falls without end as its variances go to 0. An arc tangent bounds
+    them: beyond a clamp, and soon in a hyperbolic tangent, values have no gradient in float32, and
+    would never come back.
 
     Example:
         >>> import torch
         >>> bounded_log_variance(torch.tensor([-1e9, 0.1, 1e9]))
         tensor([-10.0000,   0.1000,  10.0000])
     """
-    return BOUND * (values / BOUND).tanh()
+    slope = math.pi / 2 / BOUND
+    return (values * slope).atan() / slope
 
 
 def heteroscedastic_triplet_loss(

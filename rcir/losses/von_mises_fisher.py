@@ -148,9 +148,9 @@ def vmf_triplet_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of tau, exact.
 
-    From ``E x = A mu`` and a variance of ``A / kappa`` across mu and ``1 - A^2 - (d - 1) A / kappa``
-    along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in independent
-    vectors. All terms of its variance are positive, so that it keeps its digits.
+    From ``E x = A mu`` and variances of ``A / kappa`` across mu and of ``1 - A^2 - (d - 1) A /
+    kappa`` along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in
+    independent vectors. All terms of its variance are positive, so that it keeps its digits.
 
     Args:
         means: of anchor, positive, negative; (..., d), of unit length, broadcast against each

@@ -569,7 +569,7 @@ def test_x_rays_with_a_training_finding_or_none_train(tmp_path, places):
 
 
 def test_the_training_half_is_that_of_the_published_mask(tmp_path):
-    """The authors number Normal 0 and the findings from 1 on, by name; the mask is in their code."""
+    """The authors number Normal 0 and the findings from 1 on, by name; the mask is theirs."""
     names = [
         *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule"),
         *("Effusion", "Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule"),

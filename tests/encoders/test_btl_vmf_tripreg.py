@@ -12,6 +12,7 @@ from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.encoders.batches import BATCH, draw_samples
 from rcir.encoders.batches import embed as embed_all
+from rcir.encoders.features import floored_softplus
 from rcir.encoders.vmf import draw_von_mises_fisher
 from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, bessel_ratio
@@ -94,17 +95,39 @@ def test_vmf_uncertainty_is_the_inverse_of_the_concentration_and_depends_on_the_
     assert len(embedding.uncertainty.unique()) == 5
 
 
-def test_an_almost_certain_vmf_stays_finite():
-    """Softplus of -110 is 0 in float32."""
+@pytest.mark.parametrize("kl_scale", [1e-4, 0.0])
+@pytest.mark.parametrize(
+    ("method", "options"), [("btl", {}), ("vmf", {}), ("hib", {}), ("hib", {"components": 2})]
+)
+def test_an_almost_certain_image_stays_finite_and_has_a_gradient(method, options, kl_scale):
+    """Softplus of -104 is 0 in float32, and so is its derivative. One of two tuples is wrong."""
+    images, valid = pictures(3)[[0, 0, 1, 2, 2, 1]], torch.ones(2, 1, dtype=torch.bool)
+    for number in (-52.0, -104.0, -1e4):
+        encoder = build(method, **options)
+        head = encoder.dispersion_head if method == "vmf" else encoder.variance_head
+        last = head[-1] if method == "hib" else head.layers[-1]
+        torch.nn.init.constant_(last.bias, number)
+        losses = encoder.loss(
+            EmbeddedTuples(encoder(images), valid), encoder.LossOptions(kl_scale=kl_scale)
+        )
+        assert losses.isfinite().all()
+        losses.sum().backward()
+        assert all(p.grad.isfinite().all() for p in encoder.parameters())
+        assert last.bias.grad.abs().min() > 0
+
+
+def test_variances_are_those_of_softplus_down_to_a_floor():
+    raw = torch.tensor([-1e9, -104.0, -12.0001, -12.0, -11.0, -7.0, 0.0, 5.0])
+    values = floored_softplus(raw)
+    assert torch.equal(values[3:], F.softplus(raw[3:]))
+    assert (values.diff() > 0).all()
+    assert 1e-8 < values[0] < values[1] < 2e-8
+
+
+def test_an_almost_certain_vmf_draws_its_mean():
     encoder = build("vmf")
     torch.nn.init.constant_(encoder.dispersion_head.layers[-1].bias, -110.0)
     embedding = encoder(pictures())
-    assert embedding.uncertainty.tolist() == pytest.approx([1e-8] * 5)
-    losses = encoder.loss(
-        EmbeddedTuples(embedding, torch.ones(1, 3, dtype=torch.bool)), encoder.LossOptions()
-    )
-    losses.sum().backward()
-    assert all(p.grad.isfinite().all() for p in encoder.parameters())
     drawn = encoder.samples(pictures(), generator())
     torch.testing.assert_close(drawn[0], embedding.vectors.detach(), atol=2e-3, rtol=0)
     mean = torch.eye(4)[:1]
@@ -209,11 +232,11 @@ def test_untrained_tripreg_is_the_deterministic_encoder_with_the_soft_loss():
 def test_tripreg_variance_is_bounded():
     encoder = build("tripreg")
     last = encoder.log_variance_head.layers[-1]
-    for number, expected in ((1e6, np.exp(10)), (-1e6, np.exp(-10)), (0.5, np.exp(0.5))):
+    for number, expected in ((1e6, np.exp(10)), (-1e6, np.exp(-10)), (0.3, np.exp(0.3))):
         torch.nn.init.constant_(last.bias, number)
         variance = encoder.embed(pictures()).variance
         np.testing.assert_allclose(variance, expected, rtol=1e-3)
-    torch.nn.init.constant_(last.bias, -30.0)
+    torch.nn.init.constant_(last.bias, -300.0)
     valid = torch.ones(2, 1, dtype=torch.bool)
     encoder.loss(
         EmbeddedTuples(encoder(pictures(6)), valid), encoder.LossOptions()

@@ -91,6 +91,23 @@ def test_likelihood_is_the_normal_log_cdf_and_does_not_saturate(z):
     assert triplet_nll(*triplet_of_z(z)).item() == pytest.approx(-norm.logcdf(z), rel=1e-9)
 
 
+def test_the_published_epsilon_bounds_the_loss():
+    z = torch.tensor([-1e6, -10.0, -3.0, 0.0, 3.0], requires_grad=True)
+    losses = order_nll(-z, torch.ones(5), epsilon=1e-8)
+    np.testing.assert_allclose(
+        losses.detach(), -np.log(norm.cdf(z.detach().double()) + 1e-8), rtol=1e-5
+    )
+    losses.sum().backward()
+    density = norm.pdf(z.detach().double()) / (norm.cdf(z.detach().double()) + 1e-8)
+    np.testing.assert_allclose(z.grad, -density, rtol=1e-4, atol=1e-12)
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    mean = TupleRows.split(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]), valid)
+    variance = TupleRows.split(torch.full((3, 1), 1e-6), valid)
+    options = BayesianTripletOptions(kl_scale=0.0, epsilon=1e-8)
+    loss = bayesian_tuple_loss(mean, variance, valid, options)
+    assert loss.item() == pytest.approx(8 * np.log(10), rel=1e-6)
+
+
 def test_float32_keeps_its_digits_at_tiny_variances():
     means, _ = random_triplets(20, 2047, 1)
     unit = tuple(torch.nn.functional.normalize(m) for m in means)
@@ -181,7 +198,9 @@ def test_invalid_negatives_get_no_gradient(rows):
         assert (leaf.grad[~untouched].abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("options", [{"margin": -0.1}, {"kl_scale": -1e-9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"margin": -0.1}, {"kl_scale": -1e-9}, {"epsilon": -1e-8}], ids=str
+)
 def test_negative_options_are_refused(options):
     with pytest.raises(InvalidConfig, match="negative"):
         BayesianTripletOptions(**options)

@@ -234,7 +234,7 @@ def test_certain_triplets_in_the_opposite_order_keep_the_digits_of_their_varianc
     assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
     axis = [1.0] + [0.0] * (dim - 1)
     with mpmath.workdps(60):
-        expected = naive_nll(axis, [-1.0] + axis[1:], axis, [mpmath.mpf(concentration)] * 3, 0)
+        expected = naive_nll(axis, [-1.0, *axis[1:]], axis, [mpmath.mpf(concentration)] * 3, 0)
     np.testing.assert_allclose(losses.detach(), float(expected), rtol=1e-5)
 
 
