@@ -1,13 +1,18 @@
 """Risk control: how fast it calibrates, how small its sets are, and whether its guarantees hold.
 
-(a) On 100,000 calibration queries, compared with the procedure of Cai et al. (AAAI 2025), a loop
-over a grid of thresholds; on 3,000, compared with MAPIE, which treats the problem as recall with
-one relevant item. (b) On encoders trained here: mean set size, and the share of 2,000 calibrations
-whose risk exceeds alpha. Each uses 3,000 queries, drawn with replacement from the calibration and
-test queries, so that the risk is known exactly. Every score function is fitted on the tuning split.
-The fair baseline of `auto` has one size for all queries and takes the same items in the same order:
-one of each label where `auto` does so. "constant" takes the nearest items, several of one label
-too. (c) The same for other risks. (d) Queries until a monitor detects a higher risk.
+(a) On 100,000 calibration queries, compared with a loop over a grid of thresholds, query by query,
+as in the code of Cai et al. (AAAI 2025); on 3,000, compared with MAPIE, which treats the problem as
+recall with one relevant item. (b) On encoders trained here: mean set size, and the share of 2,000
+calibrations whose risk exceeds alpha. Each uses 3,000 queries, drawn with replacement from the
+calibration and test queries, so that the risk is known exactly. Every score function is fitted on
+the tuning split. The fair baseline of `auto` has one size for all queries and takes the same items
+in the same order: one of each label where `auto` does so. "constant" takes the nearest items,
+several of one label too. The rule of Cai et al. and their baselines take the range of all queries
+as that of the queries at hand. (c) The same for other risks. (d) Queries until a monitor detects a
+higher risk. (e) The rule of Cai et al. and their baselines beside score functions with the same
+bound, on simulated queries: the rank of the only match is 1 + floor(X), X exponential with a mean
+proportional to the uncertainty. Risks are exact, given the uncertainties. `--sets` without a name
+leaves out (b) and (c), the parts that need encoders.
 """
 
 from __future__ import annotations
@@ -20,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from cai2025 import calibrate_kappa, heuristic_sets, rule_sizes
 from common import DIGITS, parser, report, sized
 from mapie.risk_control import MultiLabelClassificationController
 from numpy.typing import NDArray
@@ -36,7 +43,9 @@ from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
     Certificate,
+    Constant,
     MinMax,
+    Quantile,
     Request,
     RiskMonitor,
     ScoredResults,
@@ -67,6 +76,10 @@ SETS = {"digits": "digits-btl", "fashion": "fashion-btl", "omniglot": "omniglot-
 SETS = sized(SETS, dict.fromkeys(SETS, "digits-btl"))
 SHORTER = sized((), ("--epochs", "1", "--data.options", json.dumps(DIGITS)))
 FAIR = "one size, order of auto"
+CAI, RANDOM, HEURISTIC = "Cai et al.", "Cai et al., random uncertainty", "Cai et al., heuristic"
+# CUB-200-2011 has 5,924 test images, of which Cai et al. calibrate on half.
+TRIALS, TUNING, HALF, CANDIDATES = sized((200, 300, 2_962, 50), (2, 300, 2_962, 50))
+MANY = sized(20_000, 1_000)  # queries of which risks of score functions are measured
 BOUNDS: dict[str, Bound] = {"Hoeffding": "hoeffding", "exact": "binomial", "betting": "betting"}
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -92,8 +105,8 @@ def population(n: int, depth: int) -> tuple[SearchResults, NDArray[np.float64]]:
 def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float | None:
     """Raise the threshold by a step until Hoeffding's bound of the miss rate is at most alpha.
 
-    Query by query, as in Cai et al., but with K = max(1, ceil(threshold u)), and None if no
-    threshold reaches alpha.
+    Query by query, as in the code of Cai et al., but with K = max(1, ceil(threshold u)), and None
+    if no threshold reaches alpha. Their rule itself is in `cai2025.py`.
     """
     margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
     threshold = 0.0
@@ -147,9 +160,9 @@ def speed() -> tuple[list[tuple[str, ...]], dict[str, float]]:
         (f"rcir: fit and threshold, {QUERIES:,} queries", f"{fit:.4g}", ""),
         ("rcir: one threshold, exact bound", f"{one_threshold:.4g}", f"{exact():.2f}"),
         ("rcir: one threshold, Hoeffding", f"{seconds(hoeffding, 200):.4g}", f"{hoeffding():.2f}"),
-        ("Cai et al.: loop, step 0.2", f"{loop:.4g}", f"{by_loop:.2f}"),
+        ("loop over queries and a grid, step 0.2", f"{loop:.4g}", f"{by_loop:.2f}"),
         (
-            "the same loop, all queries of a step at once",
+            "the same, all queries of a step at once",
             f"{arrays:.4g}",
             f"{grid_search_of_arrays(scale, ranks, alpha):.2f}",
         ),
@@ -262,6 +275,31 @@ class Case:
         # A request that is unattainable violates nothing.
         return float(sizes[np.isfinite(thresholds)].mean()), float((risks > alpha).mean())
 
+    def of_rule(self, alpha: float, random: bool = False) -> tuple[float, float]:
+        """Return the same of the rule of Cai et al., with random uncertainties if `random`."""
+        results, ranks = self.queries.results, self.queries.ranks
+        n, rng, measured = len(ranks), np.random.default_rng(1), []
+        uncertainty = results.uncertainty
+        for _ in range(DRAWS):
+            rows = rng.integers(0, n, CALIBRATION)
+            calibration = rng.random(CALIBRATION) if random else uncertainty[rows]
+            uncertainty = rng.random(n) if random else uncertainty
+            kappa, _ = calibrate_kappa(calibration, ranks[rows], results.depth, alpha, DELTA)
+            sizes = rule_sizes(uncertainty, kappa, results.depth)
+            measured.append((sizes.mean(), np.mean(ranks > sizes) > alpha))
+        size, violated = np.mean(measured, axis=0)
+        return float(size), float(violated)
+
+    def of_heuristic(self, alpha: float) -> tuple[float, float]:
+        """Return the same of their heuristic, whose sets depend on no calibration."""
+        results = self.queries.results
+        candidates = results.require("candidate_uncertainty")
+        both = np.concatenate([results.uncertainty, candidates[results.is_candidate]])
+        within = heuristic_sets(results.uncertainty, candidates, (both.min(), both.max()), alpha)
+        within &= results.is_candidate
+        missed = ~(within & self.queries.relevant).any(axis=1)
+        return float(within.sum(axis=1).mean()), float(missed.mean() > alpha)
+
     def of_all_matches(self, name: str, risk: str, alpha: float) -> tuple[float, float]:
         """Return the mean set size, and the mean number of true matches in a set."""
         score_function = self.fitted("auto", risk)
@@ -324,6 +362,15 @@ def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[st
                     for alpha, (size, violated) in zip(ALPHAS, cells, strict=True):
                         certified[kind, score_function_name, bound, alpha] = size
                         excess.append(violated - DELTA)
+        case = cases["images"][0]
+        for title, shown, measure in (
+            (CAI, "Hoeffding", case.of_rule),
+            (RANDOM, "Hoeffding", partial(case.of_rule, random=True)),
+            (HEURISTIC, "none", case.of_heuristic),
+        ):
+            cells = [measure(alpha) for alpha in ALPHAS]
+            texts = (f"{size:.2f} ({violated:.3f})" for size, violated in cells)
+            rows.append((name, "images", title, shown, *texts))
         unlabelled = "images, no labels"
         hoeffding = certified["images", "minmax", "hoeffding", 0.1]
         figures |= {
@@ -350,7 +397,6 @@ def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[st
             ),
         }
         if name == "digits":
-            case = cases["images"][0]
             score_function = case.fitted("auto")
             figures["simultaneous_over_pointwise"] = (
                 case.measured(score_function, "binomial", 0.03, local_level(CALIBRATION, DELTA))[0]
@@ -390,6 +436,101 @@ def of_all_matches(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]]
     return rows, figures
 
 
+class Simulation:
+    """Queries whose only match has a random rank that depends on the uncertainty.
+
+    Args:
+        draw: draws n uncertainties, of queries and of gallery items alike.
+        spread: mean of X over the uncertainty; the rank of the match is 1 + floor(X).
+    """
+
+    def __init__(
+        self, draw: Callable[[np.random.Generator, int], NDArray[np.float64]], spread: float
+    ) -> None:
+        self.draw, self.spread = draw, spread
+
+    def ranks(
+        self, uncertainty: NDArray[np.float64], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Draw the rank of each query's match; infinite beyond the candidates."""
+        ranks = 1 + np.floor(rng.exponential(self.spread * uncertainty))
+        return np.where(ranks > CANDIDATES, np.inf, ranks)
+
+    def risk(self, uncertainty: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
+        """Return the probability that a set of the first `sizes` candidates misses the match."""
+        return float(np.exp(-sizes / (self.spread * uncertainty)).mean())
+
+    def heuristic_risk(self, uncertainty: NDArray[np.float64], within: NDArray[np.bool_]) -> float:
+        """Return the probability that a set of the candidates `within` misses the match."""
+        beyond = np.exp(-np.arange(CANDIDATES + 1) / (self.spread * uncertainty[:, None]))
+        return float(1 - ((beyond[:, :-1] - beyond[:, 1:]) * within).sum(axis=1).mean())
+
+
+SIMULATIONS = {
+    "beta": Simulation(lambda rng, n: rng.beta(2, 5, n), 6.0),
+    "lognormal": Simulation(lambda rng, n: rng.lognormal(size=n), 2.0),
+}
+Outcome = tuple[float, float, bool]  # mean size, risk, and whether it was certified
+
+
+def outcomes(
+    world: Simulation, alpha: float, rng: np.random.Generator
+) -> Iterator[tuple[tuple[str, str], Outcome]]:
+    """Yield the outcome of one calibration by each rule and bound; None certified, no sets."""
+    tuning, calibration, test, many = (world.draw(rng, n) for n in (TUNING, HALF, HALF, MANY))
+    ranks = world.ranks(calibration, rng)
+    for rule in (CAI, RANDOM):
+        first, second = calibration, test
+        if rule == RANDOM:
+            first, second = rng.random(HALF), rng.random(HALF)
+        kappa, certified = calibrate_kappa(first, ranks, CANDIDATES, alpha, DELTA)
+        sizes = rule_sizes(second, kappa, CANDIDATES)
+        yield (rule, "Hoeffding"), (float(sizes.mean()), world.risk(test, sizes), certified)
+    candidates = world.draw(rng, HALF * CANDIDATES).reshape(HALF, CANDIDATES)
+    gallery = np.append(calibration, candidates)
+    within = heuristic_sets(test, candidates, (gallery.min(), gallery.max()), alpha)
+    risk = world.heuristic_risk(test, within)
+    yield (HEURISTIC, "none"), (float(within.sum(axis=1).mean()), risk, False)
+    results, split = SearchResults(calibration, CANDIDATES), SearchResults(tuning, CANDIDATES)
+    for kind in (Constant, MinMax, Quantile):
+        score_function = kind.fit(split, world.ranks(tuning, rng))
+        scored = score_ranks(score_function, results, ranks)
+        for title in ("Hoeffding", "exact"):
+            try:
+                threshold = order_statistic(alpha, DELTA, scored, BOUNDS[title]).threshold
+            except RiskUnattainable:
+                yield (score_function.name, title), (math.nan, math.nan, False)
+                continue
+            sizes = score_function.sizes(SearchResults(many, CANDIDATES), threshold)
+            outcome = float(sizes.mean()), world.risk(many, sizes), True
+            yield (score_function.name, title), outcome
+
+
+def simulated() -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Measure part (e)."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float] = {}
+    for name, world in SIMULATIONS.items():
+        cells: dict[tuple[str, str], list[str]] = {}
+        for alpha in ALPHAS:
+            rng, by_rule = np.random.default_rng(0), dict[tuple[str, str], list[Outcome]]()
+            for _ in range(TRIALS):
+                for rule, outcome in outcomes(world, alpha, rng):
+                    by_rule.setdefault(rule, []).append(outcome)
+            for rule, trials in by_rule.items():
+                size, risk, certified = np.nanmean(trials, axis=0)
+                violated = np.mean([each[1] > alpha for each in trials])
+                text = f"{size:.2f} ({risk:.3f}, {violated:.2f}, {certified:.2f})"
+                cells.setdefault(rule, []).append(text)
+                if alpha == 0.1 and rule in ((CAI, "Hoeffding"), ("minmax", "Hoeffding")):
+                    key = f"{'cai' if rule[0] == CAI else rule[0]}_{name}"
+                    figures[f"{key}_size"], figures[f"{key}_risk"] = float(size), float(risk)
+                    figures[f"{key}_violated"] = float(violated)
+                    figures[f"{key}_certified"] = float(certified)
+        rows += [(name, *rule, *texts) for rule, texts in cells.items()]
+    return rows, figures
+
+
 def alarms() -> tuple[list[tuple[str, ...]], dict[str, float]]:
     """Measure part (d): a risk that jumps from 0.05 to 0.3 after 10,000 queries, at alpha 0.1."""
     rng = np.random.default_rng(0)
@@ -424,27 +565,33 @@ def main() -> None:
     """Measure all parts."""
     command = parser(__doc__)
     command.add_argument("--runs", type=Path, help="where training runs are, or go to")
-    command.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    command.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
     options = command.parse_args()
     fast, figures = speed()
     report("(a) calibration", ["what", "seconds", "threshold"], fast, {}, None)
-    with tempfile.TemporaryDirectory() as temporary:
-        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
-        folder = options.runs or Path(temporary)
-        rows, more = sizes(folder, options.sets)
-        whole, of_matches = of_all_matches(folder, options.sets)
-    columns = ["data", "sets of", "sizes", "bound", *(f"alpha {alpha}" for alpha in ALPHAS)]
-    title = f"(b) mean size (share of calibrations whose risk exceeds alpha; delta {DELTA})"
-    report(title, columns, rows, {}, None)
-    columns = ["data", "risk", "alpha", "one size", "size, auto", "matches", "matches, auto"]
-    report("(c) mean size, and true matches in it, delta 0.1", columns, whole, {}, None)
+    levels = [f"alpha {alpha}" for alpha in ALPHAS]
+    if options.sets:
+        with tempfile.TemporaryDirectory() as temporary:
+            os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
+            folder = options.runs or Path(temporary)
+            rows, more = sizes(folder, options.sets)
+            whole, of_matches = of_all_matches(folder, options.sets)
+        columns = ["data", "sets of", "sizes", "bound", *levels]
+        title = f"(b) mean size (share of calibrations whose risk exceeds alpha; delta {DELTA})"
+        report(title, columns, rows, {}, None)
+        columns = ["data", "risk", "alpha", "one size", "size, auto", "matches", "matches, auto"]
+        report("(c) mean size, and true matches in it, delta 0.1", columns, whole, {}, None)
+        figures |= more | of_matches
+    simulations, compared = simulated()
+    title = f"(e) mean size (risk, share above alpha, share certified), delta {DELTA}"
+    report(title, ["uncertainty", "sizes", "bound", *levels], simulations, {}, None)
     delays, watching = alarms()
     columns = ["queries until the alarm", "10%", "median", "90%"]
     report(
         "(d) a jump of the risk from 0.05 to 0.3, watched at 0.1, level 0.01",
         columns,
         delays,
-        figures | more | of_matches | watching,
+        figures | compared | watching,
         options.json,
     )
 

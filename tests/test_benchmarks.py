@@ -14,7 +14,14 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-HELPERS = {"common", "cub", "loops", "populations", "papers/tables"}  # modules that scripts share
+HELPERS = {
+    "cai2025",
+    "common",
+    "cub",
+    "loops",
+    "populations",
+    "papers/tables",
+}  # modules that scripts share
 NEEDS_DATA = {
     *("data", "frozen_uncertainties", "methods", "new_labels", "photographs", "uncertainties"),
     "vectors",
@@ -49,6 +56,21 @@ def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, requ
     figures = json.loads(path.read_text())["figures"]
     assert figures
     assert all(map(math.isfinite, figures.values()))
+
+
+def test_the_rule_of_cai_et_al_certifies_light_tails_of_the_uncertainty_only(tmp_path):
+    """With heavy ones, one query sets the range, and the others get too few candidates."""
+    path = tmp_path / "figures.json"
+    command = [sys.executable, FOLDER / "risk.py", "--short", "--sets", "--json", path]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    figures = json.loads(path.read_text())["figures"]
+    assert (figures["cai_beta_certified"], figures["cai_beta_violated"]) == (1, 0)
+    assert (figures["cai_lognormal_certified"], figures["cai_lognormal_violated"]) == (0, 1)
+    # Four standard deviations of the mean of two batches; see tests/risk/test_cai_rule.py.
+    assert figures["cai_lognormal_risk"] == pytest.approx(0.344, abs=0.15)
+    # With the same bound, and a range from other queries, sizes like theirs where theirs works.
+    assert figures["minmax_lognormal_violated"] == 0
+    assert figures["minmax_beta_size"] == pytest.approx(figures["cai_beta_size"], rel=0.1)
 
 
 @pytest.mark.statistical
