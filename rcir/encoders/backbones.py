@@ -15,7 +15,8 @@ from rcir.encoders.hub import take_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
-BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "densenet161")
+RESNETS = ("resnet50", "resnet101")
+BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", *RESNETS, "densenet161")
 UNTRAINED = BACKBONES[:4]  # of one channel or three, without published weights
 
 
@@ -29,10 +30,11 @@ def build_backbone(
             both from Warburg et al., 2023, arXiv 2302.01332), "lenet" (two of 5 x 5, each with
             pooling, from 16 x 16; as Oh et al., ICLR 2019, have them, who do not say how wide:
             32 and 64 channels), "resnet10" (four residual blocks of
-            32 to 256 channels, for pictures of 28 to 64 pixels), "resnet50" or "densenet161".
-        channels: of the images, 1 or 3; resnet50 and densenet161 take 3.
-        pretrained: start from torchvision's ImageNet weights, the best or those named; resnet50
-            and densenet161 only.
+            32 to 256 channels, for pictures of 28 to 64 pixels), "resnet50", "resnet101" or
+            "densenet161".
+        channels: of the images, 1 or 3; the last three backbones take 3.
+        pretrained: start from torchvision's ImageNet weights, the best or those named; the last
+            three backbones only.
         checkpoint_path: a .safetensors file with weights of the whole torchvision network.
 
     Raises:
@@ -61,7 +63,7 @@ def build_backbone(
     network: Any = _torchvision(name, pretrained)
     if checkpoint_path is not None:
         take_weights(network, checkpoint_path)
-    if name == "resnet50":
+    if name in RESNETS:
         return nn.Sequential(*list(network.children())[:-2])
     return nn.Sequential(network.features, nn.ReLU(inplace=True))
 

@@ -58,14 +58,15 @@ class EncoderConfig:
         method: how the encoder knows its uncertainty: a name in `rcir.encoders.METHODS`, of which
             "pretrained" does not, and has no head to train; or the import path of an encoder of
             your own, "package.module:Class", see `rcir.encoders.Encoder`.
-        backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50" or "densenet161"; or a
-            model of a hub, "timm:NAME", "open_clip:NAME/TAG" or "transformers:NAME".
+        backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "resnet101" or
+            "densenet161"; or a model of a hub, "timm:NAME", "open_clip:NAME/TAG" or
+            "transformers:NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
             of a feature matters. Models that pool by themselves take either of the latter two.
         dim: length of the embedding; of method "pretrained" it is that of the pooled features.
         pretrained: start from pretrained weights: true for those that the hub has of a model, or
-            for torchvision's best of resnet50 and densenet161; "IMAGENET1K_V1" for those of these
-            that the papers started from, or "IMAGENET1K_V2" (resnet50 only).
+            for torchvision's best of resnet50, resnet101 and densenet161; "IMAGENET1K_V1" for those
+            that the papers started from, or "IMAGENET1K_V2" (not of densenet161).
         checkpoint_path: start from the weights of a .safetensors file instead, of the whole network
             with its classifier (of OpenCLIP, with its text tower).
         freeze: the backbone is not trained, and its batch statistics stay: a training embeds every

@@ -28,6 +28,7 @@ from rcir.errors import DataUnavailable, InvalidConfig
         ("resnet10", 3, (64, 64), (256, 4, 4)),
         ("resnet10", 1, (28, 28), (256, 2, 2)),
         ("resnet50", 3, (64, 64), (2048, 2, 2)),
+        ("resnet101", 3, (64, 64), (2048, 2, 2)),
         ("densenet161", 3, (32, 32), (2208, 1, 1)),
     ],
 )
