@@ -114,6 +114,18 @@ def test_pittsburgh_has_the_published_parts(tmp_path, version, split, upright):
         assert part.attributes["panorama"].tolist() == expected
 
 
+def test_the_radius_of_evaluation_can_be_chosen(tmp_path):
+    contents = write_pittsburgh(tmp_path)
+    _, places, _, query_places = contents["test"]
+    source = read("pitts30k", tmp_path, radius=15.0)
+    near = distances(query_places, places) <= 15
+    assert 0 < near.sum() < (distances(query_places, places) <= 25).sum()
+    np.testing.assert_array_equal(matches(source), near)
+    assert (source.train.relevance.near, source.train.relevance.radius) == (10, 25)
+    with pytest.raises(InvalidConfig, match="radius"):
+        read("pitts30k", tmp_path, radius=0.0)
+
+
 def test_radius_and_older_field_names_of_the_index_are_read(tmp_path):
     contents = write_pittsburgh(tmp_path, radius=7.0)["val"]
     changes = {"dbImage": cells(contents[0]), "qImage": cells(contents[2]), "dbImageFns": None}

@@ -46,7 +46,12 @@ class PublishedSplit:
     radius: float
 
 
-def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "test") -> Source:
+def read(
+    root: Path,
+    version: Version = "30k",
+    split: Literal["test", "val"] = "test",
+    radius: float | None = None,
+) -> Source:
     """Train on the training split; evaluate on another.
 
     Training and validation keep database and queries apart, as the authors do: anchors are
@@ -57,12 +62,14 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
             database images as `000/000829_pitch1_yaw1.jpg`, queries below `queries_real`.
         version: "30k" or "250k".
         split: that evaluates; "test" or "val".
+        radius: distance in metres up to which images of this split match; None for the 25 m that
+            are published with it. The code of Cai et al. (AAAI 2025) takes 10.
 
     Returns:
         Images as paths; places in metres; the attribute "panorama", which is their cluster.
 
     Raises:
-        InvalidConfig: no such version or split.
+        InvalidConfig: no such version or split, or a radius of 0 or less.
         DataUnavailable: an index or an image is not there.
         InvalidData: an index is damaged.
     """
@@ -71,6 +78,8 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
             f"data.options: version {version!r}, split {split!r}; version is '30k' or '250k', "
             "split 'test' or 'val'"
         )
+    if radius is not None and not 0 < radius < np.inf:
+        raise InvalidConfig(f"data.options: radius {radius}; it must be above 0, in metres")
     folder = root / "pittsburgh"
     train, validation = (
         read_index(folder / "datasets" / f"pitts{version}_{part}.mat") for part in ("train", split)
@@ -85,10 +94,11 @@ def read(root: Path, version: Version = "30k", split: Literal["test", "val"] = "
     training = _images(folder, train.gallery + train.queries, places, train.radius)
     searched = np.arange(len(training)) < len(train.gallery)
     near = min(NEAR, train.radius)
+    radius = validation.radius if radius is None else radius
     return Source(
         replace(training, relevance=WithinRadius(places, train.radius, near, searched)),
-        _images(folder, validation.queries, validation.query_places, validation.radius),
-        _images(folder, validation.gallery, validation.gallery_places, validation.radius),
+        _images(folder, validation.queries, validation.query_places, radius),
+        _images(folder, validation.gallery, validation.gallery_places, radius),
     )
 
 
