@@ -168,3 +168,53 @@ def test_every_convolution_of_a_large_backbone_is_thinned_and_batch_statistics_s
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
     encoder.embed(pictures(3, 3, (32, 32)))
     assert {int(norm.num_batches_tracked) for norm in norms} == {0}
+
+
+def independent(**options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        options = {"passes": PASSES, "dropout": 0.3, "masks": "independent"} | options
+        return build_encoder(
+            EncoderConfig("mc-dropout", "mnist-cnn", "gem", options=options), 1, (8, 16)
+        )
+
+
+def test_independent_masks_belong_to_the_image_whatever_its_batch():
+    encoder, images = independent(), pictures(20)
+    together, alone = encoder.embed(images), [encoder.embed(images[i : i + 1]) for i in range(20)]
+    for number, one in enumerate(alone):
+        row = together[number : number + 1]
+        torch.testing.assert_close(row.tensors, one.tensors, atol=1e-6, rtol=1e-4)
+    again = encoder.embed(images[[3, 3]])
+    assert torch.equal(again.vectors[0], again.vectors[1])
+
+
+def test_independent_masks_are_those_of_independent_draws():
+    encoder = independent()
+    layer = encoder.convolutions[1]
+    before, after = (record(each) for each in (layer.conv, layer))
+    layer.conv.register_forward_hook(lambda _module, _inputs, output: output.fill_(1.0))
+    encoder.embed(pictures(12))  # 12 images in 5 passes, all at a time
+    assert torch.all((after[0] == 0) | ((after[0] - 1 / 0.7).abs() < 1e-5))
+    kept = (after[0] > 0).flatten(1).double()  # (60, values)
+    assert len(kept) == 60
+    assert len(before) == 1
+    # Of 0.7 each, within five standard errors; of two masks, uncorrelated values.
+    n = kept.shape[1]
+    assert abs(kept.mean().item() - 0.7) < 5 * (0.21 / kept.numel()) ** 0.5
+    centred = (kept - 0.7) / 0.21**0.5
+    products = (centred @ centred.T / n)[~torch.eye(60, dtype=torch.bool)]
+    assert products.abs().max() < 5 / n**0.5
+    assert (centred[:, 1:] * centred[:, :-1]).mean().abs() < 5 / kept.numel() ** 0.5
+
+
+def test_a_mean_without_unit_length_is_shorter_by_the_variance():
+    """|mean|^2 = 1 - sum of the biased variances, as the passes have unit length."""
+    for masks in ("shared", "independent"):
+        raw = independent(masks=masks, unit=False).embed(pictures())
+        unit = independent(masks=masks).embed(pictures())
+        expected = 1 - raw.variance.sum(1) * (PASSES - 1) / PASSES
+        torch.testing.assert_close(raw.vectors.square().sum(1), expected)
+        torch.testing.assert_close(F.normalize(raw.vectors), unit.vectors)
+        torch.testing.assert_close(raw.variance, unit.variance)
+        assert expected.max() < 0.999
