@@ -31,7 +31,7 @@ from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder, write_json
 from rcir.retrieval.stored_parts import save_tensors
 from rcir.tracking import MetricQueue, TrackedRun
-from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, Validation
+from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 
 METRICS_FILE = "metrics.json"
 LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
@@ -132,7 +132,8 @@ class TrainState:
         epoch: number of epochs done.
         best_epoch: the one with the smallest certified sets of the validation images so far, or,
             where these are equal or nothing is certified, with the highest mean average precision;
-            the last of several; 0 before the first.
+            the last of several; 0 before the first. If epochs are selected by recall, the one with
+            the highest recall at 1, which then takes the place of the mean average precision below.
         best_size: its certified size, infinite if nothing is certified.
         best_precision: its mean average precision.
         improved_epoch: the last whose mean average precision was better, by more than `min_delta`,
@@ -151,7 +152,9 @@ class TrainState:
     seed: int = 0
     steps: int = 0
 
-    def advance(self, metrics: Mapping[str, float], min_delta: float) -> None:
+    def advance(
+        self, metrics: Mapping[str, float], min_delta: float, by_recall: bool = False
+    ) -> None:
         """Note that another epoch is done, with these metrics of the validation images.
 
         Example:
@@ -163,6 +166,8 @@ class TrainState:
         """
         self.epoch += 1
         size, precision = metrics.get(CERTIFIED_SIZE, float("inf")), metrics[MEAN_AVERAGE_PRECISION]
+        if by_recall:
+            size, precision = float("inf"), metrics[RECALL]
         if (-size, precision) >= (-self.best_size, self.best_precision):
             self.best_epoch, self.best_size, self.best_precision = self.epoch, size, precision
         if self.epoch == 1 or precision > self.improved + min_delta:

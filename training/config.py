@@ -128,6 +128,9 @@ class Change:
                 )
 
 
+FreezeBatchNorm = Literal["statistics", "affine", "nothing"]
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """A training run.
@@ -139,9 +142,11 @@ class TrainingConfig:
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of them once an anchor (with mining.cache
             "sampled", of up to mining.refresh steps).
+        selection: which epoch is kept: "certified-size", the one with the smallest certified sets
+            of the validation images, of equal ones the one with the highest mean average precision;
+            or "recall", the one with the highest recall at 1 (the code of Cai et al., AAAI 2025).
         patience: stop after so many epochs without a better mean average precision on the
-            validation images; 0 trains all of them. The epoch with the smallest certified sets of
-            these is kept, of equal ones the one with the highest mean average precision.
+            validation images, or with selection "recall" a better recall at 1; 0 trains all epochs.
         min_delta: by how much a better one must exceed the best so far, for `patience`.
         batch: tuples per step, over all workers; with mining.scope "batch", images.
         batch_per_worker: sets `batch` to so many times the number of workers (the most there may
@@ -165,6 +170,10 @@ class TrainingConfig:
         preprocessing: from images to the encoder's input; left out with a backbone of a model hub,
             it is the model's own.
         augmentation: random transforms of training images.
+        freeze_batch_norm: what layers of batch normalisation keep: "statistics", the running ones,
+            by which they then normalise in training too (Roth et al., ICML 2020); "affine", scale
+            and shift (the code of Cai et al.); or "nothing". None for "statistics" with pretrained
+            weights, else "nothing".
         encoder: what is trained.
         loss: options of the loss of encoder.method, such as margin: those of its `LossOptions`.
         mining: how tuples are chosen; what is left open becomes the best for the encoder.
@@ -177,6 +186,7 @@ class TrainingConfig:
     storage: str = field(default_factory=lambda: os.environ.get("RCIR_RUNS", "runs"))
     seed: int = 0
     epochs: int = 8
+    selection: Literal["certified-size", "recall"] = "certified-size"
     patience: int = 0
     min_delta: float = 0.0
     batch: int = 64
@@ -191,6 +201,7 @@ class TrainingConfig:
     data: DataConfig = field(default_factory=DataConfig)
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    freeze_batch_norm: FreezeBatchNorm | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     loss: dict[str, Any] = field(default_factory=dict)
     mining: MiningConfig = field(default_factory=MiningConfig)
@@ -310,6 +321,12 @@ class TrainingConfig:
         kind = find_method(method).LossOptions
         require_options(f"loss of {method}", kind, self.loss)
         return kind(**self.loss)
+
+    @property
+    def frozen_batch_norm(self) -> FreezeBatchNorm:
+        """What layers of batch normalisation keep."""
+        default: FreezeBatchNorm = "statistics" if self.encoder.starts_pretrained else "nothing"
+        return self.freeze_batch_norm or default
 
     @property
     def most_workers(self) -> int:

@@ -28,7 +28,7 @@ from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
 from training.images import on_features
 from training.progress import LOG, EpochBar
-from training.trainer import Trainer
+from training.trainer import Trainer, freeze_affine
 from training.validation import TrainingWatch, validate
 from training.workers import Workers
 
@@ -121,6 +121,8 @@ def _train(
             config.encoder, config.preprocessing.channels, config.preprocessing.size
         )
     config, splits = on_features(config, splits, encoder, folder.parent)
+    if config.frozen_batch_norm == "affine":
+        freeze_affine(encoder)
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = config.optimizer.build(encoder.parameters())
     # The first worker says from which: another one may see a shared folder as it was a while ago.
@@ -147,7 +149,7 @@ def _train(
         metrics = workers.broadcast(validation.metrics() if first else None) | trained
         metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
         metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
-        state.advance(metrics, config.min_delta)
+        state.advance(metrics, config.min_delta, config.selection == "recall")
         state.steps = trainer.steps
         if first:
             # Metrics first: an epoch that is not repeated has left them.

@@ -80,7 +80,11 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
 
 def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """The flat options of a stored training; those that are newer than it have their defaults."""
-    newer = (OptimizerConfig, "optimizer."), (TrainingConfig, "")
+    method = find_method(options.get("encoder.method", EncoderConfig.method))
+    newer = (
+        *((OptimizerConfig, "optimizer."), (TrainingConfig, "")),
+        (method.Options, "encoder.options."),
+    )
     defaults = {
         f"{prefix}{each.name}": each.default
         for kind, prefix in newer

@@ -49,12 +49,12 @@ class GhostBatchStatistics:
         encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen
             backbone, which keep their statistics.
         workers: among whom the micro-batches are dealt out.
-        pretrained: the backbone starts from pretrained weights, and keeps its statistics too: a
-            few hundred steps of small batches would replace those of the millions of images that
-            the weights belong to (Roth et al., ICML 2020, train so; Cai et al. mean to).
+        keep: all layers keep their statistics, as is best with pretrained weights: a few hundred
+            steps of small batches would replace those of the millions of images that the weights
+            belong to (Roth et al., ICML 2020, train so).
     """
 
-    def __init__(self, encoder: nn.Module, workers: Workers, pretrained: bool = False) -> None:
+    def __init__(self, encoder: nn.Module, workers: Workers, keep: bool = False) -> None:
         self._encoder = encoder
         self._workers = workers
         frozen = {
@@ -68,7 +68,7 @@ class GhostBatchStatistics:
             for layer in encoder.modules()
             if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer not in frozen
         ]
-        self._kept, self._layers = (layers, []) if pretrained else ([], layers)
+        self._kept, self._layers = (layers, []) if keep else ([], layers)
         self._momentum = [float(layer.momentum or 0) for layer in self._layers]
         self._running = self._current()
         self._parts: list[list[Tensor]] = []
@@ -107,6 +107,14 @@ class GhostBatchStatistics:
         """Means and variances, two for each layer."""
         statistics = [(layer.running_mean, layer.running_var) for layer in self._layers]
         return [values for pair in statistics for values in pair if values is not None]
+
+
+def freeze_affine(encoder: nn.Module) -> None:
+    """Keep scale and shift of all layers of batch normalisation out of training."""
+    for layer in encoder.modules():
+        if isinstance(layer, _BatchNorm):
+            for weights in layer.parameters(recurse=False):
+                weights.requires_grad_(False)
 
 
 LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
@@ -232,7 +240,7 @@ class Trainer:
             self.workers.rank, self.config.n_micro_batches, self.workers.count
         )
         self._statistics = GhostBatchStatistics(
-            self.encoder, self.workers, self.config.encoder.starts_pretrained
+            self.encoder, self.workers, self.config.frozen_batch_norm == "statistics"
         )
         self.options = self.config
         self._loss_options = self.config.loss_options()

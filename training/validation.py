@@ -153,6 +153,7 @@ def _certify(
 
 PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
+RECALL = "validation/recall_at_1"
 CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
 
 
@@ -216,7 +217,7 @@ class Validation:
         What cannot be computed is left out: a size that is not certified, the AUROC if all are
         right or all wrong.
         """
-        numbers = {"validation/recall_at_1": recall_at_k(self.ranks[self.matched], 1)}
+        numbers = {RECALL: recall_at_k(self.ranks[self.matched], 1)}
         numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
         # The range of one half scales the other.
         half = self.uncertainty[::2]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import batch_norm
 
 from tests.training.helpers import ALONE, equal
-from training.trainer import GhostBatchStatistics
+from training.trainer import GhostBatchStatistics, freeze_affine
 from training.workers import Workers
 
 STEPS = 3
@@ -103,7 +103,7 @@ def test_a_network_without_running_statistics_is_left_alone():
 def test_a_pretrained_backbone_keeps_its_statistics_and_is_normalised_by_them():
     net = network()
     before = copy.deepcopy(net).eval()
-    statistics = GhostBatchStatistics(net, ALONE, pretrained=True)
+    statistics = GhostBatchStatistics(net, ALONE, keep=True)
     statistics.train()
     assert net.training
     for batch in batches():
@@ -113,6 +113,16 @@ def test_a_pretrained_backbone_keeps_its_statistics_and_is_normalised_by_them():
     assert equal(net.state_dict(), before.state_dict())
     GhostBatchStatistics(net, ALONE).train()
     assert net[1].training
+
+
+def test_frozen_scale_and_shift_leave_the_statistics_and_other_weights_to_training():
+    net = network()
+    freeze_affine(net)
+    trained = {name for name, weights in net.named_parameters() if weights.requires_grad}
+    assert trained == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    before = net[1].running_mean.clone()
+    train(net, batches(), n_micro_batches=1)
+    assert not torch.equal(net[1].running_mean, before)
 
 
 def exchange(rank, folder):

@@ -21,7 +21,7 @@ from training.checkpoint import (
     restore_validation,
     save_checkpoint,
 )
-from training.validation import MEAN_AVERAGE_PRECISION, Validation
+from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "validation.safetensors"]
 
@@ -68,6 +68,15 @@ def test_patience_counts_from_the_last_improvement(values, min_delta, improved):
     state = precisions(*values, min_delta=min_delta)
     assert state.improved_epoch == improved
     assert state.improved == values[improved - 1]
+
+
+def test_by_recall_the_best_epoch_has_the_highest_recall_at_1():
+    state = TrainState()
+    for recall, size in ((0.5, 1.0), (0.7, 3.0), (0.72, 2.0), (0.6, 1.0)):
+        metrics = {RECALL: recall, MEAN_AVERAGE_PRECISION: 1 - recall, CERTIFIED_SIZE: size}
+        state.advance(metrics, 0.05, by_recall=True)
+    assert (state.best_epoch, state.best_precision) == (3, 0.72)
+    assert (state.improved_epoch, state.improved) == (2, 0.7)
 
 
 def model_of(seed):
