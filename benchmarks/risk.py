@@ -582,18 +582,14 @@ def main() -> None:
         columns = ["data", "risk", "alpha", "one size", "size, auto", "matches", "matches, auto"]
         report("(c) mean size, and true matches in it, delta 0.1", columns, whole, {}, None)
         figures |= more | of_matches
-    simulations, compared = simulated()
-    title = f"(e) mean size (risk, share above alpha, share certified), delta {DELTA}"
-    report(title, ["uncertainty", "sizes", "bound", *levels], simulations, {}, None)
     delays, watching = alarms()
     columns = ["queries until the alarm", "10%", "median", "90%"]
-    report(
-        "(d) a jump of the risk from 0.05 to 0.3, watched at 0.1, level 0.01",
-        columns,
-        delays,
-        figures | compared | watching,
-        options.json,
-    )
+    title = "(d) a jump of the risk from 0.05 to 0.3, watched at 0.1, level 0.01"
+    report(title, columns, delays, {}, None)
+    rows, compared = simulated()
+    title = f"(e) mean size (risk, share above alpha, share certified), delta {DELTA}"
+    columns = ["uncertainty", "sizes", "bound", *levels]
+    report(title, columns, rows, figures | watching | compared, options.json)
 
 
 if __name__ == "__main__":
