@@ -188,7 +188,8 @@ def _opened(
     embedder: Embedder,
 ) -> Opened:
     """Search the three splits of a data set."""
-    tuning, calibration, test = search_splits(retriever, splits, embedder)
+    with embedder.open() as opened:
+        tuning, calibration, test = search_splits(retriever, splits, opened)
     return Opened(
         dataset,
         tuning,

@@ -118,11 +118,11 @@ def on_features(
     if frozen is None:
         return config, splits
     backbone = BackboneFeatures(frozen, config.encoder)
-    embedder = Embedder(num_workers, config.use_gpu, runs / FOLDER)
-    train, validation = (
-        replace(images, images=_features(images, embedder, backbone, config.preprocessing))
-        for images in (splits.train, splits.validation)
-    )
+    with Embedder(num_workers, config.use_gpu, runs / FOLDER).open() as embedder:
+        train, validation = (
+            replace(images, images=_features(images, embedder, backbone, config.preprocessing))
+            for images in (splits.train, splits.validation)
+        )
     passed = FeaturePreprocessing(**vars(config.preprocessing))
     return (
         replace(config, preprocessing=passed),

@@ -262,21 +262,22 @@ def _finished(
         else:
             encoder, validation = _train_one(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
-        embedder = Embedder(config.most_workers, config.use_gpu)
-        if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
-            encoder.fit_posthoc(
-                TrainingImages(
-                    splits.train,
-                    config.preprocessing,
-                    embedder,
-                    config.seed,
-                    config.at(config.epochs).loss_options(),
+        with Embedder(config.most_workers, config.use_gpu).open() as embedder:
+            if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
+                encoder.fit_posthoc(
+                    TrainingImages(
+                        splits.train,
+                        config.preprocessing,
+                        embedder,
+                        config.seed,
+                        config.at(config.epochs).loss_options(),
+                    )
                 )
-            )
-            validation = None
-        if validation is None:  # of the encoder as it is now
-            images = splits.validation
-            validation = validate(embedder(encoder, config.preprocessing, images.images), images)
+                validation = None
+            if validation is None:  # of the encoder as it is now
+                images = splits.validation
+                embedding = embedder(encoder, config.preprocessing, images.images)
+                validation = validate(embedding, images)
         warn_of_chance(validation)
         run.save_encoder(encoder)
         if validation.certified:

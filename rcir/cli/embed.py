@@ -6,6 +6,7 @@ import hashlib
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +68,17 @@ def run(options: Namespace) -> None:
     task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
     dim = 0
-    with bar:
+    embedding = Embedder(
+        options.num_workers,
+        options.use_gpu,
+        progress=lambda images, _: bar.advance(task, images),
+        batch=options.batch,
+    )
+    with bar, embedding.open() as opened:
         for file, rows in files.items():
             some = pictures[rows]
-            embedder = Embedder(
-                options.num_workers,
-                options.use_gpu,
-                file.with_name(f"{'' if shards is None else '.'}{file.name}.parts"),
-                lambda images, _: bar.advance(task, images),
-                options.batch,
-            )
+            parts = file.with_name(f"{'' if shards is None else '.'}{file.name}.parts")
+            embedder = replace(opened, folder=parts)
             source = None
             if shards is not None:
                 source = _source(encoder, preprocessing, some)

@@ -33,7 +33,7 @@ Pooling = Literal["gem", "avg", "flatten"]
 
 N_DRAWS = 20  # of a query, where its encoder states a variance
 UNDIGESTED_DEFAULT = "undigested"  # marks options younger than calibrations of their method
-AT_ONCE = 4096  # embeddings held by `TrainingImages.batches`, or one batch
+AT_ONCE = 1 << 14  # embeddings held by `TrainingImages.batches`: 16 replicas embed a block each
 
 METHODS = {
     "deterministic": "rcir.encoders.deterministic:Deterministic",
@@ -416,7 +416,7 @@ class TrainingImages:
         return self.embedder(encoder, self.preprocessing, self.images.images)
 
     def batches(self, encoder: Encoder, size: int) -> Iterator[tuple[Embedding, Relevance]]:
-        """Yield all images in random batches, without holding more than `AT_ONCE`.
+        """Yield all images in random batches, without holding more than `AT_ONCE` or one batch.
 
         Args:
             encoder: embeds them; it need not be the one that was trained, but a part of it.

@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import BATCH, blocks_of, embed_block
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
+
+if TYPE_CHECKING:
+    from rcir.encoders.replicas import Replicas
 
 PART = "part-"  # how the name of the file of a block begins
 
@@ -40,6 +44,7 @@ class Embedder:
         progress: called for each finished block with the number of its images, and whether it was
             found.
         batch: number of images in a forward pass.
+        replicas: of an embedder that is `open`; by itself, each call starts and ends its own.
 
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder
@@ -53,6 +58,7 @@ class Embedder:
     folder: Path | None = None
     progress: Callable[[int, bool], None] = lambda images, found: None
     batch: int = BATCH
+    replicas: Replicas | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
@@ -78,12 +84,37 @@ class Embedder:
                 done[number] = stored
                 self.progress(len(stored), True)
         missing = {number: block for number, block in enumerate(blocks) if number not in done}
-        for number, embedding in self._embedded(encoder, preprocessing, missing):
-            done[number] = embedding
-            if number in parts:
-                _write(parts[number], embedding)
-            self.progress(len(embedding), False)
+        with self.open() as opened:
+            for number, embedding in opened._embedded(encoder, preprocessing, missing):
+                done[number] = embedding
+                if number in parts:
+                    _write(parts[number], embedding)
+                self.progress(len(embedding), False)
         return Embedding.concatenate([done[number] for number in range(len(blocks))])
+
+    @contextmanager
+    def open(self) -> Iterator[Embedder]:
+        """The same embedder, whose replicas stay from call to call and end with the block.
+
+        They hold their CPUs and GPUs until then. Copies with another folder or progress share them.
+
+        Example:
+            >>> from rcir.encoders import EncoderConfig, build_encoder
+            >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
+            >>> with Embedder(num_workers=0).open() as embedder:
+            ...     for images in np.zeros((2, 5, 8, 16), np.uint8):
+            ...         print(len(embedder(encoder, Preprocessing(), images)))
+            5
+            5
+        """
+        if self.num_workers == 0 or self.replicas is not None:
+            yield self
+            return
+        # Ray is imported where it is used.
+        from rcir.encoders.replicas import Replicas
+
+        with Replicas(self.num_workers, self.use_gpu) as replicas:
+            yield replace(self, replicas=replicas)
 
     def clear(self) -> None:
         """Remove the blocks that the folder keeps, and the folder unless it holds anything else."""
@@ -110,13 +141,8 @@ class Embedder:
     ) -> Iterator[tuple[int, Embedding]]:
         """The embedding of each block by its number, in any order."""
         # One block on a CPU is no work to share.
-        if self.num_workers > 0 and (self.use_gpu or len(blocks) > 1) and blocks:
-            # Ray is imported where there is work for it only.
-            from rcir.encoders.replicas import embed_on_replicas
-
-            yield from embed_on_replicas(
-                encoder, preprocessing, blocks, self.num_workers, self.use_gpu, self.batch
-            )
+        if self.replicas is not None and blocks and (self.use_gpu or len(blocks) > 1):
+            yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch)
             return
         if self.use_gpu:
             encoder = copy.deepcopy(encoder).cuda()

@@ -3,136 +3,143 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import ray
-import ray.data
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load, save
+from ray.exceptions import RayTaskError
 
-from rcir.cluster import cpus_per_gpu, join_cluster, quiet
+from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import BATCH, embed_block
-from rcir.errors import InvalidImage
+from rcir.errors import RcirError
 from rcir.memory import keep_freed_memory
 
-SHOWING = "ray.data._internal.progress"
 
+class Replicas:
+    """Processes on Ray's workers that embed blocks of images side by side, by any encoder.
 
-def embed_on_replicas(
-    encoder: Encoder,
-    preprocessing: Preprocessing,
-    blocks: Mapping[int, Images],
-    count: int,
-    use_gpu: bool = False,
-    batch: int = BATCH,
-) -> Iterator[tuple[int, Embedding]]:
-    """The embedding of each block by its number, as they are finished.
-
-    Paths are read where the replica is; arrays travel through Ray's object store, of which they
-    fill at most half. A replica that dies is replaced. Ray is started, or the cluster that
-    RAY_ADDRESS names is joined, unless the process has done so.
+    They start with the first blocks, stay from call to call, and end with the `with` block. One
+    that dies is replaced. Ray is started, or the cluster that RAY_ADDRESS names is joined, unless
+    the process has done so.
 
     Args:
-        blocks: images, each block of them small enough for the memory of a replica.
-        count: of replicas, each with one CPU; as many of them work as the cluster has room for.
-        use_gpu: each replica has one GPU, and reads images in as many threads as there are CPUs to
-            a GPU.
-        batch: number of images in a forward pass.
-
-    Raises:
-        InvalidImage: of an image that cannot be read.
-        InvalidConfig: a GPU is asked for and the cluster has none.
+        count: the most processes, each with one CPU; as many of them work as there are blocks, and
+            as the cluster has room for.
+        use_gpu: each has one GPU, and reads images in as many threads as there are CPUs to a GPU.
     """
-    with _quiet():
+
+    def __init__(self, count: int, use_gpu: bool = False) -> None:
+        self._count, self._use_gpu = count, use_gpu
+        self._replicas: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._replicas:
+            ray.kill(self._replicas.pop())
+
+    def embed(
+        self,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        blocks: Mapping[int, Images],
+        batch: int = BATCH,
+    ) -> Iterator[tuple[int, Embedding]]:
+        """The embedding of each block by its number, as they are finished.
+
+        Paths are read where the replica is; arrays travel through Ray's object store, a block for
+        each replica at a time.
+
+        Args:
+            blocks: images, each block of them small enough for the memory of a replica.
+            batch: number of images in a forward pass.
+
+        Raises:
+            InvalidImage: of an image that cannot be read.
+            InvalidConfig: a GPU is asked for and the cluster has none.
+        """
+        self._start(min(self._count, len(blocks)))
+        # In a list, for Ray hands on what a reference by itself refers to.
+        model = [ray.put((copy.deepcopy(encoder).cpu(), preprocessing, batch))]
+        numbers, n_missing = iter(blocks), len(blocks)
+        # A replica gets its first block once it is there: it may never be, in a small cluster.
+        pending: dict[Any, tuple[Any, int | None]] = {
+            replica.ready.remote(): (replica, None) for replica in self._replicas
+        }
+        while n_missing:
+            (finished,), _ = ray.wait(list(pending))
+            replica, number = pending.pop(finished)
+            arrays = _result(finished)
+            if (following := next(numbers, None)) is not None:
+                result = replica.embed.remote(model, _absolute(blocks[following]))
+                pending[result] = (replica, following)
+            if number is not None:
+                n_missing -= 1
+                # Copied, for the memory of Ray's object store is read-only.
+                yield number, Embedding.from_arrays({k: v.copy() for k, v in arrays.items()})
+
+    def _start(self, count: int) -> None:
+        """Start replicas until there are so many."""
         join_cluster()
-        threads = max(1, int(cpus_per_gpu())) if use_gpu else 1
-        model = ray.put((copy.deepcopy(encoder).cpu(), preprocessing, threads, batch))
-        for window in _windows(blocks, ray.cluster_resources()["object_store_memory"] / 2):
-            images = {number: blocks[number] for number in window}
-            yield from _streamed(model, images, min(count, len(window)), use_gpu)
-
-
-def _streamed(
-    model: ray.ObjectRef[Any], blocks: Mapping[int, Images], count: int, use_gpu: bool
-) -> Iterator[tuple[int, Embedding]]:
-    """The embedding of blocks that fit into the object store together."""
-    kept = {number: ray.put(_absolute(images)) for number, images in blocks.items()}
-    rows = ray.data.from_items(
-        [{"block": number} for number in kept], override_num_blocks=len(kept)
-    )
-    embedded = rows.map_batches(
-        Replica,
-        fn_constructor_args=(model, kept),
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=count),
-        num_cpus=1,
-        num_gpus=1 if use_gpu else None,
-    )
-    for row in embedded.iter_rows():
-        if row["refused"]:
-            raise InvalidImage(row["refused"])
-        yield row["block"], Embedding.from_arrays(load(row["embedding"]))
+        threads = max(1, int(cpus_per_gpu())) if self._use_gpu else 1
+        kind: Any = ray.remote(
+            num_cpus=1,
+            num_gpus=1 if self._use_gpu else 0,
+            scheduling_strategy="SPREAD",
+            max_restarts=-1,
+            max_task_retries=-1,
+        )(Replica)
+        while len(self._replicas) < count:
+            self._replicas.append(kind.remote(threads))
 
 
 class Replica:
     """An encoder in a process of its own.
 
     Args:
-        model: the encoder, its preprocessing, the number of threads and of images in a forward
-            pass, in Ray's object store.
-        blocks: the images of each block, there as well.
+        threads: of this process.
     """
 
-    def __init__(self, model: ray.ObjectRef[Any], blocks: Mapping[int, ray.ObjectRef[Any]]) -> None:
-        self.encoder, self.preprocessing, threads, self.batch = ray.get(model)
-        self.blocks = blocks
+    def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        if ray.get_gpu_ids():
-            self.encoder.cuda()
-        else:
+        if not ray.get_gpu_ids():
             keep_freed_memory()
+        self._reference: ray.ObjectRef[Any] | None = None
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One row: the number of a block in, its embedding as bytes out, or why there is none."""
-        (number,) = batch["block"].tolist()
-        embedding, refused = b"", ""
-        try:
-            block = ray.get(self.blocks[number])
-            embedded = embed_block(self.encoder, self.preprocessing, block, self.batch)
-            embedding = save(embedded.arrays())
-        except InvalidImage as error:
-            # Raised here, it would arrive as Ray's report on a failed task.
-            refused = str(error)
-        return {
-            "block": batch["block"],
-            "embedding": np.array([embedding], object),
-            "refused": np.array([refused]),
-        }
+    def ready(self) -> None:
+        """Return once the process is there."""
+
+    def embed(self, model: list[ray.ObjectRef[Any]], images: Images) -> dict[str, NDArray[Any]]:
+        """Return the parts of the embedding of a block.
+
+        Args:
+            model: holds the reference of the encoder, its preprocessing and the number of images in
+                a forward pass, in Ray's object store. They are loaded once.
+            images: the block.
+        """
+        if model[0] != self._reference:
+            self._encoder, self._preprocessing, self._batch = ray.get(model[0])
+            if ray.get_gpu_ids():
+                self._encoder.cuda()
+            self._reference = model[0]
+        return embed_block(self._encoder, self._preprocessing, images, self._batch).arrays()
 
 
-def _windows(blocks: Mapping[int, Images], most: float) -> Iterator[list[int]]:
-    """The numbers of blocks, in lists of which each holds at most so many bytes of images."""
-    window: list[int] = []
-    held = 0
-    for number, images in blocks.items():
-        size = _bytes(images)
-        if window and held + size > most:
-            yield window
-            window, held = [], 0
-        window.append(number)
-        held += size
-    if window:
-        yield window
+def _result(reference: ray.ObjectRef[Any]) -> Any:
+    """The result of a task; raises what the task raised on purpose as it was raised there."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, RcirError) else error from None
 
 
 def _absolute(images: Images) -> Images:
@@ -143,24 +150,3 @@ def _absolute(images: Images) -> Images:
         Path(image).absolute() if isinstance(image, str | os.PathLike) else image
         for image in images
     ]
-
-
-def _bytes(images: Images | Sequence[Any]) -> int:
-    """Return the bytes of arrays; paths count as none."""
-    if isinstance(images, np.ndarray):
-        return images.nbytes
-    return sum(getattr(image, "nbytes", 0) for image in images)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray's notes on itself are for its log, not for the screen."""
-    context = ray.data.DataContext.get_current()
-    shown = context.enable_progress_bars
-    context.enable_progress_bars = False
-    try:
-        # The last one warns that it shows none.
-        with quiet("ray", "ray.data"), quiet(SHOWING, level=logging.ERROR):
-            yield
-    finally:
-        context.enable_progress_bars = shown

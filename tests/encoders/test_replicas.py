@@ -1,10 +1,12 @@
 """Embedding many images: by several replicas, and resumed after an interruption."""
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -222,6 +224,27 @@ class TestOnRay:
         alone = Counting(folder)
         alone(paths, encoder)
         assert (alone.embedded, alone.reused) == ([], BLOCKS)
+
+    def test_replicas_stay_from_call_to_call_and_end_with_the_block(self, tmp_path):
+        class Noting(Preprocessing):
+            """Writes a file for each process that reads images."""
+
+            def resized(self, images):
+                (tmp_path / str(os.getpid())).touch()
+                return super().resized(images)
+
+        btl, other = build(), build("deterministic", seed=1)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(InvalidImage))  # the outer one
+            embedder = stack.enter_context(Embedder(num_workers=2).open())
+            # Another encoder each time, as a fit and its validation have.
+            for encoder, images in ((btl, IMAGES), (other, IMAGES[::-1]), (btl, IMAGES[:60])):
+                embedding = embedder(encoder, Noting(), images)
+                assert_close(embedding, embed(encoder, Preprocessing(), images))
+            processes = [psutil.Process(int(path.name)) for path in tmp_path.iterdir()]
+            assert len(processes) <= 2
+            embedder(btl, Preprocessing(), [*IMAGES, tmp_path / "missing.png"])
+        assert psutil.wait_procs(processes, timeout=20)[1] == []
 
     def test_a_replica_that_dies_is_replaced(self, tmp_path):
         died = tmp_path / "died"

@@ -9,7 +9,8 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from rcir.data import Augmentation, DataConfig, Preprocessing
-from rcir.encoders import EncoderConfig
+from rcir.encoders import EncoderConfig, base, batches
+from rcir.encoders.replicas import Replicas
 from rcir.errors import TrainingDiverged
 from rcir.mining import MiningConfig
 from tests.methods import config_of
@@ -107,6 +108,31 @@ def test_the_logged_loss_of_steps_is_the_mean_over_the_workers(tiny):
     assert [*expected] == [50]
     together = logged(train(replace(config, name="together", num_workers=2)), "train/loss_step")
     assert together == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_fit_after_training_and_its_validation_share_replicas(tiny, monkeypatch):
+    pools = []
+
+    class Counted(Replicas):
+        def __init__(self, *args):
+            super().__init__(*args)
+            pools.append(self)
+
+        def __exit__(self, *error):
+            self.most = len(self._replicas)
+            super().__exit__(*error)
+
+    monkeypatch.setattr("rcir.encoders.replicas.Replicas", Counted)
+    monkeypatch.setattr(batches, "CHUNK", 64)
+    monkeypatch.setattr(base, "AT_ONCE", 256)  # the fit embeds twice
+    config = tiny("alone", **PLAIN | {"encoder": config_of("lam", dim=4)})
+    expected = train(config).encoder().state_dict()
+    assert pools == []
+    actual = train(replace(config, name="together", num_workers=2)).encoder().state_dict()
+    assert [(pool.most, pool._replicas) for pool in pools] == [(2, [])]
+    for name, values in actual.items():
+        np.testing.assert_allclose(values, expected[name], rtol=2e-2, atol=1e-3)
 
 
 @pytest.mark.slow
