@@ -4,7 +4,9 @@ The retriever of two-digit numbers, served by `rcir serve` in a process of its o
 another one, each asks again as soon as it is answered, a PNG file as multipart, answers kept for
 feedback. CPU seconds are those that the server's process took, all of its threads; beside them
 those of `Retriever.retrieve` on batches of 16 in this process. A swap replaces the folder under
-load: requests without an answer, and the longest time in which none was answered.
+load: requests without an answer, and the longest time in which none was answered. At last, small
+files that are slow to decode are uploaded, while other clients ask as before: the longest time that
+one of them waits for its answer.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import io
 import json
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +36,7 @@ from rcir.data import DataConfig, load_splits
 
 CLIENTS, SECONDS, PICTURES = sized((16, 30.0, 200), (2, 1.0, 4))
 FEW, MANY = sized((2_000, 20_000), (10, 40))  # requests between which memory must not grow
+BOMB_BYTES = sized(4 << 20, 1 << 16)  # of a file that is slow to decode
 BATCH, DIRECT = 16, sized(2_000, 32)
 ALPHA, DELTA = sized(0.1, 0.5), 0.1
 BOUNDARY = "rcir"
@@ -46,10 +51,31 @@ def trained(folder: Path) -> Path:
     return folder / "run" / "retriever"
 
 
-def body_of(picture: np.ndarray) -> bytes:
-    """A request's body: the picture as a PNG file, alpha and delta."""
+def file_of(picture: np.ndarray, kind: str = "PNG", **options: bool) -> bytes:
+    """The picture as a file."""
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(picture).save(file, kind, **options)
+    return file.getvalue()
+
+
+def bombs() -> list[bytes]:
+    """Files that are slow to decode: of many segments, scans, chunks, or letters of a comment."""
+    grey = np.random.default_rng(0).integers(0, 256, (256, 256), np.uint8)
+    plain, progressive = file_of(grey, "JPEG"), file_of(grey, "JPEG", progressive=True)
+    exif, comment = b"\xff\xe1\0\x08Exif\0\0", b"\xff\xfe\0\2"
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    png, chunk = file_of(grey), struct.pack(">I4sI", 0, b"teXt", zlib.crc32(b"teXt"))
+    return [
+        *(plain[:2] + part * (BOMB_BYTES // len(part)) + plain[2:] for part in (exif, comment)),
+        progressive[:-2] + scan * (2 * BOMB_BYTES // len(scan)) + progressive[-2:],
+        plain[:2] + bytes(BOMB_BYTES) + plain[2:],
+        png[:33] + chunk * (BOMB_BYTES // len(chunk)) + png[33:],
+        b"P5 #" + b"x" * BOMB_BYTES + b"\n256 256 255 " + grey.tobytes(),
+    ]
+
+
+def body_of(file: bytes) -> bytes:
+    """A request's body: the file of a picture, alpha and delta."""
     parts = [
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
         for name, value in (("alpha", ALPHA), ("delta", DELTA))
@@ -58,7 +84,7 @@ def body_of(picture: np.ndarray) -> bytes:
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="picture"; filename="q.png"\r\n'
         "Content-Type: image/png\r\n\r\n"
     )
-    return b"".join([*parts, head.encode(), file.getvalue(), f"\r\n--{BOUNDARY}--\r\n".encode()])
+    return b"".join([*parts, head.encode(), file, f"\r\n--{BOUNDARY}--\r\n".encode()])
 
 
 @contextmanager
@@ -128,12 +154,12 @@ def main() -> None:
         place = trained(folder)
         retriever = rcir.load(place)
         pictures = load_splits(DataConfig("digits", options=DIGITS)).test.images[:PICTURES]
-        bodies = [body_of(picture) for picture in pictures]
+        files = [file_of(picture) for picture in pictures]
+        bodies = [body_of(file) for file in files]
 
         def load(port: int, seconds: float, requests: int = sys.maxsize) -> np.ndarray:
             return np.array(pool.apply(clients, (port, bodies, seconds, requests)))
 
-        files = [body.split(b"\r\n\r\n", 3)[3].rpartition(b"\r\n--")[0] for body in bodies]
         files = [files[number % len(files)] for number in range(DIRECT)]
         retriever.retrieve(files[:BATCH], ALPHA, DELTA)
         before = time.process_time()
@@ -158,9 +184,12 @@ def main() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port)
             connection.request("GET", "/ready")
             ready = json.loads(connection.getresponse().read())
+            asking = pool.apply_async(clients, (port, bodies, SECONDS / 3, sys.maxsize))
+            clients(port, [body_of(file) for file in bombs()], SECONDS / 3, sys.maxsize)
+            bombed = np.array(asking.get())
     milliseconds = 1e3 * (load_figures[:, 1] - load_figures[:, 0])
     p50, p99 = np.percentile(milliseconds, [50, 99])
-    errors = int(np.count_nonzero(load_figures[:, 2] != 200))
+    errors = int(np.count_nonzero(np.concatenate([load_figures, bombed])[:, 2] != 200))
     stall = float(np.diff(np.sort(swapped[:, 1])).max())
     lost = int(np.count_nonzero(swapped[:, 2] != 200))
     figures = {
@@ -170,6 +199,7 @@ def main() -> None:
         "errors": errors,
         "lost_in_swap": lost,
         "swap_stall_seconds": stall,
+        "stall_under_bombs_seconds": float((bombed[:, 1] - bombed[:, 0]).max()),
         "memory_growth": grown[1] / grown[0] - 1,
     }
     rows = [

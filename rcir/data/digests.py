@@ -56,9 +56,9 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
 def _digest(image: ImageLike) -> str:
     from PIL import Image
 
-    from rcir.data.images import open_image, read_image
+    from rcir.data.images import UntrustedImage, open_image, read_image
 
-    if isinstance(image, str | os.PathLike | bytes):
+    if isinstance(image, str | os.PathLike | bytes | UntrustedImage):
         with open_image(image) as file:
             return file_digest(file, lambda: blake2b(digest_size=BYTES)).hexdigest()
     if isinstance(image, Image.Image):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -238,7 +240,64 @@ FORMATS = {  # by Pillow's name, with the endings of their files
 }
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 
-ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
+ImageLike: TypeAlias = (
+    "str | os.PathLike[str] | bytes | UntrustedImage | Image.Image | NDArray[Any]"
+)
+
+MAX_SEGMENTS = 1_000  # of a JPEG file; the longest ones, 64 KiB each, are 62 MiB
+MAX_SCANS = 100  # of a progressive JPEG file; encoders write about 10
+MAX_READS = 50_000  # of the parts of a file; 32 MiB of PNG chunks of 8 KiB are read in 12,289
+MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
+
+
+class UntrustedImage(BytesIO):
+    """The bytes of an image file, decoded in bounded time whatever they are.
+
+    A small file can take minutes: each repeated scan of a progressive JPEG file decodes all of its
+    pixels, and Pillow reads the parts of a header one by one.
+
+    Args:
+        content: the file.
+        deadline: of `time.monotonic`, from which on nothing is read.
+
+    Raises:
+        InvalidImage: a JPEG file has more than `MAX_SEGMENTS` segments or `MAX_SCANS` scans; while
+            it is read: it has too many parts, or the time is over.
+    """
+
+    def __init__(self, content: bytes, deadline: float) -> None:
+        super().__init__(content)
+        self._deadline, self._reads = deadline, 0
+        if content.startswith(b"\xff\xd8"):
+            self._check_jpeg(content)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads += 1
+        if self._reads > MAX_READS:
+            raise InvalidImage(
+                f"{image_name(self)} has more than {MAX_READS:,} parts: save it anew"
+            )
+        if time.monotonic() > self._deadline:
+            raise InvalidImage(
+                f"{image_name(self)} takes too long to decode: save it anew, or scale it down"
+            )
+        return super().read(size)
+
+    def _check_jpeg(self, content: bytes) -> None:
+        segments = scans = place = 0
+        while (marker := MARKER.search(content, place)) is not None:
+            kind, place = content[marker.end() - 1], marker.end()
+            if kind == 0xD9 and scans:  # the end of the image
+                return
+            segments += 1
+            scans += kind == 0xDA
+            if segments > MAX_SEGMENTS or scans > MAX_SCANS:
+                raise InvalidImage(
+                    f"{image_name(self)} has more than {MAX_SEGMENTS:,} segments or {MAX_SCANS} "
+                    "scans: save it anew"
+                )
+            if kind != 0xD9:
+                place += max(2, int.from_bytes(content[place : place + 2]))
 
 
 def read_image(
@@ -270,7 +329,7 @@ def read_image(
         return _read(source, channels, resizing)
 
 
-def image_size(source: str | os.PathLike[str] | bytes) -> tuple[int, int]:
+def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple[int, int]:
     """Width and height that the file of an image declares; nothing is decoded.
 
     Raises:
@@ -340,8 +399,15 @@ def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
 
 
 @contextmanager
-def open_image(source: str | os.PathLike[str] | bytes) -> Iterator[BufferedReader | BytesIO]:
+def open_image(
+    source: str | os.PathLike[str] | bytes | UntrustedImage,
+) -> Iterator[BufferedReader | BytesIO]:
     """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
+    if isinstance(source, UntrustedImage):
+        source.seek(0)
+        with _pillow(image_name(source)):
+            yield source
+        return
     if isinstance(source, bytes):
         with _pillow(image_name(source)):
             yield BytesIO(source)
@@ -353,8 +419,10 @@ def open_image(source: str | os.PathLike[str] | bytes) -> Iterator[BufferedReade
         yield file
 
 
-def image_name(source: str | os.PathLike[str] | bytes) -> str:
+def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:
     """The name of an image's file in errors."""
+    if isinstance(source, UntrustedImage):
+        source = source.getvalue()
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 
@@ -365,7 +433,7 @@ def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArra
         with _pillow("the PIL image"):
             _check(source, "the PIL image")
             return _resized(to_pixels(ImageOps.exif_transpose(source), channels), resizing)
-    if isinstance(source, str | os.PathLike | bytes):
+    if isinstance(source, str | os.PathLike | bytes | UntrustedImage):
         # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
         with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
             _check(image, image_name(source))

@@ -90,7 +90,7 @@ def routes_of(service: Service) -> APIRouter:
     async def retrieve(request: Request) -> Response:
         """The set of one query, with its guarantee."""
         service.batcher.require_room(1)  # before the body is read
-        query = await one_query(request, settings.most_pixels)
+        query = await one_query(request, settings)
         (answer,) = await service.answer(query)
         return JSONResponse(answer)
 
@@ -103,14 +103,14 @@ def routes_of(service: Service) -> APIRouter:
     async def retrieve_batch(request: Request) -> Response:
         """A set for each of several queries."""
         service.batcher.require_room(1)
-        query = await many_queries(request, settings.most_pixels)
+        query = await many_queries(request, settings)
         return JSONResponse({"answers": await service.answer(query)})
 
     @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=EXPLORED)
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
-        query = await exploration(request, settings.most_pixels)
+        query = await exploration(request, settings)
         return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
 
     @router.get("/guarantees")

@@ -16,7 +16,6 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from rcir.errors import InvalidConfig, RcirError
-from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import (
     Body,
     ExploreTerms,
@@ -30,10 +29,9 @@ from rcir.serving.schemas import (
     terms_of,
 )
 from rcir.serving.served import Served
+from rcir.serving.settings import Settings
 
 MOST_FIELDS = 32
-FEW_PIXELS = 2**16  # that are decoded sooner than another thread begins to
-PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
 AskedTerms = TypeVar("AskedTerms", bound=Body)
 
 
@@ -58,25 +56,24 @@ class Query(Generic[AskedTerms]):
     apart: bool
 
 
-async def one_query(request: Request, most_pixels: int) -> Query[Terms]:
+async def one_query(request: Request, settings: Settings) -> Query[Terms]:
     """The query of a request.
 
     Raises:
-        InvalidConfig, InvalidImage: of the body.
-        TooLarge: a picture, by its header.
+        InvalidConfig: of the body.
         UnsupportedBody: it is neither multipart nor JSON.
     """
-    return await _query(request, most_pixels, Terms, VectorQuery)
+    return await _query(request, settings, Terms, VectorQuery)
 
 
-async def many_queries(request: Request, most_pixels: int) -> Query[Terms]:
+async def many_queries(request: Request, settings: Settings) -> Query[Terms]:
     """The queries of a request; errors are those of `one_query`."""
-    return await _query(request, most_pixels, Terms, VectorQueries)
+    return await _query(request, settings, Terms, VectorQueries)
 
 
-async def exploration(request: Request, most_pixels: int) -> Query[ExploreTerms]:
+async def exploration(request: Request, settings: Settings) -> Query[ExploreTerms]:
     """The query of a request for its sets at all alphas; errors are those of `one_query`."""
-    return await _query(request, most_pixels, ExploreTerms, VectorExploration)
+    return await _query(request, settings, ExploreTerms, VectorExploration)
 
 
 async def read_json(request: Request, kind: type[Kind]) -> Kind:
@@ -99,7 +96,7 @@ def _media_type(request: Request) -> str:
 
 
 async def _query(
-    request: Request, most_pixels: int, terms: type[AskedTerms], vectors: type[Body]
+    request: Request, settings: Settings, terms: type[AskedTerms], vectors: type[Body]
 ) -> Query[AskedTerms]:
     media_type = _media_type(request)
     if media_type == "application/json":
@@ -109,7 +106,7 @@ async def _query(
             f"the body is of type {media_type or 'unknown'}: send a picture as "
             "multipart/form-data, or a vector as application/json"
         )
-    return await _of_pictures(request, most_pixels, terms, many=vectors is VectorQueries)
+    return await _of_pictures(request, settings, terms, many=vectors is VectorQueries)
 
 
 def _of_vectors(body: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
@@ -124,7 +121,7 @@ def _of_vectors(body: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
 
 
 async def _of_pictures(
-    request: Request, most_pixels: int, kind: type[AskedTerms], many: bool
+    request: Request, settings: Settings, kind: type[AskedTerms], many: bool
 ) -> Query[AskedTerms]:
     name = "pictures" if many else "picture"
     try:
@@ -140,27 +137,10 @@ async def _of_pictures(
     fields = {key: value for key, value in others if isinstance(value, str)}
     if len(fields) < len(others):
         raise InvalidConfig(f"some fields are given twice, or are files: files go into {name}")
-    small = sum(_pixels(pictures, most_pixels)) <= FEW_PIXELS
-    prepare = partial(Served.pictures, files=pictures, small=small)
-    return Query(terms_of(fields, kind), len(pictures), prepare, apart=not small)
-
-
-def _pixels(pictures: list[bytes], most: int) -> list[int]:
-    """Return the size of each picture that its header declares."""
-    from rcir.data.images import image_size  # with Pillow, which vectors do without
-
-    sizes = [image_size(picture) for picture in pictures]
-    pixels = [width * height for width, height in sizes]
-    if max(pixels) > most:
-        width, height = sizes[pixels.index(max(pixels))]
-        raise TooLarge(
-            f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
-            "it down first"
-        )
-    if sum(pixels) > PIXELS_TOGETHER * most:
-        raise TooLarge(
-            f"the pictures have {sum(pixels):,} pixels together; at most "
-            f"{PIXELS_TOGETHER * most:,} are decoded for one request: send fewer at a time, or "
-            "scale them down"
-        )
-    return pixels
+    prepare = partial(
+        Served.pictures,
+        files=pictures,
+        most_pixels=settings.most_pixels,
+        seconds=settings.decode_seconds,
+    )
+    return Query(terms_of(fields, kind), len(pictures), prepare, apart=True)

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir import api, tracking
 from rcir.data.digests import digests
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalibration
 from rcir.levels import DELTA
+from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
 from rcir.risk.request import Distinct
+from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from torch import Tensor
 
+    from rcir.data.images import UntrustedImage
+
     # Of pictures: decoded, and their digests; small ones are resized together later.
     Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
 
-
-import hashlib
-import os
-from pathlib import Path
-from typing import Protocol
-
-from rcir import api, tracking
-from rcir.errors import NoRetriever, StaleCalibration
-from rcir.retrieval import storage
-
 SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FORWARD = 128  # pictures in a forward pass
+FEW_PIXELS = 2**16  # of a request, whose pictures are resized together with those of others
+PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
 MOST_DECIDED = 500  # guarantees
 CURVES = 64  # of mean sizes that are kept
@@ -62,23 +63,31 @@ class Served:
     version: str
     manifest: str
 
-    def pictures(self, files: Sequence[bytes], small: bool) -> Pictures:
+    def pictures(self, files: Sequence[bytes], most_pixels: int, seconds: float) -> Pictures:
         """Pictures, decoded; and resized unless they are small, so that few bytes wait.
 
+        Args:
+            files: the pictures.
+            most_pixels: of a picture, by its header; together they may have eight times as many.
+            seconds: for all of them.
+
         Raises:
-            InvalidImage: one cannot be read.
+            InvalidImage: one cannot be read, or not within the time.
             InvalidConfig: there is no encoder.
+            TooLarge: they have more pixels.
         """
         preprocessing = self.retriever.preprocessing
         if preprocessing is None:
             raise InvalidConfig(
                 "this retriever takes vectors, not pictures: send JSON with the field vector"
             )
-        if not small:
-            return preprocessing.resized(files), digests(files)
-        from rcir.data.images import read_image
+        from rcir.data.images import UntrustedImage, read_image  # torch, which vectors do without
 
-        return [read_image(file, preprocessing.channels) for file in files], digests(files)
+        deadline = time.monotonic() + seconds
+        images = [UntrustedImage(file, deadline) for file in files]
+        if sum(_pixels(images, most_pixels)) > FEW_PIXELS:
+            return preprocessing.resized(images), digests(files)
+        return [read_image(image, preprocessing.channels) for image in images], digests(files)
 
     def vectors(
         self,
@@ -296,6 +305,27 @@ class Served:
                 row |= {"certified": True, "mean_size": float(sizes.mean())}
             rows.append(row)
         return rows
+
+
+def _pixels(pictures: Sequence[UntrustedImage], most: int) -> list[int]:
+    """Return the size of each picture that its header declares."""
+    from rcir.data.images import image_size  # with Pillow, which vectors do without
+
+    sizes = [image_size(picture) for picture in pictures]
+    pixels = [width * height for width, height in sizes]
+    if max(pixels) > most:
+        width, height = sizes[pixels.index(max(pixels))]
+        raise TooLarge(
+            f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
+            "it down first"
+        )
+    if sum(pixels) > PIXELS_TOGETHER * most:
+        raise TooLarge(
+            f"the pictures have {sum(pixels):,} pixels together; at most "
+            f"{PIXELS_TOGETHER * most:,} are decoded for one request: send fewer at a time, or "
+            "scale them down"
+        )
+    return pixels
 
 
 class RetrieverSource(Protocol):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from rcir.errors import DataUnavailable, InvalidConfig, RcirError
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.serving.batching import Batcher, PreparedRequest, answered
+from rcir.serving.batching import Batcher, Busy, PreparedRequest, answered
 from rcir.serving.bodies import Query
 from rcir.serving.middleware import Metrics
 from rcir.serving.monitoring import Evidence
@@ -151,6 +153,7 @@ class Service:
 
     Attributes:
         live: the retriever that answers now.
+        undecoded: queries whose pictures are decoded or wait for it.
         trouble: why a new version is not served, or that its source cannot be reached; None if all
             is well.
     """
@@ -161,6 +164,8 @@ class Service:
         self.batcher = Batcher(self._work, settings.capacity)
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
+        self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
+        self.undecoded = 0
         self._refused: dict[str, float] = {}  # versions, and when each is tried again
         self._polling: asyncio.Task[None] | None = None
         self._take(self._new_live())
@@ -193,6 +198,7 @@ class Service:
         if self._polling is not None:
             self._polling.cancel()
         await self.batcher.stop()
+        self._decoding.shutdown(wait=False, cancel_futures=True)
         if self.store is not None:
             self.store.close()
 
@@ -206,7 +212,7 @@ class Service:
         served, terms = self.served, query.terms
         if not served.knows(terms):  # the model is not kept waiting for it
             await asyncio.to_thread(served.decide, terms)
-        prepared = await _prepared(query, served)
+        prepared = await self._prepared(query, served)
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
@@ -220,7 +226,7 @@ class Service:
         request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
         band = Terms.model_validate(request)
         await asyncio.to_thread(served.decide, band)
-        prepared, asked = await _prepared(query, served), (alphas, terms.delta)
+        prepared, asked = await self._prepared(query, served), (alphas, terms.delta)
 
         def answered_at_levels() -> AtLevels:
             queries = served.queries([prepared])
@@ -259,6 +265,21 @@ class Service:
         row = int(rng.integers(len(queries)))
         stated = None if queries.uncertainty is None else float(queries.uncertainty[row])
         return {"vector": queries.vectors[row].tolist(), "uncertainty": stated, "label": None}
+
+    async def _prepared(self, query: Query[Any], served: Served) -> Any:
+        if not query.apart:
+            return query.prepare(served)
+        if self.undecoded + query.n > self.settings.capacity:
+            raise Busy(
+                f"{self.undecoded} queries wait to be decoded, and at most "
+                f"{self.settings.capacity} may: ask again in a moment"
+            )
+        self.undecoded += query.n
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._decoding, query.prepare, served)
+        finally:
+            self.undecoded -= query.n
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
         """Return each request's answers as plain values, with the ids that feedback names."""
@@ -387,7 +408,3 @@ class Service:
             _log.error(trouble)
             self.metrics.swaps.labels("refused").inc()
         self.trouble = trouble
-
-
-async def _prepared(query: Query[Any], served: Served) -> Any:
-    return await asyncio.to_thread(query.prepare, served) if query.apart else query.prepare(served)

@@ -28,6 +28,7 @@ class Settings:
         most_bytes: of a request; of all that are under way together, eight times as much.
         most_pixels: of a picture, known before it is decoded; of all pictures of a request
             together, eight times as many.
+        decode_seconds: for the pictures of a request; what takes longer is refused.
         poll: seconds between two looks for a new version; 0 looks never.
         feedback_days: days after which a monitored query without feedback counts as a miss; later
             queries with feedback wait for it until then.
@@ -49,6 +50,7 @@ class Settings:
     capacity: int = 1024
     most_bytes: int = 32 * 2**20
     most_pixels: int = 50_000_000
+    decode_seconds: float = 10.0
     poll: float = 5.0
     feedback_days: float = 7.0
 
@@ -59,6 +61,10 @@ class Settings:
                 raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
         if not 0 <= self.poll < float("inf"):
             raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
+        if not 0 < self.decode_seconds < float("inf"):
+            raise InvalidConfig(
+                f"decode_seconds is {self.decode_seconds}; it must be a finite number above 0"
+            )
         if not 0 < self.feedback_days < float("inf"):
             raise InvalidConfig(
                 f"feedback_days is {self.feedback_days}; it must be a finite number of days above 0"

@@ -1,7 +1,9 @@
 """Reading of one image from a file, bytes, a Pillow image or an array, and what is refused."""
 
 import io
+import math
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from PIL import EpsImagePlugin, Image, ImageFile
 
 from rcir.data import Preprocessing, images, read_image
+from rcir.data.images import UntrustedImage, image_size
 from rcir.errors import InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -341,3 +344,53 @@ def test_an_array_of_too_many_pixels_is_refused_without_a_copy():
 def test_other_sources_are_refused(source):
     with pytest.raises(InvalidImage):
         read_image(source, 3)
+
+
+# Files of strangers
+
+
+def jpeg(**options):
+    """A JPEG file of 64 x 64 pixels."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def slow_files():
+    """Small files that take long to decode."""
+    file, progressive = jpeg(), jpeg(progressive=True)
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    exif = b"\xff\xe1" + struct.pack(">H", 8) + b"Exif\0\0"
+    return {
+        "Exif segments": file[:2] + 2000 * exif + file[2:],
+        "comments between fill bytes": file[:2] + 2000 * b"\xff\xff\xfe\0\2" + file[2:],
+        "scans": progressive[:-2] + 200 * scan + progressive[-2:],
+    }
+
+
+@pytest.mark.parametrize("name", slow_files())
+def test_jpeg_files_of_too_many_parts_are_refused(name):
+    with pytest.raises(InvalidImage, match="scans"):
+        UntrustedImage(slow_files()[name], math.inf)
+
+
+def test_other_jpeg_files_are_decoded_as_those_of_friends():
+    icc, comment = bytes(range(256)) * 2000, b"\xff\xda" * 5000  # which is no scan
+    for options in ({}, {"progressive": True, "icc_profile": icc}, {"comment": comment}):
+        for file in (jpeg(**options), jpeg(**options) + jpeg(progressive=True) * 200):
+            image = UntrustedImage(file, math.inf)
+            assert image_size(image) == (64, 64)
+            np.testing.assert_array_equal(read_image(image, 3), read_image(file, 3))
+
+
+def test_decoding_ends_at_the_deadline_and_after_so_many_parts(monkeypatch):
+    comment = b"P5 #" + b"x" * 10_000 + b"\n2 2 255 abcd"  # read letter by letter
+    np.testing.assert_array_equal(
+        read_image(UntrustedImage(comment, math.inf), 1), [[97, 98], [99, 100]]
+    )
+    with pytest.raises(InvalidImage, match="too long"):
+        read_image(UntrustedImage(comment, time.monotonic() - 1), 1)
+    monkeypatch.setattr(images, "MAX_READS", 5_000)
+    with pytest.raises(InvalidImage, match="parts"):
+        read_image(UntrustedImage(comment, math.inf), 1)

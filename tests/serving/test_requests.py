@@ -3,12 +3,15 @@
 import asyncio
 import json
 import struct
+import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings
@@ -258,6 +261,37 @@ def test_the_bodies_of_concurrent_requests_are_bounded_together():
     # A chunked body may be longer than it declares.
     for headers in ([], [(b"content-length", b"60")], [(b"content-length", b"5")]):
         asyncio.run(scenario(headers))
+
+
+def test_others_are_answered_while_a_picture_is_decoded(folder, serving, splits, monkeypatch):
+    picture, decode, read = png(splits.test.images[0]), threading.Event(), images.read_image
+
+    def slow(*arguments):
+        decode.wait(10)
+        return read(*arguments)
+
+    def ask():
+        return client.post("/retrieve", data={"alpha": 0.6}, files={"picture": picture})
+
+    with serving(folder, capacity=2) as client, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(images, "read_image", slow)
+        slowly = [pool.submit(ask) for _ in range(2)]
+        service, until = client.app.state.service, time.monotonic() + 10
+        while service.undecoded < 2:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        assert client.get("/health").status_code == 200
+        assert refusal(ask()) == (429, "busy")
+        assert not any(one.done() for one in slowly)
+        decode.set()
+        assert [one.result().status_code for one in slowly] == [200, 200]
+        assert ask().status_code == 200
+
+
+def test_a_picture_that_takes_too_long_is_refused(folder, serving, splits):
+    with serving(folder, decode_seconds=1e-9) as client:
+        files = {"picture": png(splits.test.images[0])}
+        assert refusal(client.post("/retrieve", files=files)) == (400, "invalid-image")
 
 
 # Access
