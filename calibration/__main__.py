@@ -15,7 +15,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m calibration")
         from calibration.config import CalibrationConfig
         from rcir.config import parse
 
-        config = parse(CalibrationConfig, argv, prog, "Give a trained encoder a guarantee.")
+        summary = "Give a trained encoder a guarantee."
+        config = parse(CalibrationConfig, argv, prog, summary, reads_folders=True)
         from calibration.pipeline import calibrate
         from calibration.screen import NOTHING_CERTIFIED, print_evaluation
 

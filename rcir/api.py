@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rcir.errors import NoRetriever
@@ -18,16 +20,23 @@ VARIABLE = "RCIR_RETRIEVER"
 _default: Retriever | None = None
 
 
-def load(source: str | os.PathLike[str]) -> Retriever:
+def load(
+    source: str | os.PathLike[str], *, trust_code: bool = False, trust_servers: Collection[str] = ()
+) -> Retriever:
     """Load a retriever, every file of it checked against its checksum.
 
     Args:
         source: a retriever folder, or an MLflow URI: "runs:/RUN_ID/retriever" of a calibration,
             "models:/NAME@ALIAS" or "models:/NAME/VERSION" of a registered model.
+        trust_code: import encoder and index classes outside rcir that the folder names, which runs
+            their code.
+        trust_servers: hosts of PostgreSQL or Milvus to connect to, with your credentials, if the
+            folder names them. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
 
     Raises:
         NoRetriever: there is none.
         CorruptRetriever: it is incomplete or was changed.
+        UntrustedFolder: it names a class or a server that is not allowed.
 
     Example:
         >>> retriever = load("runs/demo/retriever")
@@ -38,8 +47,9 @@ def load(source: str | os.PathLike[str]) -> Retriever:
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
         from rcir import tracking
 
-        return tracking.with_downloaded(str(source), Retriever.load)
-    return Retriever.load(source)
+        trusting = partial(Retriever.load, trust_code=trust_code, trust_servers=trust_servers)
+        return tracking.with_downloaded(str(source), trusting)
+    return Retriever.load(source, trust_code=trust_code, trust_servers=trust_servers)
 
 
 def use(source: str | os.PathLike[str] | Retriever) -> Retriever:

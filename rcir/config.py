@@ -9,13 +9,20 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from rcir import trust
 from rcir.errors import InvalidConfig, RcirError
 from rcir.options import spelled
 
 Config = TypeVar("Config")
 
 
-def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description: str) -> Config:
+def parse(
+    kind: type[Config],
+    argv: Sequence[str] | None,
+    prog: str,
+    description: str,
+    reads_folders: bool = False,
+) -> Config:
     """A configuration from a command line: `--config FILE` and dotted overrides.
 
     Options are spelled with hyphens or underscores. Where the configuration has `alphas`, `--alpha`
@@ -30,17 +37,22 @@ def parse(kind: type[Config], argv: Sequence[str] | None, prog: str, description
         argv: arguments without the program's name; None for those of this process.
         prog: shown in the help.
         description: shown in the help.
+        reads_folders: whether there are options to trust folders, which `rcir.trust` applies.
     """
     usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # not all of them before every error
     parser = ArgumentParser(prog=prog, description=description, usage=usage)
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
+    if reads_folders:
+        trust.add_arguments(parser, "_")
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
     if "alphas" in names and "alpha" not in names:
         words = _joined_alphas(words)
     filled = parser.instantiate(parser.parse_args(words))
-    values = {name: value for name, value in vars(filled).items() if name != "config"}
+    if reads_folders:
+        trust.apply_arguments(filled)
+    values = {name: value for name, value in vars(filled).items() if name in names}
     return kind(**values)
 
 

@@ -30,6 +30,10 @@ class CorruptRetriever(RcirError):
     """A retriever folder is incomplete, was changed, or has a format this version cannot read."""
 
 
+class UntrustedFolder(RcirError):
+    """A folder names code or a server that its reader has not allowed."""
+
+
 class SaveConflict(RcirError):
     """Another version of a retriever was saved to its folder after this one was loaded."""
 

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rcir.errors import InvalidConfig, MissingPackage
+from rcir.trust import require_code
 
 EXTRAS = {
     "faiss": "cpu",
@@ -64,6 +65,7 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
 
     Raises:
         InvalidConfig: there is no such name or module, or no class of that name in it.
+        UntrustedFolder: a folder that is read names a class outside the table, see `rcir.trust`.
         MissingPackage: its module needs a package of an extra that is not installed.
 
     Example:
@@ -80,14 +82,16 @@ import path of your own, "package.module:Class"
             f"{option} {name!r} is unknown; choose one of {', '.join(table)}, or give the import "
             'path of your own, "package.module:Class"'
         )
+    if path not in table.values():
+        require_code(option, path)
     try:
         with naming_extras():
             value = resolve_name(path)
     except MissingPackage:
         raise
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise InvalidConfig(
-            f"{option} {name!r} cannot be imported ({error}): install the package it is in, or "
+            f"{option} {name!r} cannot be imported ({error!r}): install the package it is in, or "
             "put its folder on PYTHONPATH"
         ) from error
     if not isinstance(value, type):

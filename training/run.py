@@ -403,7 +403,7 @@ def _train_members(
     logs = {folder_of(member) / LOG: f"{member.name}: " for member in members}
     with followed(logs):
         trained = side_by_side(jobs, on_ray=config.most_workers > 0)
-    return combined(config, [member.encoder() for member in trained])
+    return combined(config, [member.encoder(trust_code=True) for member in trained])
 
 
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:

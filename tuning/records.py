@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.tracking import TrackedRun
+from rcir.tracking import TrackedRun, require_store
 
 SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
 BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
@@ -92,7 +92,8 @@ class Records:
 
     @property
     def tracked(self) -> TrackedRun:
-        """The sweep's run in MLflow."""
+        """The sweep's run in MLflow; `UntrustedFolder` as `RunFolder.tracked`."""
+        require_store(self.tracking_uri)
         return TrackedRun(self.mlflow_run, self.tracking_uri)
 
     def ranked(self) -> list[Trial]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from rcir import trust
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
 from rcir.options import spelled
@@ -26,6 +27,7 @@ COMMANDS = {
     "serve": "answer over HTTP, with a page to explore",
     "demo": "train, calibrate, measure and retrieve on handwritten two-digit numbers",
 }
+READ_NO_FOLDERS = ("data", "demo")
 # The jobs, which `python -m PACKAGE` runs, too.
 JOBS = {
     "train": ("training", "train an encoder"),
@@ -58,7 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if name in arguments[:1]:  # the others' libraries take seconds to import
             import_module(f"rcir.cli.{name}").add_arguments(added)
+            if name not in READ_NO_FOLDERS:
+                trust.add_arguments(added)
     options = parser.parse_args(arguments)
+    if options.command not in READ_NO_FOLDERS:
+        trust.apply_arguments(options)
     with reporting_errors(), naming_extras():
         import_module(f"rcir.cli.{options.command}").run(options)
     return 0

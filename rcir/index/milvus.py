@@ -100,6 +100,11 @@ class MilvusOptions:
             raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The servers that searches connect to; none for Milvus Lite."""
+        return () if self.is_lite else (urlsplit(self.uri).hostname or "",)
+
+    @property
     def is_lite(self) -> bool:
         """Return whether it is a path, of Milvus Lite."""
         return not urlsplit(self.uri).scheme

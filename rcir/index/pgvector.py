@@ -305,6 +305,15 @@ class PgvectorOptions:
             raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The servers that the connection string names, or the file that names them."""
+        from psycopg.conninfo import conninfo_to_dict
+
+        parts = conninfo_to_dict(self.dsn)
+        named = [str(parts.get(name, "")) for name in ("host", "hostaddr", "servicefile")]
+        return tuple(host for text in named for host in text.split(",") if host)
+
+    @property
     def built(self) -> str:
         """The index as CREATE INDEX names it, with what it is built by."""
         if self.method == "hnsw":

@@ -12,6 +12,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.imports import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
+from rcir.trust import allow_servers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +121,9 @@ def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None)
     config = IndexConfig() if config is None else config
     if not isinstance(config, IndexConfig):
         raise InvalidConfig(f"index is {config!r}; give an IndexConfig, which names its kind")
-    return find_index(config.kind).build(vectors, config.index_options())
+    options = config.index_options()
+    allow_servers(getattr(options, "hosts", ()))
+    return find_index(config.kind).build(vectors, options)
 
 
 DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import update_wrapper
@@ -31,6 +31,7 @@ from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions, Tunin
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
 from rcir.risk.bounds import check_levels
 from rcir.risk.request import Alpha, Distinct, RequestOptions
+from rcir.trust import reading
 
 if TYPE_CHECKING:  # vectors need no torch
     from rcir.data.images import ImageLike
@@ -123,14 +124,18 @@ class Retriever:
         return Path(folder)
 
     @staticmethod
-    def load(folder: str | os.PathLike[str]) -> Retriever:
+    def load(
+        folder: str | os.PathLike[str],
+        *,
+        trust_code: bool = False,
+        trust_servers: Collection[str] = (),
+    ) -> Retriever:
         """Read a retriever from a folder, every file of it checked against its checksum.
 
-        Raises:
-            NoRetriever: there is none.
-            CorruptRetriever: it is incomplete or was changed.
+        Arguments and errors are those of `rcir.load`.
         """
-        stored = storage.load(folder)
+        with reading(trust_code, trust_servers):
+            stored = storage.load(folder)
         retriever = Retriever(stored.searcher, stored.calibration)
         retriever.origin, retriever.version_folder = stored.origin, stored.version_folder
         return retriever

@@ -57,6 +57,7 @@ from rcir.errors import (
     RcirError,
     SaveConflict,
     StaleCalibration,
+    UntrustedFolder,
 )
 from rcir.files import sync, write_folder
 from rcir.imports import naming_extras
@@ -84,6 +85,7 @@ from rcir.retrieval.stored_parts import (
     save_queries,
 )
 from rcir.retrieval.tuning import CalibrationOptions
+from rcir.trust import reading
 
 LAYOUT, FORMAT = 1, 7  # formats of the folder and of a version
 POINTER, LOCK, VERSIONS = "current.json", "lock", "versions"
@@ -154,6 +156,7 @@ def load(folder: str | os.PathLike[str]) -> StoredRetriever:
             the format.
         DataUnavailable, MissingPackage, StaleCalibration: the index is stored elsewhere, and is
             unavailable or was changed.
+        UntrustedFolder: inside `rcir.trust.reading`, see there.
     """
     return read_current(Path(folder), _load_version)
 
@@ -165,9 +168,13 @@ def earlier_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
 
     Raises:
         InvalidData: queries were added to it one by one, and it is not to be replaced.
+        UntrustedFolder: it names a class or a server that is not allowed.
     """
     try:
-        calibration = load(folder).calibration
+        with reading():
+            calibration = load(folder).calibration
+    except UntrustedFolder:
+        raise
     except RcirError:
         return None
     if calibration is not None and calibration.sequential:
@@ -507,7 +514,7 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (DataUnavailable, MissingPackage, StaleCalibration):
+    except (DataUnavailable, MissingPackage, StaleCalibration, UntrustedFolder):
         raise
     except Exception as error:
         raise CorruptRetriever(

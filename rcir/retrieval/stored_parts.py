@@ -40,6 +40,7 @@ from rcir.risk import (
 from rcir.risk.bounds import check_among
 from rcir.risk.request import Distinct
 from rcir.risk.results import LABEL
+from rcir.trust import require_servers
 
 if TYPE_CHECKING:  # vectors need no torch
     from torch import Tensor
@@ -234,7 +235,9 @@ def save_index(index: Index, folder: Path) -> dict[str, Any]:
 def load_index(description: Mapping[str, Any], folder: Path) -> Index:
     """Read an index that `save_index` wrote and described."""
     config = IndexConfig(**{name: v for name, v in description.items() if name != "why"})
-    index: Any = find_index(config.kind).load(folder / "index", config.index_options())
+    options = config.index_options()
+    require_servers(getattr(options, "hosts", ()))
+    index: Any = find_index(config.kind).load(folder / "index", options)
     if "why" in description:
         require(isinstance(description["why"], str), "why the index was chosen")
         index.why = description["why"]

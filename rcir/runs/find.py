@@ -129,8 +129,9 @@ def _run(folder: Path, name: str) -> Run | None:
 
 def _tracked(folder: Path, trained: RunFolder) -> dict[Split, tracking.TrackedRun]:
     """The runs in MLflow of a training, and of its calibration in a folder, if it is there."""
-    runs: dict[Split, tracking.TrackedRun] = {"validation": trained.tracked}
+    runs: dict[Split, tracking.TrackedRun] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, RcirError):
+        runs["validation"] = trained.tracked
         calibration = _retriever(folder)["origin"]["calibration"]
         runs["test"] = tracking.TrackedRun(calibration, trained.tracking_uri)
     return runs

@@ -28,6 +28,7 @@ from rcir.encoders.base import Encoder
 from rcir.errors import InvalidData
 from rcir.files import write_json
 from rcir.retrieval.stored_parts import load_encoder, save_encoder
+from rcir.trust import reading
 
 TRAINED_ON_FILE = "trained_on.json"
 QUERIES = ("tuning", "calibration", "test")
@@ -168,7 +169,12 @@ class RunFolder:
 
     @property
     def tracked(self) -> tracking.TrackedRun:
-        """The MLflow run."""
+        """The MLflow run.
+
+        Raises:
+            UntrustedFolder: its store is neither the configured one nor on an allowed server.
+        """
+        tracking.require_store(self.tracking_uri)
         return tracking.TrackedRun(self.mlflow_run, self.tracking_uri)
 
     @property
@@ -190,21 +196,30 @@ class RunFolder:
         """Write the chosen weights."""
         save_encoder(encoder, self.path / ENCODER_FILE)
 
-    def encoder(self) -> Encoder:
-        """The trained encoder, or `InvalidData` if training is not finished."""
+    def encoder(self, trust_code: bool = False) -> Encoder:
+        """The trained encoder.
+
+        Args:
+            trust_code: import a class outside rcir that the run names, which runs its code.
+
+        Raises:
+            InvalidData: training is not finished.
+            UntrustedFolder: the run names a class that is not allowed.
+        """
         if not self.finished:
             raise InvalidData(
                 f"the training in {self.path} is not finished: run the same training command "
                 "again, it continues from the last checkpoint"
             )
-        try:
-            config = EncoderConfig(**self.config["encoder"])
-        except (KeyError, TypeError) as error:
-            raise InvalidData(
-                f"{self.path / RUN_FILE} was written by another version of rcir ({error}): train "
-                "again"
-            ) from error
-        return load_encoder(config, self.preprocessing, self.path / ENCODER_FILE)
+        with reading(trust_code):
+            try:
+                config = EncoderConfig(**self.config["encoder"])
+            except (KeyError, TypeError) as error:
+                raise InvalidData(
+                    f"{self.path / RUN_FILE} was written by another version of rcir ({error}): "
+                    "train again"
+                ) from error
+            return load_encoder(config, self.preprocessing, self.path / ENCODER_FILE)
 
 
 def read_run(folder: Path) -> RunFolder | None:

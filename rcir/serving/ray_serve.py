@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from rcir import trust
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
 from rcir.serving.served import RetrieverSource, Served, source_of
@@ -77,7 +78,7 @@ def serve_on_ray(
             "target_ongoing_requests": ONGOING,
         },
         max_ongoing_requests=MOST_ONGOING,
-        ray_actor_options={"num_gpus": gpus},
+        ray_actor_options={"num_gpus": gpus, "runtime_env": {"env_vars": trust.permissions()}},
     )
     serve.start(http_options={"host": settings.host, "port": port})
     serve.run(deployment.bind(), name=NAME, route_prefix="/")

@@ -24,6 +24,7 @@ from rcir.tracking.runs import (
     comparison_link,
     find_tracked_run,
     is_chosen,
+    require_store,
     run_tag,
     start_run,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "log_model",
     "log_retriever",
     "read_file",
+    "require_store",
     "run_tag",
     "set_alias",
     "start_run",

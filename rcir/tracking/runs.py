@@ -18,13 +18,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from filelock import FileLock
 
-from rcir.errors import TrackingUnavailable
+from rcir.errors import TrackingUnavailable, UntrustedFolder
 from rcir.files import is_dead, owner
 from rcir.imports import naming_extras
+from rcir.trust import allows_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -86,6 +87,25 @@ def store_uri() -> str:
     uri: str = mlflow_package().get_tracking_uri()
     file = sqlite_file(uri)
     return f"sqlite:///{file.absolute()}" if file else uri
+
+
+def require_store(uri: str) -> None:
+    """Check that a store which a folder names may be used: it receives MLflow's credentials.
+
+    Raises:
+        UntrustedFolder: it is neither a local file, nor the configured store, nor on a server that
+            is allowed, see `rcir.trust`.
+    """
+    parts = urlsplit(uri)
+    path = parts.scheme in ("sqlite", "file") or (not parts.scheme and "/" in uri)
+    local = path and not parts.netloc
+    if not local and uri.rstrip("/") != store_uri().rstrip("/"):
+        host = parts.hostname or uri
+        if not allows_server(host):
+            raise UntrustedFolder(
+                f"the run is in the tracking store {uri}, which would receive your credentials: "
+                f"set MLFLOW_TRACKING_URI to it, or pass --trust-server {host}, if you trust it"
+            )
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -290,7 +290,7 @@ def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(retrievers):
 def test_a_retriever_with_a_users_index_is_saved_and_loaded(retrievers, tmp_path, monkeypatch):
     own, _, queries = retrievers
     folder = own.save(tmp_path / "retriever")
-    loaded = rcir.load(folder)
+    loaded = rcir.load(folder, trust_code=True)
     assert isinstance(loaded.index, BruteIndex)
     assert loaded.index.options == BruteOptions(block=50)
     before, after = (
@@ -305,7 +305,7 @@ def test_a_retriever_with_a_users_index_is_saved_and_loaded(retrievers, tmp_path
         loaded.retrieve(queries, 0.3, 0.1)
     monkeypatch.setitem(sys.modules, "tests.index.brute", None)
     with pytest.raises(rcir.RcirError, match="cannot be imported"):
-        rcir.load(folder)
+        rcir.load(folder, trust_code=True)
 
 
 def test_an_index_class_that_cannot_be_imported_is_not_saved(tmp_path):

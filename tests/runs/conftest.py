@@ -41,8 +41,9 @@ def calibrations(trained, tiny, tracking_uri, tmp_path_factory):
 
 
 @pytest.fixture
-def copies(calibrations, tmp_path):
+def copies(calibrations, tmp_path, monkeypatch):
     """Copies of these folders that a test may change, without a run in MLflow."""
+    monkeypatch.setenv("RCIR_TRUST_CODE", "1")
     folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in calibrations]
     for folder in folders:
         retriever = Retriever.load(folder / "retriever")

@@ -1,0 +1,106 @@
+"""Permissions for what a folder may name: classes of other packages, and servers.
+
+A retriever or a training run of somebody else must neither run code nor receive credentials unless
+its reader agrees. While a folder is read (`reading`), a class outside rcir and a server need a
+permission: an argument of the call, or the environment (which `--trust-code` and `--trust-server`
+of the commands set).
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from rcir.errors import UntrustedFolder
+
+CODE, SERVERS = "RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"
+# Whether code is allowed, and which servers are, by the call that reads a folder.
+_reading: ContextVar[tuple[bool, frozenset[str]] | None] = ContextVar("reading", default=None)
+_built_on: set[str] = set()  # servers that this program built an index on
+
+
+@contextmanager
+def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]:
+    """Read a folder inside the block: what it names needs a permission.
+
+    Args:
+        code: whether classes outside rcir are allowed.
+        servers: hosts that are allowed.
+    """
+    token = _reading.set((code, frozenset(servers)))
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def require_code(option: str, path: str) -> None:
+    """Raise `UntrustedFolder` for a class outside rcir that a folder names, unless allowed."""
+    permission = _reading.get()
+    if permission is None or permission[0] or os.environ.get(CODE) == "1":
+        return
+    raise UntrustedFolder(
+        f"{option} is {path}, which is not part of rcir: importing it would run its code. If you "
+        f"trust the folder and this module, pass trust_code=True to rcir.load, --trust-code to a "
+        f"command, or set {CODE}=1"
+    )
+
+
+def allows_server(host: str) -> bool:
+    """Return whether a server that a folder names may receive credentials."""
+    permission = _reading.get()
+    by_call = () if permission is None else permission[1]
+    named = (*by_call, *os.environ.get(SERVERS, "").split(","), *_built_on)
+    return host.lower() in {each.strip().lower() for each in named}
+
+
+def require_servers(hosts: Iterable[str]) -> None:
+    """Raise `UntrustedFolder` for servers of an index that a folder names, unless allowed."""
+    if _reading.get() is None:
+        return
+    for host in hosts:
+        if not allows_server(host):
+            raise UntrustedFolder(
+                f"the index is on the server {host!r}, which would receive your credentials. If "
+                f"you trust it, pass trust_servers=[{host!r}] to rcir.load, --trust-server {host} "
+                f"to a command, or set {SERVERS}={host}"
+            )
+
+
+def allow_servers(hosts: Iterable[str]) -> None:
+    """Allow servers that the program itself names, for as long as it runs."""
+    _built_on.update(host.lower() for host in hosts)
+
+
+def add_arguments(parser: ArgumentParser, separator: str = "-") -> None:
+    """Add `--trust-code` and `--trust-server` to a command that reads folders."""
+    parser.add_argument(
+        f"--trust{separator}code",
+        action="store_true",
+        help="import classes outside rcir that the folder names",
+    )
+    parser.add_argument(
+        f"--trust{separator}server",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="connect to this server, with your credentials, if the folder names it; repeatable",
+    )
+
+
+def apply_arguments(options: Any) -> None:
+    """Give the permissions of a command line to this process and those that it starts."""
+    if options.trust_code:
+        os.environ[CODE] = "1"
+    if options.trust_server:
+        named = [os.environ[SERVERS]] if os.environ.get(SERVERS) else []
+        os.environ[SERVERS] = ",".join([*named, *options.trust_server])
+
+
+def permissions() -> dict[str, str]:
+    """Return the permissions of this process, for the environment of processes elsewhere."""
+    return {name: os.environ[name] for name in (CODE, SERVERS) if name in os.environ}

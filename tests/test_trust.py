@@ -1,0 +1,149 @@
+"""Folders of strangers: what they name runs no code and receives no credentials."""
+
+import json
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir import tracking
+from rcir.cli.main import main
+from rcir.errors import InvalidConfig, UntrustedFolder
+from rcir.index import IndexConfig, find_index
+from rcir.retrieval import storage
+from rcir.runs.folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def no_permissions(monkeypatch):
+    for name in ("RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A retriever of vectors."""
+    vectors = np.random.default_rng(0).standard_normal((40, 4), np.float32)
+    made = rcir.Retriever.from_embeddings(vectors, labels=np.arange(40) % 4)
+    return made.save(tmp_path / "retriever")
+
+
+def named(place, index):
+    """The retriever, with another index in its description and the right checksums."""
+    version = storage.current_version(place)
+    path = version / "retriever.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"index": index}))
+    (version / "manifest.json").unlink()
+    storage._write_manifest(version)
+    return place
+
+
+@pytest.fixture
+def stranger():
+    """A port of this machine that counts who connects, and what they send first."""
+    received = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept():
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(2)
+                    received.append(connection.recv(1000))
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1], received
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("path", ["unittest.__main__:X", "rcir.cli.__main__:X", "antigravity:X"])
+def test_a_module_that_a_folder_names_is_not_imported(place, path):
+    named(place, {"kind": path, "options": {}})
+    with pytest.raises(UntrustedFolder, match="trust_code"):
+        rcir.load(place)
+    assert path.partition(":")[0] not in sys.modules
+
+
+def test_an_allowed_module_that_ends_the_process_is_an_error(place, monkeypatch):
+    named(place, {"kind": "rcir.cli.__main__:X", "options": {}})
+    with pytest.raises(InvalidConfig, match="SystemExit"):
+        rcir.load(place, trust_code=True)
+    monkeypatch.setenv("RCIR_TRUST_CODE", "1")
+    with pytest.raises(InvalidConfig, match="SystemExit"):
+        rcir.load(place)
+
+
+def test_the_own_class_of_a_caller_needs_a_permission_to_be_loaded(tmp_path, capsys):
+    vectors = np.random.default_rng(0).standard_normal((40, 4), np.float32)
+    config = IndexConfig("tests.index.brute:BruteIndex")
+    made = rcir.Retriever.from_embeddings(vectors, labels=np.arange(40) % 4, index=config)
+    queries = np.random.default_rng(1).standard_normal((60, 4), np.float32)
+    made.calibrate(queries, np.arange(60) % 4)
+    place = made.save(tmp_path / "retriever")
+    with pytest.raises(UntrustedFolder, match="BruteIndex"):
+        rcir.load(place)
+    assert rcir.load(place, trust_code=True).index.options == made.index.options
+    command = ["recalibrate", str(place)]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "--trust-code" in capsys.readouterr().err
+    assert main([*command, "--trust-code"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["pgvector", "milvus"])
+def test_a_server_that_a_folder_names_receives_nothing(place, stranger, kind, monkeypatch):
+    pytest.importorskip({"pgvector": "psycopg", "milvus": "pymilvus"}[kind])
+    port, received = stranger
+    options = {
+        "pgvector": {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}"},
+        "milvus": {"uri": f"http://127.0.0.1:{port}"},
+    }[kind]
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    monkeypatch.setenv("MILVUS_TOKEN", "secret")
+    monkeypatch.setenv("RCIR_TRUST_SERVERS", "db.example, elsewhere.example")
+    named(place, {"kind": kind, "options": options | {"timeout": 1.0}})
+    with pytest.raises(UntrustedFolder, match="127"):
+        rcir.load(place)
+    assert not received
+
+
+@pytest.mark.parametrize(
+    ("dsn", "hosts"),
+    [
+        ("", ()),
+        ("dbname=images", ()),
+        ("host=a,b hostaddr=10.0.0.1", ("a", "b", "10.0.0.1")),
+        ("postgresql://user@db.example:1/images?hostaddr=10.0.0.2", ("db.example", "10.0.0.2")),
+        ("host=/tmp", ("/tmp",)),
+    ],
+)
+def test_every_host_of_a_connection_string_is_named(dsn, hosts):
+    pytest.importorskip("psycopg")
+    assert find_index("pgvector").Options(dsn).hosts == hosts
+
+
+def test_the_store_of_a_run_receives_the_token_only_if_it_is_the_chosen_one(tmp_path, monkeypatch):
+    stores = {
+        "http://tracking.example": "http://tracking.example/",
+        "postgresql:///db?host=db.example": "sqlite:///mlflow.db",
+        "databricks": "sqlite:///mlflow.db",
+        "http://elsewhere.example": "http://tracking.example",
+    }
+    for (uri, chosen), allowed in zip(stores.items(), (True, False, False, False), strict=True):
+        monkeypatch.setattr(tracking.runs, "store_uri", lambda chosen=chosen: chosen)
+        run = RunFolder(tmp_path, {}, "0" * 32, uri, finished=True)
+        if allowed:
+            assert run.tracked.uri == uri
+        else:
+            with pytest.raises(UntrustedFolder, match="MLFLOW_TRACKING_URI"):
+                _ = run.tracked
+    monkeypatch.setenv("RCIR_TRUST_SERVERS", "elsewhere.example")
+    assert run.tracked.uri == "http://elsewhere.example"
+    assert RunFolder(tmp_path, {}, "0" * 32, "sqlite:////old/mlflow.db").tracked
