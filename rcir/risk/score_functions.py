@@ -234,11 +234,11 @@ class Constant(ScaledScore):
 
 @dataclass(frozen=True, eq=False)
 class MinMax(ScaledScore):
-    """Size grows linearly between the extremes of the tuning split (Cai et al., AAAI 2025).
+    """Size grows linearly between the extremes of the tuning split (after Cai et al., AAAI 2025).
 
-    Unlike there, the extremes never come from the queries at hand, which would void the guarantee,
-    and the scale stops at `floor` instead of 0, so that some threshold serves every query. If all
-    uncertainties are equal the scale is 1.
+    Their rule takes the extremes from the queries at hand, which voids the guarantee. Here, the
+    scale also stops at `floor` instead of 0, so that some threshold serves every query, and any
+    threshold is possible instead of steps of 0.2. If all uncertainties are equal the scale is 1.
 
     Example:
         >>> score_function = MinMax(low=0.0, high=2.0, floor=0.01)
