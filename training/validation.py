@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rcir.data import ImageSet
-from rcir.data.relevance import Relevance, asking, count_matches, database_of
+from rcir.data.relevance import asking, count_matches, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
@@ -30,6 +29,7 @@ from rcir.terminal import console
 from training.workers import ALONE, Workers
 
 N_FOLDS = 4
+QUERIES_AT_ONCE = 256  # in a search of the validation images
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,8 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     Args:
         embedding: of the images.
         images: the validation images.
-        workers: among whom the calibrations are shared out. All have the same embedding, and each
-            returns the same.
+        workers: among whom searches and calibrations are shared out. All have the same embedding,
+            and each returns the same.
 
     Raises:
         InvalidData: there are fewer than 3 images, or none matches another.
@@ -259,45 +259,50 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
             "embeddings of the validation images are NaN or infinite: train anew, under another "
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
-    distances, positions, relevant, others = _searched(vectors, images.relevance)
-    ranks = first_match_ranks(relevant)
-    own = None
-    if embedding.uncertainty is not None:
-        own = embedding.uncertainty.cpu().numpy().astype(np.float64)
-    matched = others > 0
-    if not matched.any():
-        raise InvalidData("no validation image matches another one: choose others")
-    asked, database = asking(images.relevance), database_of(images.relevance)
+    relevance, rows = images.relevance, vectors.cpu().numpy()
+    asked, database = asking(relevance), database_of(relevance)
     held = np.arange(len(images)) if database is None else np.flatnonzero(database)
-    norms = lengths(vectors.cpu().numpy())
-    nearest = one_minus_cosine(distances[:, 0], norms[asked], norms[held][positions[:, 0]])
-    uncertainty = nearest if own is None else own[asked]
-    certified = certify_folds(vectors.cpu().numpy(), own, images, workers)
-    depth = positions.shape[1]
-    precision = average_precision_at_k(relevant, others, depth)
-    return Validation(ranks, uncertainty, matched, precision, depth, certified)
-
-
-def _searched(
-    vectors: Tensor, relevance: Relevance
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-    """Return of each query distances and positions, which match, and the number of matches."""
-    database = database_of(relevance)
-    if database is None:
-        distances, positions = nearest_others(vectors, min(DEPTH, len(relevance) - 1))
-        others = relevance.totals(relevance) - 1  # each image counts itself
-        return distances, positions, relevance.of(relevance, positions), others
-    asked, held = np.flatnonzero(~database), np.flatnonzero(database)
     if not len(asked) or not len(held):
         raise InvalidData(
-            f"of {len(database)} validation images {len(held)} are of the database and "
+            f"of {len(images)} validation images {len(held)} are of the database and "
             f"{len(asked)} are queries: some of both are needed; ask for more with "
             "data.options.validation"
         )
-    rows = vectors.cpu().numpy()
-    distances, positions = build_index(rows[held]).search(rows[asked], min(DEPTH, len(held)))
-    queries, gallery = relevance.subset(asked), relevance.subset(held)
-    return distances, positions, queries.of(gallery, positions), queries.totals(gallery)
+    gallery = relevance.subset(held)
+    # An image that is searched itself counts itself.
+    others = relevance.subset(asked).totals(gallery) - (database is None)
+    matched = others > 0
+    if not matched.any():
+        raise InvalidData("no validation image matches another one: choose others")
+    depth = min(DEPTH, len(held) - (database is None))
+    index = None if database is None else build_index(rows[held])
+    norms = lengths(rows)
+
+    def searched(number: int) -> tuple[NDArray[np.float64], ...]:
+        """Return ranks, uncertainties by distance and average precision of a block of queries."""
+        block = slice(number * QUERIES_AT_ONCE, (number + 1) * QUERIES_AT_ONCE)
+        queries = asked[block]
+        if index is None:
+            distances, positions = nearest_others(vectors, depth, block)
+        else:
+            distances, positions = index.search(rows[queries], depth)
+        relevant = relevance.subset(queries).of(gallery, positions)
+        nearest = norms[held[positions[:, 0]]]
+        return (
+            first_match_ranks(relevant),
+            one_minus_cosine(distances[:, 0], norms[queries], nearest),
+            average_precision_at_k(relevant, others[block], depth),
+        )
+
+    # Blocks of one size: whoever searches them, and whatever else, distances are rounded alike.
+    parts = workers.share(-(-len(asked) // QUERIES_AT_ONCE), searched)
+    ranks, uncertainty, precision = map(np.concatenate, zip(*parts, strict=True))
+    own = None
+    if embedding.uncertainty is not None:
+        own = embedding.uncertainty.cpu().numpy().astype(np.float64)
+        uncertainty = own[asked]
+    certified = certify_folds(rows, own, images, workers)
+    return Validation(ranks, uncertainty, matched, precision, depth, certified)
 
 
 CLOSE = 0.01  # of a loss to that of a collapsed encoder, relative

@@ -130,7 +130,7 @@ DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
 
 
 def nearest_others(
-    vectors: Tensor | NDArray[np.floating[Any]], k: int
+    vectors: Tensor | NDArray[np.floating[Any]], k: int, queries: slice = slice(None)
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The nearest other vectors of each vector, which is left out of its own search by its place,
     not by its distance: a twin is found.
@@ -138,9 +138,10 @@ def nearest_others(
     Args:
         vectors: (n, d), an array, or a tensor on any device.
         k: number of neighbours, 1 to n - 1.
+        queries: which q of the vectors search; all n by default.
 
     Returns:
-        L2 distances and positions, each (n, k), nearest first.
+        L2 distances and positions, each (q, k), nearest first.
 
     Example:
         >>> import torch
@@ -152,7 +153,7 @@ def nearest_others(
     if not 1 <= k < n:
         raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
     if isinstance(vectors, np.ndarray):
-        return _of_array(vectors, k)
+        return _of_array(vectors, k, queries)
     # Here only: the package is imported for its table as well.
     import torch
 
@@ -161,7 +162,8 @@ def nearest_others(
     # The matrix product of `cdist` loses digits far from the origin; distances do not change.
     vectors = vectors - vectors.mean(0)
     distances, positions = [], []
-    for rows in torch.arange(n, device=vectors.device).split(max(1, DISTANCES_AT_ONCE // n)):
+    places = torch.arange(n, device=vectors.device)[queries]
+    for rows in places.split(max(1, DISTANCES_AT_ONCE // n)):
         with full_precision():
             block = torch.cdist(vectors[rows], vectors)
         block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
@@ -172,12 +174,12 @@ def nearest_others(
 
 
 def _of_array(
-    vectors: NDArray[np.floating[Any]], k: int
+    vectors: NDArray[np.floating[Any]], k: int, queries: slice
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
-    distances, positions = build_index(centred).search(centred, k + 1)
-    others = ~places_of(np.arange(len(vectors)), positions)
-    shape = (len(vectors), k)
+    distances, positions = build_index(centred).search(centred[queries], k + 1)
+    others = ~places_of(np.arange(len(vectors))[queries], positions)
+    shape = (len(positions), k)
     return distances[others].reshape(shape), positions[others].reshape(shape)
 
 

@@ -342,6 +342,11 @@ def test_nearest_others_are_those_of_brute_force(n, k, dim, of, monkeypatch):
     np.testing.assert_allclose(np.take_along_axis(expected, positions, 1), ordered, atol=0.5)
     assert all(len(set(row)) == k for row in positions.tolist())
     assert (positions != np.arange(n)[:, None]).all()
+    some = slice(n // 3, n // 3 + 20)
+    of_some = nearest_others(of(points.copy()), k, some)[1]
+    np.testing.assert_allclose(
+        np.take_along_axis(expected[some], of_some, 1), ordered[some], atol=0.5
+    )
 
 
 @pytest.mark.parametrize("shift", [0, 100_000])

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -17,8 +20,10 @@ from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
+from rcir.metrics import first_match_ranks
 from tests.training.helpers import certified_size, match_rank_bounds
-from training.validation import Validation, certify_folds, fold_roles, validate
+from training.validation import PER_IMAGE, Validation, certify_folds, fold_roles, validate
+from training.workers import CPU, Workers
 
 
 class Pixels(Encoder):
@@ -174,6 +179,46 @@ def street(n=60):
     names = [str(number) for number in range(len(places))]
     relevance = WithinRadius(places, 25.0, 10.0, np.arange(len(places)) < n)
     return ImageSet(np.zeros((len(places), 2, 2), np.uint8), None, names, {}, relevance)
+
+
+@pytest.mark.parametrize("of", [street, partial(draw, 250, 50)], ids=["places", "labels"])
+def test_workers_search_a_part_of_the_queries_each_and_return_the_same(of, monkeypatch):
+    images, barrier, exchanged = of(), Barrier(3), {}
+    vectors = torch.randn(len(images), 8, generator=torch.Generator().manual_seed(0))
+    embedding = Embedding(vectors, None, vectors.square().sum(1))
+    n_ranked = {}
+
+    def counted(relevant):
+        n_ranked[get_ident()] = n_ranked.get(get_ident(), 0) + len(relevant)
+        return first_match_ranks(relevant)
+
+    class InThread(Workers):
+        def share(self, n, function):
+            own = {number: function(number) for number in range(self.rank, n, self.count)}
+            exchanged.update(own)
+            barrier.wait(60)
+            everyone = [exchanged[number] for number in range(n)]
+            barrier.wait(60)
+            return everyone
+
+    def work(rank):
+        return get_ident(), validate(embedding, images, InThread(rank, 3, CPU))
+
+    expected = validate(embedding, images).arrays()
+    monkeypatch.setattr("training.validation.QUERIES_AT_ONCE", 25)
+    monkeypatch.setattr("training.validation.certify_folds", lambda *args: [])
+    monkeypatch.setattr("training.validation.first_match_ranks", counted)
+    with ThreadPoolExecutor(3) as pool:
+        threads, validations = zip(*pool.map(work, range(3)), strict=True)
+    n_queries = len(expected["ranks"])
+    assert sum(n_ranked[thread] for thread in threads) == n_queries
+    assert max(n_ranked.values()) <= 4 * 25 < n_queries
+    for name in PER_IMAGE:
+        first, *others = (getattr(validation, name) for validation in validations)
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+        # In a block of another size, rounding may swap candidates that are equally far.
+        assert np.isclose(first, expected[name], atol=1e-4, equal_nan=True).mean() > 0.97
 
 
 def test_queries_are_searched_for_in_the_database_alone():
