@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from mlflow import MlflowClient
 
 from rcir.risk import losses
 
@@ -153,6 +152,8 @@ def new_store(shared_folder: Path) -> Callable[[Path], str]:
     template = shared_folder / "empty.db"
     with FileLock(shared_folder / "empty.lock"):
         if not template.is_file():
+            from mlflow import MlflowClient
+
             unfinished = shared_folder / "unfinished.db"
             MlflowClient(f"sqlite:///{unfinished}").search_experiments()
             unfinished.rename(template)
@@ -171,10 +172,13 @@ def tracking_uri(new_store: Callable[[Path], str], tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session")
-def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
+def demo(
+    shared_folder: Path, new_store: Callable[[Path], str], pytestconfig: pytest.Config
+) -> Path:
     """Return a folder in which `rcir demo --output runs/demo` has run.
 
-    The demo runs once, in the first process that needs it. `screen.txt` holds its output.
+    It trains for all epochs with `--full` only. The demo runs once, in the first process that needs
+    it. `screen.txt` holds its output.
     """
     folder = shared_folder / "demo"
     with FileLock(shared_folder / "demo.lock"):
@@ -182,6 +186,8 @@ def demo(shared_folder: Path, new_store: Callable[[Path], str]) -> Path:
             folder.mkdir()
             rcir = Path(sys.executable).with_name("rcir")
             command = [rcir, "demo", "--output", "runs/demo"]
+            if not pytestconfig.getoption("full"):
+                command += ["--epochs", "2"]
             environment = os.environ | {"MLFLOW_TRACKING_URI": new_store(folder / "mlflow.db")}
             with (folder / "unfinished").open("w") as screen:
                 subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)

@@ -32,28 +32,30 @@ MARKER, EMBEDDED = ".rcir-demo", "embeddings"
 SHOWN_LABELS = 12
 
 
-def run(output: Path, method: str = "btl") -> None:
+def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     """Train, calibrate, measure and retrieve on handwritten two-digit numbers.
 
     Args:
         output: folder to write to.
         method: of the encoder, see `rcir.encoders.EncoderConfig`.
+        epochs: passes over the training images, at least 1.
 
     Raises:
-        InvalidConfig: there is no such method, or the folder holds anything else.
+        InvalidConfig: there is no such method, `epochs` is below 1, or the folder holds anything
+            else.
     """
     started = time.monotonic()
     torch.set_num_threads(1)  # on images this small, more threads only wait for each other
-    encoder = EncoderConfig(method)
-    _clear(output)
     config = TrainingConfig(
         name="training",
         data=DataConfig("digits", seed=1),  # options were chosen on seed 0
         storage=str(output),
         augmentation=Augmentation(occlusion=0.15),
-        encoder=encoder,
+        encoder=EncoderConfig(method),
+        epochs=epochs,
         loss={"kl_scale": 1e-5} if method == "btl" else {},
     )
+    _clear(output)
     print(f"Training: {method} on pictures of two-digit numbers, digits hidden in part at random")
     trained = train(config)
     print("\nCalibration: on numbers that training has not seen, half of the digits hidden in part")

@@ -17,17 +17,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import torch
-from scipy.optimize import brentq
-from scipy.special import gammaln, xlogy
-from scipy.stats import beta
 
 from conftest import group_of
-from rcir.data import DataConfig, Preprocessing, load_splits
-from rcir.encoders import EncoderConfig, build_encoder
-from rcir.mining import MiningConfig
-from rcir.retrieval.retriever import Retriever
 from tests.kills import kill  # noqa: F401  (a fixture)
+
+# The process that hands out the tests imports this file, too: fixtures import what takes seconds.
 
 # They add a device to PyTorch, which belongs into a process of its own.
 collect_ignore = ["simulated_gpu.py", "training/on_simulated_gpu.py"]
@@ -38,10 +32,18 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    torch.manual_seed(0)
+    import torch
+
+    # `torch.manual_seed` notes the traceback for a GPU that is used later, ten times as slow.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def _crossing(n, level):
+    from scipy.special import gammaln, xlogy
+    from scipy.stats import beta
+
     m = np.arange(n)
     bounds, factorial = beta.isf(level, m + 1, n - m), gammaln(np.arange(n + 1) + 1)
     first = np.zeros(n)
@@ -68,6 +70,8 @@ def naive_crossing():
 @pytest.fixture(scope="session")
 def naive_local_level():
     """The level at which that probability is delta."""
+    from scipy.optimize import brentq
+
     return lambda n, delta: brentq(lambda x: _crossing(n, x) - delta, delta / n, delta, xtol=1e-13)
 
 
@@ -103,6 +107,8 @@ def no_figures(monkeypatch):
 @pytest.fixture(scope="session")
 def splits():
     """A small draw of two-digit numbers."""
+    from rcir.data import DataConfig, load_splits
+
     parts = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
     return load_splits(DataConfig("digits", options={**parts, "calibration": 400}))
 
@@ -110,6 +116,12 @@ def splits():
 @pytest.fixture(scope="session")
 def retriever(splits):
     """An untrained but calibrated retriever; tests that change one load `folder` instead."""
+    import torch
+
+    from rcir.data import Preprocessing
+    from rcir.encoders import EncoderConfig, build_encoder
+    from rcir.retrieval.retriever import Retriever
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoder = build_encoder(EncoderConfig("mc-dropout", options={"passes": 3}), 1, (8, 16))
@@ -132,6 +144,9 @@ def folder(retriever, tmp_path):
 @pytest.fixture(scope="session")
 def tiny():
     """Configurations of trainings that take a second: `tiny(name, **changes)`."""
+    from rcir.data import DataConfig
+    from rcir.encoders import EncoderConfig
+    from rcir.mining import MiningConfig
     from training import TrainingConfig
 
     parts = {"train": 300, "validation": 100, "gallery": 300, "tuning": 300, "test": 300}

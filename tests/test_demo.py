@@ -40,6 +40,7 @@ def test_certified_risk_holds_on_test_queries(results):
         assert row["test_risk"] <= row["alpha"] + 3 * error
 
 
+@pytest.mark.slow
 def test_encoder_beats_pixels_and_uncertainty_saves_a_quarter_of_the_images(results):
     """Margins are wide, because another CPU trains other weights."""
     quality = results["quality"]
