@@ -33,6 +33,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=Settings.capacity,
         help="queries that may wait for the model",
     )
+    for name, what in (
+        ("decode-seconds", "seconds to decode the images of a request"),
+        ("header-seconds", "seconds for the headers of a request to arrive"),
+        ("body-seconds", "seconds for the body of a request to arrive"),
+        ("client-connections", "connections of one address, such as that of a reverse proxy"),
+    ):
+        default = getattr(Settings, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
     parser.add_argument(
         "--feedback-days",
         type=float,
@@ -62,6 +70,10 @@ def run(options: Namespace) -> None:
         capacity=options.capacity,
         poll=options.poll,
         feedback_days=options.feedback_days,
+        decode_seconds=options.decode_seconds,
+        header_seconds=options.header_seconds,
+        body_seconds=options.body_seconds,
+        client_connections=options.client_connections,
     )
     if options.replicas is None:
         serve(options.retriever, settings)

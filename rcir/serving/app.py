@@ -29,7 +29,7 @@ from rcir.errors import (
 from rcir.printable import printable
 from rcir.serving.batching import Busy, Stopping
 from rcir.serving.bodies import UnsupportedBody, exploration, many_queries, one_query, read_json
-from rcir.serving.middleware import Bearer, Bounded, Overloaded, SameSite, Timed, TooLarge
+from rcir.serving.middleware import Bearer, Bounded, Overloaded, SameSite, Timed, TooLarge, TooSlow
 from rcir.serving.schemas import EXPLORED, MANY, ONE, Answer, Answers, Feedback, errors
 from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service
@@ -42,6 +42,7 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (StaleCalibration, 409, "stale-calibration"),
     (NoFeedback, 409, "no-feedback"),
     (TooLarge, 413, "too-large"),
+    (TooSlow, 408, "too-slow"),
     (UnsupportedBody, 415, "unsupported-body"),
     (InvalidImage, 400, "invalid-image"),
     (InvalidRiskLevel, 400, "invalid-level"),
@@ -84,7 +85,7 @@ def routes_of(service: Service) -> APIRouter:
     @router.post(
         "/retrieve",
         response_model=Answer,
-        responses=errors(400, 409, 413, 415, 429, 503),
+        responses=errors(400, 408, 409, 413, 415, 429, 503),
         openapi_extra=ONE,
     )
     async def retrieve(request: Request) -> Response:
@@ -97,7 +98,7 @@ def routes_of(service: Service) -> APIRouter:
     @router.post(
         "/retrieve/batch",
         response_model=Answers,
-        responses=errors(400, 409, 413, 415, 429, 503),
+        responses=errors(400, 408, 409, 413, 415, 429, 503),
         openapi_extra=MANY,
     )
     async def retrieve_batch(request: Request) -> Response:
@@ -106,7 +107,9 @@ def routes_of(service: Service) -> APIRouter:
         query = await many_queries(request, settings)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post("/explore", responses=errors(400, 409, 413, 415, 429, 503), openapi_extra=EXPLORED)
+    @router.post(
+        "/explore", responses=errors(400, 408, 409, 413, 415, 429, 503), openapi_extra=EXPLORED
+    )
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
@@ -139,7 +142,9 @@ def routes_of(service: Service) -> APIRouter:
         return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
 
     @router.post(
-        "/feedback", responses=errors(400, 404, 409, 413, 415, 429, 507), openapi_extra=_feedback()
+        "/feedback",
+        responses=errors(400, 404, 408, 409, 413, 415, 429, 507),
+        openapi_extra=_feedback(),
     )
     async def feedback(request: Request) -> Response:
         """Feedback on an answer; it is on disk when this is acknowledged."""
@@ -251,7 +256,9 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         return JSONResponse({"error": "failed", "message": words}, 500)
 
     most = settings.most_bytes
-    app.add_middleware(Bounded, most=most, most_together=BYTES_TOGETHER * most)
+    app.add_middleware(
+        Bounded, most=most, most_together=BYTES_TOGETHER * most, seconds=settings.body_seconds
+    )
     if settings.token is not None:
         app.add_middleware(Bearer, token=settings.token)
     elif settings.local:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
+from collections import Counter as Counts
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -27,44 +29,67 @@ class Overloaded(RcirError):
     """The bodies of all requests under way are larger than this server holds."""
 
 
+class TooSlow(RcirError):
+    """A body did not arrive in time."""
+
+
 class Bounded:
-    """An ASGI application that reads no more of a body than so many bytes, and no more of all
-    bodies under way than so many.
+    """An ASGI application that reads no more of a body than so many bytes, in so many seconds, and
+    no more of all bodies under way than so many.
 
     Args:
         app: the application.
         most: bytes of a body.
-        most_together: bytes of all that are under way.
+        most_together: bytes of all that are under way; those of one client may have half of them.
+        seconds: from the begin of a body to its end.
     """
 
-    def __init__(self, app: ASGIApp, most: int, most_together: int) -> None:
-        self.app, self.most, self.most_together = app, most, most_together
+    def __init__(self, app: ASGIApp, most: int, most_together: int, seconds: float) -> None:
+        self.app, self.most, self.most_together, self.seconds = app, most, most_together, seconds
         self._together = 0
+        self._of_client: Counts[str] = Counts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        held_bytes = 0
+        client = (scope.get("client") or ("",))[0]  # unknown at a Unix socket
+        until = asyncio.get_running_loop().time() + self.seconds
+        held_bytes, complete = 0, False
 
         def require(n: int) -> None:
             if n > self.most:
                 raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
 
         async def bounded() -> Message:
-            nonlocal held_bytes
+            nonlocal held_bytes, complete
             if declared.isdecimal():
                 require(int(declared))  # before anything is read
-            message = await receive()
+            if complete:  # what follows says that the client has gone
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise TooSlow(
+                    f"the body did not arrive within {self.seconds:g} s: send less at a time"
+                ) from None
+            complete = not message.get("more_body", False)
             n = len(message.get("body", b""))
             held_bytes += n
             self._together += n
+            self._of_client[client] += n
             require(held_bytes)
             if self._together > self.most_together:
                 raise Overloaded(
                     f"requests of more than {self.most_together:,} bytes are under way: ask again "
                     "in a moment"
+                )
+            if client and self._of_client[client] > self.most_together // 2:
+                raise Overloaded(
+                    f"requests of more than {self.most_together // 2:,} bytes from {client} are "
+                    "under way: ask again when they are answered"
                 )
             return message
 
@@ -72,6 +97,9 @@ class Bounded:
             await self.app(scope, bounded, send)
         finally:
             self._together -= held_bytes
+            self._of_client[client] -= held_bytes
+            if not self._of_client[client]:
+                del self._of_client[client]
 
 
 class Bearer:

@@ -220,6 +220,7 @@ STATUS_WORDS = {
     401: "The token is missing or wrong.",
     403: "The request is of a page from elsewhere, or names another host.",
     404: "There is no such thing.",
+    408: "Too slow: the body did not arrive in time.",
     409: "Nothing certifies that, or the calibration is stale.",
     413: "The body, or a picture, is too large.",
     415: "The body is neither multipart/form-data nor application/json.",

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from rcir.errors import InvalidConfig
 from rcir.serving.app import create_app
 from rcir.serving.served import source_of
 from rcir.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
+else:
+    try:  # faster, if it is installed
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
+    except ImportError:
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
 
 GRACE = 30  # seconds that requests under way are given when the server stops
 
@@ -32,15 +44,70 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
         service = app.state.service
         print(f"{service.source.name}, version {service.served.version}", flush=True)
         print(f"serving on {address_of(host, port)}", flush=True)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=GRACE,
-            server_header=False,
-            proxy_headers=False,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(configuration(app, settings)).run(sockets=[listening])
+
+
+def configuration(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.Config:
+    """The configuration of uvicorn for an application, with further options."""
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+        proxy_headers=False,
+        http=partial(Guarded, settings=settings),  # type: ignore[arg-type]
+        **options,
+    )
+
+
+class Guarded(Protocol):
+    """uvicorn's protocol, with time for headers and a number of connections for each client.
+
+    uvicorn itself has only a time between two requests (`timeout_keep_alive`), and a number of
+    connections of all clients, above which it refuses them all (`limit_concurrency`).
+    """
+
+    def __init__(self, *arguments: Any, settings: Settings, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._settings = settings
+        self._headers_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        hosts = [(getattr(each, "client", None) or ("",))[0] for each in self.connections]
+        if hosts.count((self.client or ("",))[0]) > self._settings.client_connections:
+            transport.abort()
+        else:
+            self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._cancel()
+        elif self._headers_due is None:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_headers(self) -> None:
+        seconds = self._settings.header_seconds
+        self._headers_due = self.loop.call_later(seconds, self._close_without_headers)
+
+    def _close_without_headers(self) -> None:
+        self._headers_due = None
+        if not self._is_answering():
+            self.transport.close()
+
+    def _cancel(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
 
 
 def address_of(host: str, port: int) -> str:

@@ -29,6 +29,10 @@ class Settings:
         most_pixels: of a picture, known before it is decoded; of all pictures of a request
             together, eight times as many.
         decode_seconds: for the pictures of a request; what takes longer is refused.
+        header_seconds: for the headers of a request; a connection without them is closed.
+        body_seconds: for the body of a request.
+        client_connections: of one address, such as that of a reverse proxy; more are closed. Its
+            bodies under way may have half of the bytes that all together may have.
         poll: seconds between two looks for a new version; 0 looks never.
         feedback_days: days after which a monitored query without feedback counts as a miss; later
             queries with feedback wait for it until then.
@@ -51,20 +55,22 @@ class Settings:
     most_bytes: int = 32 * 2**20
     most_pixels: int = 50_000_000
     decode_seconds: float = 10.0
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    client_connections: int = 256
     poll: float = 5.0
     feedback_days: float = 7.0
 
     def __post_init__(self) -> None:
-        for name, least in (("port", 0), ("capacity", 1), ("most_bytes", 1), ("most_pixels", 1)):
-            value = getattr(self, name)
+        for name in ("port", "capacity", "most_bytes", "most_pixels", "client_connections"):
+            value, least = getattr(self, name), int(name != "port")
             if value < least:
                 raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
         if not 0 <= self.poll < float("inf"):
             raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
-        if not 0 < self.decode_seconds < float("inf"):
-            raise InvalidConfig(
-                f"decode_seconds is {self.decode_seconds}; it must be a finite number above 0"
-            )
+        for name in ("decode_seconds", "header_seconds", "body_seconds"):
+            if not 0 < (seconds := getattr(self, name)) < float("inf"):
+                raise InvalidConfig(f"{name} is {seconds}; it must be a finite number above 0")
         if not 0 < self.feedback_days < float("inf"):
             raise InvalidConfig(
                 f"feedback_days is {self.feedback_days}; it must be a finite number of days above 0"

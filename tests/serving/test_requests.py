@@ -2,20 +2,24 @@
 
 import asyncio
 import json
+import socket
 import struct
 import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+import uvicorn
 
 from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings
-from rcir.serving.middleware import Bounded, Overloaded
+from rcir.serving.middleware import Bounded, Overloaded, TooSlow
+from rcir.serving.server import configuration, listen
 from tests.serving.conftest import drawn, png
 
 VECTOR = drawn(1, 5)[0][0]
@@ -247,7 +251,7 @@ def test_the_bodies_of_concurrent_requests_are_bounded_together():
             sizes.append(len((await receive())["body"]))
             await leave.wait()
 
-        bounded = Bounded(app, most=60, most_together=100)
+        bounded = Bounded(app, most=60, most_together=100, seconds=9.0)
         scope = {"type": "http", "headers": headers}
         first = asyncio.create_task(bounded(scope, receive, None))
         await asyncio.sleep(0)
@@ -292,6 +296,97 @@ def test_a_picture_that_takes_too_long_is_refused(folder, serving, splits):
     with serving(folder, decode_seconds=1e-9) as client:
         files = {"picture": png(splits.test.images[0])}
         assert refusal(client.post("/retrieve", files=files)) == (400, "invalid-image")
+
+
+def test_the_bodies_of_a_client_leave_room_for_those_of_others_and_end_in_time():
+    async def scenario():
+        answered = []
+
+        def receiving(n):
+            """A client that sends n bytes, and then stalls."""
+            messages = [{"type": "http.request", "body": b"x" * n, "more_body": True}]
+
+            async def receive():
+                if not messages:
+                    await asyncio.Event().wait()
+                return messages.pop()
+
+            return receive
+
+        async def app(scope, receive, send):
+            answered.append((scope["client"][0], len((await receive())["body"])))
+            await receive()
+
+        def ask(client, n):
+            scope = {"type": "http", "headers": [], "client": (client, 1)}
+            return asyncio.create_task(bounded(scope, receiving(n), None))
+
+        bounded = Bounded(app, most=60, most_together=120, seconds=0.2)
+        outcomes = await asyncio.gather(
+            *(ask("slow", 55), ask("slow", 55), ask("other", 60), ask("slow", 5)),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [TooSlow, Overloaded, TooSlow, TooSlow]
+        assert answered == [("slow", 55), ("other", 60), ("slow", 5)]
+        await asyncio.gather(ask("slow", 60), return_exceptions=True)  # there is room again
+        assert answered[3:] == [("slow", 60)]
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def address():
+    """`address(**settings)`: of a server that answers "ok" by uvicorn, with the guards of ours."""
+    with ExitStack() as stack:
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+        def start(**settings):
+            listening = stack.enter_context(listen(Settings(port=0)))
+            settings = Settings(**settings)
+            running = uvicorn.Server(configuration(app, settings, lifespan="off"))
+            thread = threading.Thread(target=running.run, args=([listening],))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(setattr, running, "should_exit", True)
+            return listening.getsockname()[:2]
+
+        yield start
+
+
+def connect(address, text=b""):
+    connection = socket.create_connection(address, timeout=10)
+    connection.sendall(text)
+    return connection
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_a_connection_without_headers_is_closed_in_time(address):
+    place = address(header_seconds=0.3)
+    whole = connect(place, REQUEST + b"\r\n")
+    assert whole.recv(1000).startswith(b"HTTP/1.1 200")
+    whole.sendall(REQUEST)  # the next one, whose end does not come
+    for connection in (connect(place), connect(place, REQUEST), whole):
+        began = time.monotonic()
+        with connection:
+            assert connection.recv(1000) == b""
+        assert time.monotonic() - began < 4  # before uvicorn closes it between two requests
+
+
+def test_a_client_has_so_many_connections_at_once(address):
+    place = address(client_connections=2)
+    idle = [connect(place, REQUEST) for _ in range(2)]
+    with connect(place) as third, suppress(ConnectionResetError):
+        assert third.recv(1000) == b""
+    idle.pop().close()
+    time.sleep(0.1)
+    with connect(place, REQUEST + b"\r\n") as again:
+        assert again.recv(1000).startswith(b"HTTP/1.1 200")
+    idle.pop().close()
 
 
 # Access
