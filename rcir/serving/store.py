@@ -61,7 +61,8 @@ def query_of(row: bytes) -> Queries:
 STORE_FORMAT = 2
 MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
 FORGETTING = 1000  # answers between two times that old ones are looked for
-LOCK_SECONDS = 10.0  # seconds that another process may hold the file
+LOCK_SECONDS = 10.0  # that feedback waits while another process locks the file
+ANSWER_LOCK_SECONDS = 0.5  # that answers wait, which are given all the same
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY,
@@ -213,7 +214,7 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()
         self._lock = threading.Lock()
         self._since = 0
         with self._using():
@@ -232,6 +233,9 @@ class Store:
                 raise StoreUnavailable(f"{path} is another program's: name another file")
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
+            self._connection.execute("PRAGMA wal_checkpoint")
+        self._files = self._identities()
+        self._size = path.stat().st_size
 
     def close(self) -> None:
         """Close the file."""
@@ -246,7 +250,8 @@ class Store:
                 their answers.
 
         Raises:
-            StoreUnavailable: they could not be written, as on a full disk; none are kept.
+            StoreUnavailable: they could not be written, as on a full disk, or while another process
+                locks the file; none are kept.
         """
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
@@ -258,18 +263,16 @@ class Store:
                 items = json.dumps(answer.ids)
                 own = secrets.token_urlsafe(12)
                 rows.append((own, now, version, terms.key, counts, items, bytes(digest), blob))
-        with self._lock, self._using():
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            with self._transaction():
-                self._connection.executemany(
-                    "INSERT INTO answers (id, time, version, terms, watched, items, digest, query) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    rows,
-                )
-                self._since += len(rows)
-                if self._since >= FORGETTING:
-                    self._since = 0
-                    self._forget()
+        with self._writing("NORMAL", ANSWER_LOCK_SECONDS), self._transaction():
+            self._connection.executemany(
+                "INSERT INTO answers (id, time, version, terms, watched, items, digest, query) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+            self._since += len(rows)
+            if self._since >= FORGETTING:
+                self._since = 0
+                self._forget()
         return [row[0] for row in rows]
 
     def answer(self, name: str) -> KeptAnswer:
@@ -295,29 +298,27 @@ class Store:
             StoreUnavailable: it could not be written; it is not kept.
         """
         label = None if feedback.label is None else json.dumps(feedback.label)
-        with self._lock, self._using():
-            self._connection.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                self._version_and_items(feedback.answer)
-                before = self._connection.execute(
-                    "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
-                ).fetchone()
-                match, known = before or (feedback.match, None)
-                if match != feedback.match or (None not in (known, label) and known != label):
-                    raise InvalidData(
-                        f"feedback on answer {feedback.answer!r} was given before, and said "
-                        "otherwise: the first is kept"
-                    )
-                if before is not None:
-                    self._connection.execute(
-                        "UPDATE feedback SET label = coalesce(label, ?) WHERE answer = ?",
-                        (label, feedback.answer),
-                    )
-                    return None
-                return self._connection.execute(
-                    "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
-                    (feedback.answer, time.time(), feedback.match, label),
-                ).lastrowid
+        with self._writing("FULL", LOCK_SECONDS), self._transaction():
+            self._version_and_items(feedback.answer)
+            before = self._connection.execute(
+                "SELECT match, label FROM feedback WHERE answer = ?", (feedback.answer,)
+            ).fetchone()
+            match, known = before or (feedback.match, None)
+            if match != feedback.match or (None not in (known, label) and known != label):
+                raise InvalidData(
+                    f"feedback on answer {feedback.answer!r} was given before, and said "
+                    "otherwise: the first is kept"
+                )
+            if before is not None:
+                self._connection.execute(
+                    "UPDATE feedback SET label = coalesce(label, ?) WHERE answer = ?",
+                    (label, feedback.answer),
+                )
+                return None
+            return self._connection.execute(
+                "INSERT INTO feedback (answer, time, match, label) VALUES (?, ?, ?, ?)",
+                (feedback.answer, time.time(), feedback.match, label),
+            ).lastrowid
 
     def losses(self, version: str, after: int = 0) -> list[Loss]:
         """Feedback on answers of a version whose misses are watched, in the order it came.
@@ -420,6 +421,48 @@ class Store:
             "FROM answers AS reported JOIN feedback ON reported.id = answer))",
             (MOST_ANSWERS,),
         )
+
+    @contextmanager
+    def _writing(self, synchronous: str, seconds: float) -> Iterator[None]:
+        """Write inside the block, after other threads and processes, for which it waits so long.
+
+        Raises:
+            StoreUnavailable: they take longer, or the file is not the one that was opened.
+        """
+        if not self._lock.acquire(timeout=seconds):
+            raise StoreUnavailable(f"{self.path} is in use: try again in a moment")
+        try:
+            with self._using():
+                self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+                self._connection.execute(f"PRAGMA synchronous = {synchronous}")
+                self._require_files()
+                yield
+                self._require_files()
+        finally:
+            self._lock.release()
+
+    def _require_files(self) -> None:
+        """Raise `StoreUnavailable` where SQLite would go on with a file that nobody finds again."""
+        files = self._identities()
+        size = self.path.stat().st_size if files == self._files else 0
+        if size < self._size:
+            raise StoreUnavailable(
+                f"{self.path} was removed, replaced or truncated while the server used it: put it "
+                "back and start the server again"
+            )
+        self._size = size
+
+    def _identities(self) -> list[tuple[int, int] | None]:
+        """Device and inode of the file and of its write-ahead log; None for one that is missing."""
+        identities: list[tuple[int, int] | None] = []
+        for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            try:
+                state = path.stat()
+            except OSError:
+                identities.append(None)
+            else:
+                identities.append((state.st_dev, state.st_ino))
+        return identities
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -154,6 +154,40 @@ def test_a_file_of_another_program_is_left_alone(file):
         Store(text)
 
 
+def test_a_locked_file_delays_no_answer(place, serving, file):
+    body = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": ALPHA}
+    with serving(place, store=file) as client:
+        assert client.post("/retrieve", json=body).json()["answer"]
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        response = client.post("/retrieve", json=body)
+        assert time.monotonic() - began < module.LOCK_SECONDS / 2
+        assert response.status_code == 200
+        assert response.json()["answer"] is None
+        other.execute("ROLLBACK")
+        other.close()
+        assert client.post("/retrieve", json=body).json()["answer"]
+
+
+@pytest.mark.parametrize("harm", ["removed", "truncated", "replaced"])
+def test_feedback_is_not_acknowledged_without_its_file(file, vectors, tmp_path, harm):
+    store = Store(file)
+    (answer,) = keep(store, vectors)
+    if harm == "removed":
+        file.unlink()
+    elif harm == "truncated":
+        os.truncate(file, 0)
+    else:
+        Store(tmp_path / "other.db").close()
+        (tmp_path / "other.db").replace(file)
+    with pytest.raises(StoreUnavailable, match=harm):
+        store.feed(Feedback(answer=answer, match=True))
+    with pytest.raises(StoreUnavailable, match=harm):
+        keep(store, vectors)
+    store.close()
+
+
 def test_a_full_disk_loses_nothing_that_was_there(file, vectors):
     store = Store(file)
     (name,) = keep(store, vectors)
