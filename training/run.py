@@ -352,7 +352,7 @@ def _trains(encoder: Encoder) -> bool:
 
 
 def check_images(config: TrainingConfig, images: ImageSet) -> None:
-    """Raise `InvalidData` if the images make no tuple at all."""
+    """Raise `InvalidData` or `InvalidConfig` if the encoder cannot be trained with the images."""
     if not can_train(images, sampled=config.mining.cache == "sampled"):
         raise InvalidData(
             "no anchor has a positive and a negative: some training image must match another one "
@@ -364,7 +364,7 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
             "give more, or train with fewer micro-batches and workers"
         )
     if find_method(config.encoder.method).by_label:
-        numbered_labels(images)
+        _dry(config).check_labels(int(numbered_labels(images).max()) + 1)
     elif config.mining.scope == "batch":
         image_batches(config, images, epoch=1)
 

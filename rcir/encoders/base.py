@@ -181,7 +181,7 @@ class Encoder(nn.Module):
       of its loss (``loss``), which check their values themselves.
     - `mining`: the positive and negatives it is best trained with.
     - `forward`: images (n, C, H, W) to their `Embedding`, with gradients.
-    - `loss`: of each tuple; or, with `by_label`, `label_loss`: of each image.
+    - `loss`: of each tuple; or, with `by_label`, `label_loss`: of each image, and `check_labels`.
     - `after_step`, `fit_posthoc`: what it does after a step of the optimizer, after training.
     - `reranks`, `rerank`: distances of its own to the candidates that the index found.
     - `draws`, `draw_distances`: what several draws of a query find nearest.
@@ -229,6 +229,12 @@ class Encoder(nn.Module):
             options: `LossOptions` in force.
         """
         raise NotImplementedError(f"{type(self).__name__} is trained by tuples, without labels")
+
+    def check_labels(self, count: int) -> None:
+        """Raise `InvalidConfig` if it cannot be trained by so many labels.
+
+        Called once before training if `by_label`. By default any number is possible.
+        """
 
     def after_step(self) -> None:
         """Called after every step of the optimizer, on every worker."""

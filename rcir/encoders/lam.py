@@ -156,26 +156,18 @@ class LaplacianMetric(Encoder):
         embedding, valid = tuples.images, tuples.valid
         if "features" in embedding.extra:
             b, j = valid.shape
-            anchors = torch.arange(b, device=valid.device)
-            negatives = torch.arange(2 * b, 2 * b + b * j, device=valid.device).view(b, j)[valid]
-            pairs = torch.cat(
-                [
-                    torch.stack([anchors, anchors + b], 1),
-                    torch.stack([anchors.repeat_interleave(valid.sum(1)), negatives], 1),
-                ]
-            )
+            device = valid.device
+            anchors = torch.arange(b, device=device)
+            others = torch.arange(b, 2 * b + b * j, device=device)  # positives, then negatives
+            pairs = torch.stack([torch.cat([anchors, anchors.repeat_interleave(j)]), others], 1)
             if self._step is None:
                 self._step = self._curvature(options)
-            # An image that is in several tuples of a batch is squared once.
-            outputs, image = embedding.extra["outputs"].unique(dim=0, return_inverse=True)
-            row = image.new_empty(len(outputs)).scatter_(
-                0, image, torch.arange(len(image), device=image.device)
-            )
-            features = embedding.extra["features"][row]
-            match = torch.arange(len(pairs), device=valid.device) < b
-            self._step.add(features, outputs, image[pairs], match)
-            together = torch.combinations(anchors, 2)
-            self._step.add_unmined(embedding.extra["outputs"], together)
+            features, outputs = embedding.extra["features"], embedding.extra["outputs"]
+            match = torch.arange(len(pairs), device=device) < b
+            counted = torch.cat([valid.new_ones(b), valid.flatten()])
+            self._step.add(features, outputs, pairs, match, counted)
+            together = torch.triu_indices(b, b, 1, device=device).T
+            self._step.add_unmined(outputs, together)
         return super().loss(tuples, options)
 
     @torch.no_grad()
@@ -308,7 +300,14 @@ class PairCurvature:
     counts: Tensor = field(default_factory=_zero)
     unmined: Tensor = field(default_factory=_zero)
 
-    def add(self, features: Tensor, outputs: Tensor, pairs: Tensor, match: Tensor) -> None:
+    def add(
+        self,
+        features: Tensor,
+        outputs: Tensor,
+        pairs: Tensor,
+        match: Tensor,
+        counted: Tensor | None = None,
+    ) -> None:
         """Add pairs of images.
 
         Args:
@@ -316,21 +315,25 @@ class PairCurvature:
             outputs: (n, d), what it gives.
             pairs: (p, 2) int64, rows of both.
             match: (p,) bool.
+            counted: (p,) bool, the pairs that count, among them all that match. With it, others are
+                summed with weight 0: a GPU does not wait until it is known which are left. Without
+                it all count, and only those with a curvature are looked at.
         """
         features, outputs = features.double(), outputs.double()
         inside = ~match & self._inside(outputs, pairs)
+        if counted is not None:
+            inside &= counted
         taken = (match, torch.zeros_like(inside) if self.variant == "positive" else inside)
+        if counted is None:
+            chosen = [pairs[each] for each in taken]
+            weighted = [(some, outputs.new_ones(len(some))) for some in chosen]
+        else:
+            weighted = [(pairs, each.double()) for each in taken]
+        cross = self.variant != "fixed"
         sums = torch.stack(
             [
-                pair_hessian_diagonal(
-                    features,
-                    outputs,
-                    some,
-                    outputs.new_ones(len(some)),
-                    self.geometry,
-                    cross=self.variant != "fixed",
-                )
-                for some in (pairs[each] for each in taken)
+                pair_hessian_diagonal(features, outputs, some, weights, self.geometry, cross)
+                for some, weights in weighted
             ]
         )
         counts = torch.stack([match.sum(), inside.sum()]).double()

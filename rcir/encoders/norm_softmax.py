@@ -52,15 +52,14 @@ class NormSoftmax(Deterministic):
         super().__init__(config, channels, size)
         self.proxies = nn.Parameter(torch.randn(self.options.classes, config.dim) * 0.1)
 
-    def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
-        """The normalised softmax loss of each image, (b,).
-
-        Raises:
-            InvalidConfig: there are more labels than proxies.
-        """
-        if len(labels) and int(labels.max()) >= len(self.proxies):
+    def check_labels(self, count: int) -> None:
+        """Raise `InvalidConfig` if there are more labels than proxies."""
+        if count > len(self.proxies):
             raise InvalidConfig(
                 f"encoder.options.classes is {len(self.proxies)}, but the training images have "
-                "more labels: raise it to their number"
+                f"{count} labels: raise it to their number"
             )
+
+    def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
+        """The normalised softmax loss of each image, (b,)."""
         return norm_softmax_loss(embedding.vectors, self.proxies, labels, options.temperature)

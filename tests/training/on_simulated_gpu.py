@@ -284,8 +284,8 @@ EPOCHS = {
         training("deterministic", BATCH, COLOURS, backbone="resnet10", pooling="gem"),
         14,
     ),
-    "labels": (training("norm-softmax"), 2),
-    "curvature": (training("lam", options={"online": True}), 20),
+    "labels": (training("norm-softmax"), 0),
+    "curvature": (training("lam", options={"online": True}), 0),
 }
 
 

@@ -334,12 +334,14 @@ def test_images_without_one_label_each_are_refused_where_labels_are_needed(tiny)
     check_images(by_tuples, replace(images, labels=None, relevance=shared))
 
 
-def test_the_number_of_classes_bounds_the_labels():
+def test_the_number_of_classes_bounds_the_labels(tiny):
+    images = numbered(np.arange(96) % 12)
+    check_images(tiny(encoder=replace(BY_LABEL, options={"classes": 12})), images)
+    with pytest.raises(InvalidConfig, match="classes"):
+        check_images(tiny(encoder=replace(BY_LABEL, options={"classes": 11})), images)
     encoder = build_encoder(replace(BY_LABEL, options={"classes": 3}), 1, (8, 16))
     embedding = encoder(torch.zeros(2, 1, 8, 16))
     assert encoder.label_loss(embedding, torch.tensor([0, 2]), NormSoftmaxOptions()).shape == (2,)
-    with pytest.raises(InvalidConfig, match="classes"):
-        encoder.label_loss(embedding, torch.tensor([0, 3]), NormSoftmaxOptions())
     with pytest.raises(InvalidConfig, match="classes"):
         EncoderConfig("norm-softmax", options={"classes": 1})
     by_tuples = build_encoder(EncoderConfig("btl", dim=8), 1, (8, 16))
