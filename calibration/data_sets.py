@@ -17,6 +17,7 @@ from calibration.quality import pixel_recall
 from calibration.screen import embedding, print_reason, step
 from calibration.sources import Opened, start_tracking, warn_of_other_labels
 from rcir import api, tracking
+from rcir.config import from_plain
 from rcir.data import (
     DataConfig,
     ImageSet,
@@ -146,7 +147,7 @@ class StoredRetriever:
             raise StaleCalibration(
                 f"{config.retriever} has changed since calibration: calibrate again"
             )
-        self._data = data = DataConfig(**retriever.origin["data"])
+        self._data = data = from_plain(DataConfig, retriever.origin["data"])
         splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
         if not _is_of(retriever, splits.gallery):
             raise InvalidData(

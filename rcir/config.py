@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from rcir import trust
@@ -49,11 +52,64 @@ def parse(
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
     if "alphas" in names and "alpha" not in names:
         words = _joined_alphas(words)
+    for file in _config_files(words):
+        _check_yaml(file)
     filled = parser.instantiate(parser.parse_args(words))
     if reads_folders:
         trust.apply_arguments(filled)
     values = {name: value for name, value in vars(filled).items() if name in names}
     return kind(**values)
+
+
+MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1 << 20, 50, 20_000
+
+
+def _config_files(words: Sequence[str]) -> list[Path]:
+    named = [word for last, word in pairwise(words) if last == "--config"]
+    named += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    return [Path(name) for name in named]
+
+
+def _check_yaml(file: Path) -> None:
+    """Refuse a file that would end the parser, or keep it busy for hours.
+
+    Raises:
+        InvalidConfig: it is not text, or is too large, nested too deeply, or holds too many values
+            once its aliases are replaced.
+    """
+    if not file.is_file():
+        return  # jsonargparse says so
+    refused = f"{file} is no configuration: it"
+    content = file.read_bytes()[: MAX_YAML_BYTES + 1]
+    if len(content) > MAX_YAML_BYTES:
+        raise InvalidConfig(f"{refused} has more than {MAX_YAML_BYTES:,} bytes")
+    sizes: dict[str, int] = {}  # values below each anchor
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
+    try:
+        for event in yaml.parse(content.decode()):
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, 0))
+                if len(open_nodes) > MAX_YAML_DEPTH:
+                    raise InvalidConfig(f"{refused} is nested more than {MAX_YAML_DEPTH} deep")
+                continue
+            if isinstance(event, yaml.ScalarEvent):
+                anchor, size = event.anchor, 1
+            elif isinstance(event, yaml.AliasEvent):
+                anchor, size = None, sizes.get(str(event.anchor), 1)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = open_nodes.pop()
+            else:
+                continue
+            if anchor is not None:
+                sizes[anchor] = size
+            outer, total = open_nodes[-1]
+            open_nodes[-1] = outer, total + size
+            if total + size > MAX_YAML_VALUES:
+                raise InvalidConfig(f"{refused} holds more than {MAX_YAML_VALUES:,} values")
+    except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
+        raise InvalidConfig(f"{refused} is not text ({error})") from error
+    except yaml.YAMLError:
+        return  # jsonargparse says what is wrong
 
 
 def _joined_alphas(words: Sequence[str]) -> list[str]:

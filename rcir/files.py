@@ -7,14 +7,15 @@ dead one stopped (`settle`): that is done before anything is written.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -42,8 +43,9 @@ def write_file(path: Path, content: bytes) -> None:
     settle(path)
     aside = _aside(path)
     try:
-        aside.write_bytes(content)
-        aside.replace(path)
+        with _naming(path):
+            aside.write_bytes(content)
+            aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -64,12 +66,27 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     aside = _aside(folder)
     aside.mkdir()
     try:
-        fill(aside)
-        for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
-            sync(path)
-        _replace(folder, aside)
+        with _naming(folder):
+            fill(aside)
+            for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
+                sync(path)
+            _replace(folder, aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the path in errors of a full disk, whose errors name none."""
+    try:
+        yield
+    except OSError as error:
+        # NumPy gives no number.
+        full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if error.filename is not None or not full:
+            raise
+        words = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, words, str(path)) from error
 
 
 def settle(path: Path) -> None:

@@ -1,8 +1,10 @@
 """`rcir embed`: the vectors it writes, what it does after an interruption, and its errors."""
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -263,3 +265,14 @@ def test_invalid_arguments_are_one_line_and_write_nothing(
 ):
     assert word in error_of(capsys, source, "--model", *model.split(), "--output", output)
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_anything_is_embedded(tmp_path, capsys):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9")).mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9/1.png")).touch()
+    (folder / "2.png").touch()
+    with pytest.raises(SystemExit):
+        main(["embed", str(folder), "--model", MODEL, "--output", str(tmp_path / "out.parquet")])
+    assert r"caf\udce9" in capsys.readouterr().err

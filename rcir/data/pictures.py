@@ -84,6 +84,14 @@ def _of_folder(folder: Path) -> Pictures:
     if not ids:
         raise InvalidData(f"{folder} has no pictures; pictures end in {', '.join(ENDINGS)}")
     ids.sort()
+    try:
+        "\n".join(ids).encode()
+    except UnicodeEncodeError as error:
+        name = "\n".join(ids)[: error.end].rpartition("\n")[2]
+        raise InvalidData(
+            f"{folder} holds a file or folder whose name is not UTF-8, {name!r}: rename it, since "
+            "the vectors are stored with the names"
+        ) from error
     labels = [name.rpartition("/")[0] or None for name in ids]
     columns = {"label": labels} if any(labels) else {}
     return Pictures([folder / name for name in ids], ids, columns)

@@ -226,8 +226,8 @@ DATASETS: dict[str, DataSet] = {
         "reid:read_market",
     ),
     "duke": DataSet(
-        "DukeMTMC-reID, people seen by eight cameras",
-        "DukeMTMC-reID.zip of its authors",
+        "DukeMTMC-reID, people seen by eight cameras; withdrawn by its authors",
+        "none: its authors have withdrawn it; do not use it for new work",
         ("DukeMTMC-reID",),
         36_411,
         "reid:read_duke",

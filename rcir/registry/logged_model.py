@@ -387,6 +387,7 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
     """
     if retriever.encoder is None:
         return vector_example(retriever)
+    from rcir.config import from_plain
     from rcir.data import DataConfig, load_splits
 
     if "data" not in retriever.origin:
@@ -394,4 +395,6 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
             "the retriever does not say of which data set it is: calibrate it with "
             "`python -m calibration`, which tracks its model in MLflow"
         )
-    return image_example(load_splits(DataConfig(**retriever.origin["data"])).test.images[0])
+    return image_example(
+        load_splits(from_plain(DataConfig, retriever.origin["data"])).test.images[0]
+    )

@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rcir.errors import (
     DataUnavailable,
@@ -243,6 +244,10 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         service.metrics.refusals.labels(body["error"]).inc()
         headers = {"retry-after": "1"} if status in (429, 503) else None
         return JSONResponse(body, status, headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # which nobody reads
 
     @app.exception_handler(HTTPException)
     async def none(_: Request, error: HTTPException) -> JSONResponse:

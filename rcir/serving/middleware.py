@@ -107,7 +107,7 @@ class Bearer:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app = app
-        self._expected = f"Bearer {token}".encode()
+        self._expected = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may(scope):
@@ -120,8 +120,9 @@ class Bearer:
         path: str = scope["path"]
         if path in OPEN or path.startswith(OPEN_BELOW):
             return True
-        authorization = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(authorization.encode(), self._expected)
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        same = hmac.compare_digest(token.strip(" ").encode(), self._expected)
+        return same and scheme.lower() == "bearer"  # RFC 9110: in any case
 
 
 class SameSite:

@@ -82,8 +82,12 @@ class ItemPictures:
 
     def _picture(self, item: str) -> ImageLike:
         if self._folder is not None:
-            path = (self._folder / item).resolve()
-            if not path.is_relative_to(self._folder.resolve()) or not path.is_file():
+            try:
+                path = (self._folder / item).resolve()
+                inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
+            except (OSError, ValueError, RuntimeError):  # NUL, a name too long, a loop of links
+                inside = False
+            if not inside:
                 raise DataUnavailable(f"there is no picture {item} in the folder of pictures")
             return path
         gallery = self._of_data_set().gallery
@@ -107,9 +111,10 @@ class ItemPictures:
         data = self._retriever.origin.get("data")
         if data is None:
             raise InvalidConfig("the retriever names no data set: give a folder with --pictures")
+        from rcir.config import from_plain
         from rcir.data import DataConfig, load_splits
 
-        splits = load_splits(DataConfig(**data), lambda _: None)
+        splits = load_splits(from_plain(DataConfig, data), lambda _: None)
         self._positions = {name: place for place, name in enumerate(splits.gallery.ids)}
         return splits
 

@@ -183,9 +183,11 @@ def blur(loaded):
         (lambda loaded: setattr(loaded, "calibration", None), InvalidData, "was not made by"),
         (lambda loaded: loaded.origin["data"].update(seed=7), InvalidData, "another gallery"),
         (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
+        (lambda loaded: loaded.origin.update(data=[7]), InvalidConfig, "DataConfig"),
+        (lambda loaded: loaded.origin["data"].update(colour=7), InvalidConfig, "colour"),
         (blur, StaleCalibration, "has changed"),
     ],
-    ids=["no data", "no queries", "not calibrated", "gallery", "queries", "stale"],
+    ids=["no data", "no queries", "not calibrated", "gallery", "queries", "list", "field", "stale"],
 )
 def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, change, error, word):
     refused(changed(outcome, tmp_path, change), error, word)

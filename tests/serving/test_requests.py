@@ -9,6 +9,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ import uvicorn
 from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
-from rcir.serving import Settings
+from rcir.serving import Settings, create_app
 from rcir.serving.middleware import Bounded, Overloaded, TooSlow
+from rcir.serving.served import source_of
 from rcir.serving.server import configuration, listen
 from tests.serving.conftest import drawn, png
 
@@ -213,6 +215,41 @@ def test_vectors_and_pictures_are_distinguished(folder, place, serving):
     assert "picture" in vector.json()["message"]
 
 
+def test_items_whose_names_are_no_files_have_no_pictures(tmp_path, serving, splits):
+    names = ["nul\0", "long" * 100, "loop", "..", "a/b", "real"]
+    gallery, labels = drawn(500, 1)
+    ids = [*names, *map(str, range(494))]
+    made = Retriever.from_embeddings(gallery, ids, labels)
+    made.calibrate(*drawn(900, 2), score_function="quantile")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "loop").symlink_to("loop")
+    (tmp_path / "pictures" / "real").write_bytes(png(splits.test.images[0]))
+    with serving(made.save(tmp_path / "made"), pictures=tmp_path / "pictures") as client:
+        for name in names:
+            response = client.get(f"/items/{quote(name, safe='')}/image")
+            assert response.status_code == (200 if name == "real" else 404), name
+
+
+def test_a_client_that_goes_away_leaves_no_traceback(place, caplog):
+    async def scenario():
+        sent = []
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        form = b"multipart/form-data; boundary=x"
+        headers = [(b"host", b"localhost"), (b"content-type", form)]
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/retrieve"}
+        scope |= {"headers": headers, "query_string": b"", "client": ("127.0.0.1", 1)}
+        await create_app(source_of(place), Settings(poll=0))(scope, receive, send)
+
+    asyncio.run(scenario())
+    assert not caplog.records
+
+
 def test_an_uncalibrated_retriever_is_not_served_and_a_stale_one_refuses(place, tmp_path, serving):
     gallery, labels = drawn(50, 1)
     bare = Retriever.from_embeddings(gallery, labels=labels).save(tmp_path / "bare")
@@ -403,6 +440,11 @@ def test_a_token_is_required_where_one_is_set(place, serving):
         bearer = {"authorization": f"Bearer {token}"}
         assert client.post("/retrieve", json=body, headers=bearer).status_code == 200
         assert client.get("/metrics").status_code == 401
+        small = {"authorization": f"bearer {token}"}
+        assert client.get("/metrics", headers=small).status_code == 200
+        assert (
+            client.get("/metrics", headers={"authorization": f"Basic {token}"}).status_code == 401
+        )
         assert client.get("/health").status_code == client.get("/").status_code == 200
 
 

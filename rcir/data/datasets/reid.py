@@ -52,10 +52,13 @@ def read_market(root: Path) -> Source:
 def read_duke(root: Path) -> Source:
     """DukeMTMC-reID: train on 702 people, ask for 702 others; see `read_market`.
 
+    Its authors have withdrawn it, because the people did not agree to be recorded. Results on
+    earlier copies can be repeated; it is not for new work.
+
     Args:
         root: folder that holds `DukeMTMC-reID`.
     """
-    return _read(root / DUKE, "its authors have withdrawn it; who has a copy unpacks it there")
+    return _read(root / DUKE, "its authors have withdrawn it: use another data set")
 
 
 def _read(folder: Path, get: str) -> Source:
