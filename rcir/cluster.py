@@ -6,7 +6,8 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import ray
 from ray import PlacementGroupID
@@ -14,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rcir.errors import InvalidConfig
 
+TOKEN_FILE = ".ray/auth_token"  # which Ray writes for all users of the machine to read
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 
 
@@ -24,12 +26,16 @@ def join_cluster() -> None:
     machine, such as what another training started for itself, and end with it.
     """
     if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS", "local")
         ray.init(
-            os.environ.get("RAY_ADDRESS", "local"),
+            address,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
+        if address == "local":
+            with suppress(OSError):  # there is none, or it is another user's
+                (Path.home() / TOKEN_FILE).chmod(0o600)
 
 
 def alive_nodes() -> list[dict[str, float]]:

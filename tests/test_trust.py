@@ -2,6 +2,7 @@
 
 import json
 import socket
+import stat
 import sys
 import threading
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir import tracking
+from rcir import cluster, tracking
 from rcir.cli.main import main
 from rcir.errors import InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
@@ -147,3 +148,19 @@ def test_the_store_of_a_run_receives_the_token_only_if_it_is_the_chosen_one(tmp_
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "elsewhere.example")
     assert run.tracked.uri == "http://elsewhere.example"
     assert RunFolder(tmp_path, {}, "0" * 32, "sqlite:////old/mlflow.db").tracked
+
+
+def test_the_token_of_a_ray_cluster_of_this_machine_is_for_its_user_only(tmp_path, monkeypatch):
+    token = tmp_path / ".ray" / "auth_token"
+
+    def init(*_, **__):
+        token.parent.mkdir()
+        token.write_text("secret")
+        token.chmod(0o644)
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", init)
+    cluster.join_cluster()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
