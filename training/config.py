@@ -315,7 +315,7 @@ class TrainingConfig:
 
         Example:
             >>> TrainingConfig("run", loss={"kl_scale": 1e-5}).loss_options()
-            BayesianTripletOptions(margin=0.0, kl_scale=1e-05)
+            BayesianTripletOptions(margin=0.0, kl_scale=1e-05, epsilon=0.0)
         """
         method = self.encoder.method
         kind = find_method(method).LossOptions

@@ -83,7 +83,7 @@ def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     method = find_method(options.get("encoder.method", EncoderConfig.method))
     newer = (
         *((OptimizerConfig, "optimizer."), (TrainingConfig, "")),
-        (method.Options, "encoder.options."),
+        *((method.Options, "encoder.options."), (method.LossOptions, "loss.")),
     )
     defaults = {
         f"{prefix}{each.name}": each.default

@@ -138,7 +138,7 @@ def test_changes_add_up_over_the_epochs():
     assert config.at(1) == replace(config, changes=())
     assert config.at(2) == config.at(4)
     assert (config.at(4).loss["margin"], config.at(4).augmentation.flip) == (0.2, False)
-    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6}
+    assert config.at(8).loss == {"margin": 0.5, "kl_scale": 1e-6, "epsilon": 0.0}
     last = config.at(8)
     assert (last.mining.num_negatives, last.mining.pool, last.seed) == (30, 40, 3)
     assert last.augmentation == Augmentation(flip=True)
