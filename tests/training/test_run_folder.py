@@ -112,7 +112,10 @@ def test_a_run_that_lacks_newer_options_is_continued(trained, tiny, tmp_path):
     stored = json.loads((folder / "run.json").read_text())
     for name in ("kind", "momentum", "warmup", "reference_batch", "clip_norm"):
         del stored["config"]["optimizer"][name]
-    del stored["config"]["batch_per_worker"], stored["config"]["loss"]["epsilon"]
+    for name in ("batch_per_worker", "selection", "freeze_batch_norm"):
+        del stored["config"][name]
+    del stored["config"]["encoder"]["options"]["passes"]
+    del stored["config"]["loss"]["epsilon"]
     (folder / "run.json").write_text(json.dumps(stored))
     config = tiny(seed=4)
     assert train(config).path == folder
