@@ -56,7 +56,7 @@ METHOD_OPTIONS = [
     *(("hib", {"components": components}) for components in (0, 1, 2)),
     *(("vmf", {"distance": "expected"}), ("tripreg", {"unit": True})),
     *(("lam", {"online": True}), ("lam", {"hessian": "arccos", "variant": "full"})),
-    *(("mc-dropout", {}), ("mc-dropout", {"channels": True})),
+    *(("mc-dropout", options) for options in ({}, {"channels": True}, {"masks": "independent"})),
     *(("pfe", {"steps": 2}), ("pfe", {"base": "pretrained", "distance": "mls", "steps": 2})),
     *(("deep-ensemble", {"combination": name}) for name in get_args(Combination)),
 ]
