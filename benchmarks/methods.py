@@ -186,10 +186,9 @@ def main() -> None:
             print(f"| {' | '.join(rows[-1])} |", flush=True)
             if name == "digits":
                 prefix = f"digits_{method}".replace("-", "_")
-                figures |= {
-                    f"{prefix}_{key}": statistics.mean(numbers[column])
-                    for key, column in FIGURES.items()
-                }
+                for key, column in FIGURES.items():
+                    if present := [value for value in numbers[column] if value is not None]:
+                        figures[f"{prefix}_{key}"] = statistics.mean(present)
     columns = ("set", "method", *numbers, "by")
     report("Methods", columns, rows, figures, asked.json)
 

@@ -1,8 +1,8 @@
 """What an encoder's own uncertainty is worth for the size of its sets.
 
-Every method with an encoder of its own is trained on every set, as in `methods.py`, with several
-seeds. All queries are searched once; random divisions into tuning, calibration and test queries
-then certify sizes, at one alpha and delta:
+Every method but `tripreg`, whose variance is that of no embedding, is trained on every set, as in
+`methods.py`, with several seeds. All queries are searched once; random divisions into tuning,
+calibration and test queries then certify sizes, at one alpha and delta:
 
 - by each uncertainty of a query alone (`Quantile` sizes): that of the encoder, those of the
   neighbourhood (cosine, gap, vote), and those of draws from the encoder's variance;
@@ -13,8 +13,9 @@ The last two are compared as a ratio of sizes. There is a table for sets of one 
 for sets without the use of labels, one for queries of other labels than those that tuned (the mean
 size that misses alpha of them; few labels certify nothing), one for corrupted queries (noise, blur
 or occlusion of three severities, drawn for each), and one of the AUROC of detecting images of
-MNIST. Trained runs and embeddings in `--runs` are used again. The backbone of the birds is frozen
-and would be embedded 20 times for MC dropout, which is left out there.
+MNIST. Divisions in which nothing can be certified do not count. Trained runs and embeddings in
+`--runs` are used again. The backbone of the birds is frozen and would be embedded 20 times for MC
+dropout, which is left out there.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ def cells(values: list[dict[str, float]]) -> list[str]:
     means = []
     for column in COLUMNS:
         each = [value[column] for value in values if column in value]
-        means.append(f"{np.mean(each):.3f}" if each else "-")
+        means.append(f"{np.nanmean(each):.3f}" if each else "-")
     ratios = [
         value["with variance"] / value["neighbourhood"]
         for value in values
@@ -283,7 +284,7 @@ def cells(values: list[dict[str, float]]) -> list[str]:
     if not ratios:
         return [*means, "-"]
     low, high = np.nanquantile(ratios, [0.05, 0.95])
-    return [*means, f"{np.mean(ratios):.3f} ({low:.2f} to {high:.2f})"]
+    return [*means, f"{np.nanmean(ratios):.3f} ({low:.2f} to {high:.2f})"]
 
 
 def main() -> None:
@@ -316,7 +317,7 @@ def main() -> None:
                 if "with variance" in row
             ]
             if ratios:
-                figures[f"{name}_{method}_ratio".replace("-", "_")] = float(np.mean(ratios))
+                figures[f"{name}_{method}_ratio".replace("-", "_")] = float(np.nanmean(ratios))
     columns = ["set", "method", *COLUMNS, "ratio"]
     *others, last = tables
     for table in others:

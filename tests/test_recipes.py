@@ -93,7 +93,7 @@ CODE = {
 }
 CODE_LOSS = {  # lightning_modules/lightning.py
     **{method: {"form": "unsquared", "margin": 0.1} for method in TRIPLETS},
-    "btl": {"margin": 0, "kl_scale": 1e-6},
+    "btl": {"margin": 0, "kl_scale": 1e-6, "epsilon": 1e-8},
 }
 # Margins of unsquared distances; datasets/pitts.py takes a root, the others do not.
 CODE_MARGINS = {**dict.fromkeys(SETS, 0.1), "pittsburgh": math.sqrt(0.1)}

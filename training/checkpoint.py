@@ -90,9 +90,12 @@ class History:
         """Log what MLflow does not have; `TrackingUnavailable` if it is away."""
         items = [item for epoch in self._epochs.items() for item in _logged(*epoch)]
         stored = {marker: self._tracked.steps(marker) for marker in {item[0] for item in items}}
-        for marker, step, values, at in items:
-            if step not in stored[marker]:
-                self._tracked.log_metrics(values, step, at)
+        self._tracked.log_points(
+            (name, step, value, at)
+            for marker, step, values, at in items
+            if step not in stored[marker]
+            for name, value in values.items()
+        )
 
     @cached_property
     def _epochs(self) -> dict[str, dict[str, Any]]:

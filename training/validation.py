@@ -294,7 +294,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
             average_precision_at_k(relevant, others[block], depth),
         )
 
-    # Blocks of one size: whoever searches them, and whatever else, distances are rounded alike.
+    # Blocks of one size, so that distances are rounded alike in every worker.
     parts = workers.share(-(-len(asked) // QUERIES_AT_ONCE), searched)
     ranks, uncertainty, precision = map(np.concatenate, zip(*parts, strict=True))
     own = None

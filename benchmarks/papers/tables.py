@@ -19,7 +19,7 @@ from scipy.spatial import cKDTree
 
 sys.path.append(str(Path(__file__).parents[1]))
 from common import parser, sized, titled
-from common import spread as spread
+from common import spread as spread  # for the scripts
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder

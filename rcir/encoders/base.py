@@ -205,6 +205,7 @@ class Encoder(nn.Module):
     LossOptions: ClassVar[type] = PointLossOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
     by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
+    revision: ClassVar[int] = 0  # raise it with any change of what is computed from given weights
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -356,7 +357,7 @@ class Encoder(nn.Module):
         return tensors, hooks
 
     def fingerprint(self) -> str:
-        """A digest of the configuration, of every module, hook and weight."""
+        """A digest of the configuration, of every module, hook and weight, and of `revision`."""
         # Wherever the weights come from, they are digested themselves.
         stated = {
             name: value
@@ -374,6 +375,8 @@ class Encoder(nn.Module):
             if name not in later or value != later[name]
         }
         description = json.dumps(stated, sort_keys=True) + repr(self)
+        if self.revision:
+            description += f" revision {self.revision}"
         for hook in self.parts()[1]:
             description += getattr(hook, "__qualname__", type(hook).__qualname__)
         digest = hashlib.sha256(description.encode())

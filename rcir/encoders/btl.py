@@ -51,6 +51,7 @@ class BayesianTriplet(Encoder):
 
     Options = BayesianTripletEncoderOptions
     LossOptions = BayesianTripletOptions
+    revision = 1  # bounds of its variances
     mining = ("random", "semi-hard")
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:

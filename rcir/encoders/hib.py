@@ -74,13 +74,14 @@ class HedgedInstance(Encoder):
     At test time samples are made of noise that is drawn once, the same for every image: one set for
     queries, another, independent one for gallery items. So an embedding does not depend on what is
     embedded with it, and an image in the gallery is asked about by other samples. The noise has
-    mean 0 and, in every dimension, the same values in another order: a variance counts alike in
-    all of them. What matches an uncertain image best need not be the image itself, but may be a
-    more certain one nearby.
+    mean 0 and, in every dimension, the same values in another order: a variance counts alike in all
+    of them. (An odd number of samples has this in its second moments only.) What matches an
+    uncertain image best need not be the image itself, but may be a more certain one nearby.
     """
 
     Options = HedgedInstanceOptions
     LossOptions = HedgedOptions
+    revision = 1  # noise with unit second moments, and a floor of its variances
     mining = ("random", "top-random")
     noise: Tensor  # (2, samples, dim), where an image is not a point
 

@@ -199,13 +199,13 @@ class ProbabilisticFaceEmbedding(Encoder):
         batches = genuine_batches(
             relevance, options.batch, options.samples_per_class, np.random.default_rng([seed])
         )
-        begun = next(batches)
-        begun_rows, begun_pairs = map(torch.from_numpy, begun)
-        first, second = vectors[begun_rows[begun_pairs]]
+        first_batch = next(batches)
+        rows_of_batch, pairs_of_batch = map(torch.from_numpy, first_batch)
+        first, second = vectors[rows_of_batch[pairs_of_batch]]
         shared = (first - second).square().mean().clamp(min=LEAST_VARIANCE) / 2
         with torch.no_grad():
             self.variance_branch.offset.copy_(shared.log())
-        for rows, pairs in islice(chain([begun], batches), options.steps):
+        for rows, pairs in islice(chain([first_batch], batches), options.steps):
             some = torch.from_numpy(rows)
             loss = mutual_likelihood_loss(
                 vectors[some].to(device),

@@ -45,6 +45,7 @@ class TripReg(Encoder):
 
     Options = TripRegOptions
     LossOptions = HeteroscedasticOptions
+    revision = 1  # bounds of its variances
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)

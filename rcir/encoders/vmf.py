@@ -58,6 +58,7 @@ class VonMisesFisher(Encoder):
 
     Options = VonMisesFisherEncoderOptions
     LossOptions = VonMisesFisherOptions
+    revision = 1  # bounds of its variances
     mining = ("random", "semi-hard")
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:

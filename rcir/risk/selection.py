@@ -206,7 +206,7 @@ def size_ratio(
 
     Args:
         results, others: the tuning split with the one uncertainty, and with the other.
-        name: of the score function; "auto" chooses one for each uncertainty.
+        name: of the score function for both; "auto" chooses the one that suits `others` best.
         alphas, delta: levels at which sizes are compared.
 
     Returns:
@@ -216,16 +216,12 @@ def size_ratio(
     if len(results) < MIN_QUERIES:
         return np.nan
 
-    def sizes(split: LabelledResults) -> Mapping[float, float]:
-        if name != "auto":
-            return cross_fitted_sizes(split, name, alphas, delta)
-        truth, n_relevant = split.relevant, split.n_relevant
-        chosen, compared = fit_score_function(
-            name, split.results, truth, alphas, delta, n_relevant=n_relevant
+    if name == "auto":  # one for both, so that neither holds one image per label alone
+        fitted, _ = fit_score_function(
+            name, others.results, others.relevant, alphas, delta, n_relevant=others.n_relevant
         )
-        return compared[chosen.name]
-
-    ours, theirs = sizes(results), sizes(others)
+        name = fitted.name
+    ours, theirs = (cross_fitted_sizes(each, name, alphas, delta) for each in (results, others))
     logs = [np.log(ours[alpha] / theirs[alpha]) for alpha in ours if alpha in theirs]
     return float(np.exp(np.mean(logs))) if logs else np.nan
 

@@ -214,6 +214,13 @@ def test_the_fingerprint_changes_with_one_weight_and_nothing_else(method):
     assert encoder.fingerprint() != first
 
 
+def test_the_fingerprint_changes_with_the_revision_of_a_method(monkeypatch):
+    encoder = build("deterministic")
+    first = encoder.fingerprint()
+    monkeypatch.setattr(type(encoder), "revision", 1)
+    assert encoder.fingerprint() != first
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_bfloat16_weights_have_a_fingerprint_of_their_own(method):
     encoder = build(method)

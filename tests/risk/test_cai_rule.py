@@ -73,7 +73,7 @@ def test_with_a_heavy_tail_kappa_is_never_certified_and_the_risk_is_always_excee
         assert kappa == pytest.approx(50)  # sums of 0.2 exceed it by rounding
         risks.append(np.exp(-rule.rule_sizes(test, kappa, 50) / (2 * test)).mean())
     assert min(risks) > 0.1
-    # 0.344 in forty other draws; risks of single batches vary with their largest uncertainty.
+    # 0.344 by another program with other draws; each batch has another largest uncertainty.
     assert np.mean(risks) == pytest.approx(0.344, abs=4 * np.std(risks) * np.sqrt(2 / 40))
 
 
