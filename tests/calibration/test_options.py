@@ -216,17 +216,6 @@ def test_a_calibration_has_its_data_set_card_and_tables_in_mlflow(outcome, track
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_calibration_without_a_name_is_named_by_method_data_set_and_seed(
-    trained, tracking_uri, tmp_path
-):
-    folder = shutil.copytree(trained.path, tmp_path / "copy")
-    outcome = calibrate(CalibrationConfig(str(folder), alphas=(0.3,)))
-    name = MlflowClient(tracking_uri).get_run(outcome.mlflow_run).info.run_name
-    assert name == "btl digits seed 4"
-    assert outcome.folder == folder / "retriever"
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_run_and_index_are_named_on_the_command_line(trained, capsys):
     command = ["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]
     command += ["--score_function", "constant"]
@@ -240,14 +229,16 @@ def test_run_and_index_are_named_on_the_command_line(trained, capsys):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_without_an_output_everything_lands_in_the_run_and_replaces_what_was_there(
-    trained, tmp_path
+def test_without_output_and_name_a_calibration_lands_in_the_run_and_replaces_what_was_there(
+    trained, tracking_uri, tmp_path
 ):
     moved = shutil.copytree(trained.path, tmp_path / "moved")
-    for score_function in ("quantile", "constant"):
+    for score_function in ("minmax", "constant"):
         outcome = calibrate(
             CalibrationConfig(str(moved), score_function=score_function, alphas=(0.3,))
         )
+    name = MlflowClient(tracking_uri).get_run(outcome.mlflow_run).info.run_name
+    assert name == "btl digits seed 4"
     assert outcome.folder == moved / "retriever"
     assert names(moved) - names(trained.path) == WRITTEN
     assert rcir.load(outcome.folder).calibration.main.score_function.name == "constant"
