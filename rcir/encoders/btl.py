@@ -46,7 +46,7 @@ class BayesianTriplet(Encoder):
     """A shared backbone with a mean head and a variance head.
 
     `Embedding.vectors` are the means, unit vectors unless `scaled`; `Embedding.variance` is the
-    isotropic variance (n, 1), `Embedding.uncertainty` the same (n,).
+    isotropic variance (n, 1), above 1e-8, `Embedding.uncertainty` the same (n,).
     """
 
     Options = BayesianTripletEncoderOptions
