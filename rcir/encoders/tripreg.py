@@ -62,10 +62,6 @@ class TripReg(Encoder):
             variance = bounded_log_variance(self.log_variance_head(feature_map)).exp()
         return Embedding(vectors, variance, variance.squeeze(1))
 
-    def extra_repr(self) -> str:
-        """Part of the fingerprint: calibrations of the hyperbolic tangent of before are stale."""
-        return "log_variance=atan"
-
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         """The heteroscedastic triplet loss of each tuple, (b,)."""
         variance = tuples.images.variance
