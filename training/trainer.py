@@ -177,7 +177,8 @@ def _cache(
     n_own = sum(map(len, blocks))
     blocks = blocks or [rows[:1]]  # of no image there would be no shape
     pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    return workers.all_gather(torch.cat([embed(batch) for batch in pixels])[:n_own])
+    own = torch.cat([embed(batch) for batch in pixels])[:n_own]
+    return workers.all_gather(own, shared=True)
 
 
 def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import ray.train
 import ray.train.torch
@@ -52,25 +56,50 @@ class Workers:
         """The run of 0, ..., n - 1 that is for this process; runs follow each other by rank."""
         return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
-    def all_gather(self, own: Tensor) -> Tensor:
-        """The rows of all processes, by rank; each may bring another number of them."""
+    def all_gather(self, own: Tensor, shared: bool = False) -> Tensor:
+        """The rows of all processes, by rank; each may bring another number of them.
+
+        Args:
+            own: (n, ...) rows of this process.
+            shared: processes on the CPUs of a node hold one copy together: it must not be changed.
+        """
         if self.count == 1:
             return own
         own = own.to(self.device).contiguous()
         counts = torch.empty(self.count, dtype=torch.int64, device=self.device)
         torch.distributed.all_gather_into_tensor(counts, counts.new_full((1,), len(own)))
         lengths = counts.cpu().tolist()
-        rows = own.new_empty(sum(lengths), *own.shape[1:])
-        if min(lengths) == max(lengths):
-            torch.distributed.all_gather_into_tensor(rows, own)
-            return rows
-        # One after the other needs no padding, which would double the memory.
+        shape = (sum(lengths), *own.shape[1:])
+        if shared and self.device.type == "cpu":
+            rows = self._of_node(shape, own.dtype)
+        else:
+            rows = own.new_empty(shape)
+            if min(lengths) == max(lengths):
+                torch.distributed.all_gather_into_tensor(rows, own)
+                return rows
+        # One after the other needs no padding, nor Gloo's copy, which would double the memory.
         for rank, part in enumerate(rows.split(lengths)):
             if rank == self.rank:
                 part.copy_(own)
             if len(part):
                 torch.distributed.broadcast(part, rank)
         return rows
+
+    def _of_node(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory in common with the other processes of the node; all write the same to it.
+
+        Where a process cannot have it, its memory is its own.
+        """
+        path = Path(self.broadcast(f"/dev/shm/rcir-{uuid4().hex}"))
+        values = torch.empty(shape, dtype=dtype)
+        with contextlib.suppress(OSError):  # no such folder, or too little room there
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, values.nbytes)
+            common = torch.from_file(str(path), shared=True, size=values.numel(), dtype=dtype)
+            values = common.view(shape)
+        torch.distributed.barrier()
+        path.unlink(missing_ok=True)  # it stays until the last process has dropped its tensor
+        return values
 
     def share(self, n: int, function: Callable[[int], Message]) -> list[Message]:
         """The values (without GPU tensors) of a function of 0, ..., n - 1, on every process."""

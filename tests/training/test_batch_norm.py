@@ -146,6 +146,13 @@ def exchange(rank, folder):
         "unchanged": rows - 10 * rank,
         "broadcast": torch.tensor(workers.broadcast([0.25, 7.0] if rank == 0 else None)),
     }
+    common = workers.all_gather(rows, shared=True)
+    received["common"] = common.clone()
+    torch.distributed.barrier()
+    if rank == 1:
+        common[0, 0] = 77
+    torch.distributed.barrier()
+    received["written by the other"] = common[0, 0].clone()
     torch.save((net.state_dict(), received), folder / str(rank))
     torch.distributed.destroy_process_group()
 
@@ -163,6 +170,8 @@ def test_two_processes_exchange_rows_and_have_the_statistics_of_one(tmp_path, mo
         "sum": 2 * first + 10,
         "unchanged": first,
         "broadcast": torch.tensor([0.25, 7.0]),
+        "common": torch.cat([first, first + 10]),
+        "written by the other": torch.tensor(77),
     }
     alone = network()
     train(alone, batches(), n_micro_batches=3)
