@@ -6,7 +6,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,7 +186,9 @@ def read_jpeg(
     # A reduced picture's last row and column may be padding in part.
     extent = None if box is None else (box[1][3], box[1][2])
     whole = image.size == (width, height)
-    pixels = _all_pixels(file, image.size, channels) if whole and by_torchvision else None
+    # torchvision decodes the whole file at once, Pillow block by block, until a deadline.
+    fast = whole and by_torchvision and not isinstance(file, UntrustedImage)
+    pixels = _all_pixels(file, image.size, channels) if fast else None
     if pixels is None:
         pixels = to_pixels(image, channels)
     if resizing is None or scaled is None:
@@ -238,6 +240,8 @@ FORMATS = {  # by Pillow's name, with the endings of their files
     "GIF": (".gif",),
     "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
 }
+# Pillow gives libtiff the whole file: neither the deadline nor the number of reads would end it.
+UNTRUSTED_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
 ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
 
 ImageLike: TypeAlias = (
@@ -251,14 +255,14 @@ MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of re
 
 
 class UntrustedImage(BytesIO):
-    """The bytes of an image file, decoded in bounded time whatever they are.
+    """The bytes of an image file, of one of `UNTRUSTED_FORMATS`, decoded in bounded time.
 
     A small file can take minutes: each repeated scan of a progressive JPEG file decodes all of its
     pixels, and Pillow reads the parts of a header one by one.
 
     Args:
         content: the file.
-        deadline: of `time.monotonic`, from which on nothing is read.
+        deadline: value of `time.monotonic()` after which reading fails.
 
     Raises:
         InvalidImage: a JPEG file has more than `MAX_SEGMENTS` segments or `MAX_SCANS` scans; while
@@ -344,7 +348,7 @@ def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple
     with (
         _no_warnings(),
         open_image(source) as file,
-        Image.open(file, formats=tuple(FORMATS)) as image,
+        Image.open(file, formats=_formats(source)) as image,
     ):
         _check(image, image_name(source))
         return image.size
@@ -405,7 +409,7 @@ def open_image(
     """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
     if isinstance(source, UntrustedImage):
         source.seek(0)
-        with _pillow(image_name(source)):
+        with _pillow(image_name(source), UNTRUSTED_FORMATS):
             yield source
         return
     if isinstance(source, bytes):
@@ -426,6 +430,10 @@ def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
 
 
+def _formats(source: object) -> tuple[str, ...]:
+    return UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else tuple(FORMATS)
+
+
 def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
         return _resized(as_pixels(source, channels), resizing)
@@ -435,7 +443,7 @@ def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArra
             return _resized(to_pixels(ImageOps.exif_transpose(source), channels), resizing)
     if isinstance(source, str | os.PathLike | bytes | UntrustedImage):
         # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
-        with open_image(source) as file, Image.open(file, formats=tuple(FORMATS)) as image:
+        with open_image(source) as file, Image.open(file, formats=_formats(source)) as image:
             _check(image, image_name(source))
             if isinstance(image, JpegImagePlugin.JpegImageFile):
                 return read_jpeg(file, image, channels, resizing)
@@ -460,7 +468,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def _pillow(name: str) -> Iterator[None]:
+def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
     """Run Pillow on an image: whatever it raises becomes `InvalidImage`."""
     try:
         yield
@@ -469,7 +477,7 @@ def _pillow(name: str) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise InvalidImage(
             f"{name} is not an image, whatever its name says, of a format that is read: give a "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(formats)}"
         ) from error
     except Image.DecompressionBombError as error:
         raise InvalidImage(f"{name} is too large: {error}; give a smaller picture") from error

@@ -5,6 +5,7 @@ import math
 import struct
 import time
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def test_other_sources_are_refused(source):
         read_image(source, 3)
 
 
-# Files of strangers
+# Untrusted files
 
 
 def jpeg(**options):
@@ -375,13 +376,33 @@ def test_jpeg_files_of_too_many_parts_are_refused(name):
         UntrustedImage(slow_files()[name], math.inf)
 
 
-def test_other_jpeg_files_are_decoded_as_those_of_friends():
+def test_untrusted_jpeg_files_have_the_pixels_of_trusted_ones():
     icc, comment = bytes(range(256)) * 2000, b"\xff\xda" * 5000  # which is no scan
     for options in ({}, {"progressive": True, "icc_profile": icc}, {"comment": comment}):
         for file in (jpeg(**options), jpeg(**options) + jpeg(progressive=True) * 200):
             image = UntrustedImage(file, math.inf)
             assert image_size(image) == (64, 64)
             np.testing.assert_array_equal(read_image(image, 3), read_image(file, 3))
+
+
+def test_the_deadline_is_checked_while_a_jpeg_is_decoded_at_full_scale(monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, (500, 500), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=98)
+    image, half = UntrustedImage(file.getvalue(), 0.5), len(file.getvalue()) // 2
+    # The time is over once the decoder has read half of the file.
+    clock = SimpleNamespace(monotonic=lambda: float(image.tell() >= half))
+    monkeypatch.setattr(images, "time", clock)
+    with pytest.raises(InvalidImage, match="too long"):
+        read_image(image, 1)
+
+
+def test_untrusted_tiff_files_are_refused():
+    file = encoded("TIFF")
+    assert read_image(file, 3).shape == (40, 50, 3)
+    for read in (lambda image: read_image(image, 3), image_size):
+        with pytest.raises(InvalidImage, match="JPEG, PNG, WEBP, BMP"):
+            read(UntrustedImage(file, math.inf))
 
 
 def test_decoding_ends_at_the_deadline_and_after_so_many_parts(monkeypatch):
