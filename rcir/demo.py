@@ -25,7 +25,7 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.levels import ALPHA, DELTA
 from rcir.terminal import console
-from training import TrainingConfig, train
+from training import OptimizerConfig, TrainingConfig, train
 
 OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
 MARKER, EMBEDDED = ".rcir-demo", "embeddings"
@@ -54,6 +54,7 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
         encoder=EncoderConfig(method),
         epochs=epochs,
         loss={"kl_scale": 1e-5} if method == "btl" else {},
+        optimizer=OptimizerConfig(clip_norm=100),
     )
     _clear(output)
     print(f"Training: {method} on pictures of two-digit numbers, digits hidden in part at random")
