@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 import threading
@@ -63,6 +64,7 @@ MOST_ANSWERS = 100_000  # without feedback; older ones are forgotten
 FORGETTING = 1000  # answers between two times that old ones are looked for
 LOCK_SECONDS = 10.0  # that feedback waits while another process locks the file
 ANSWER_LOCK_SECONDS = 0.5  # that answers wait, which are given all the same
+ANSWER_PAUSE_SECONDS = 10.0  # after such a wait in vain, in which answers do not wait again
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY,
@@ -217,6 +219,7 @@ class Store:
         self.path = path.absolute()
         self._lock = threading.Lock()
         self._since = 0
+        self._locked_at = -math.inf  # when answers last waited in vain
         with self._using():
             self._connection = sqlite3.connect(
                 path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
@@ -250,9 +253,12 @@ class Store:
                 their answers.
 
         Raises:
-            StoreUnavailable: they could not be written, as on a full disk, or while another process
-                locks the file; none are kept.
+            StoreUnavailable: they could not be written, as on a full disk, or because another
+                process locks the file, or did so less than `ANSWER_PAUSE_SECONDS` ago; none are
+                kept.
         """
+        if time.monotonic() < self._locked_at + ANSWER_PAUSE_SECONDS:
+            raise StoreUnavailable(f"{self.path} was locked by another process a moment ago")
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
             identified = queries.identified()
@@ -263,16 +269,22 @@ class Store:
                 items = json.dumps(answer.ids)
                 own = secrets.token_urlsafe(12)
                 rows.append((own, now, version, terms.key, counts, items, bytes(digest), blob))
-        with self._writing("NORMAL", ANSWER_LOCK_SECONDS), self._transaction():
-            self._connection.executemany(
-                "INSERT INTO answers (id, time, version, terms, watched, items, digest, query) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                rows,
-            )
-            self._since += len(rows)
-            if self._since >= FORGETTING:
-                self._since = 0
-                self._forget()
+        began = time.monotonic()
+        try:
+            with self._writing("NORMAL", ANSWER_LOCK_SECONDS), self._transaction():
+                self._connection.executemany(
+                    "INSERT INTO answers (id, time, version, terms, watched, items, digest, query) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    rows,
+                )
+                self._since += len(rows)
+                if self._since >= FORGETTING:
+                    self._since = 0
+                    self._forget()
+        except StoreUnavailable:
+            if time.monotonic() - began > ANSWER_LOCK_SECONDS / 2:
+                self._locked_at = time.monotonic()
+            raise
         return [row[0] for row in rows]
 
     def answer(self, name: str) -> KeptAnswer:

@@ -154,7 +154,9 @@ def test_a_file_of_another_program_is_left_alone(file):
         Store(text)
 
 
-def test_a_locked_file_delays_no_answer(place, serving, file):
+def test_a_locked_file_delays_one_batch_and_then_none_for_a_while(
+    place, serving, file, monkeypatch
+):
     body = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": ALPHA}
     with serving(place, store=file) as client:
         assert client.post("/retrieve", json=body).json()["answer"]
@@ -167,6 +169,10 @@ def test_a_locked_file_delays_no_answer(place, serving, file):
         assert response.json()["answer"] is None
         other.execute("ROLLBACK")
         other.close()
+        # The next ones do not try the file.
+        monkeypatch.setattr(module, "ANSWER_PAUSE_SECONDS", 1e9)
+        assert client.post("/retrieve", json=body).json()["answer"] is None
+        monkeypatch.setattr(module, "ANSWER_PAUSE_SECONDS", 0.0)
         assert client.post("/retrieve", json=body).json()["answer"]
 
 
