@@ -63,7 +63,7 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
     run = read_run(folder)
     if run is None:
         return None
-    old, new = with_defaults(flatten(run.config)), flatten(asdict(config))
+    old, new = with_defaults(flatten(run.config), config.encoder.method), flatten(asdict(config))
     # It keeps those that it was begun with.
     if config.micro_batches is None:
         new["micro_batches"] = old.get("micro_batches")
@@ -78,13 +78,18 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
     return run
 
 
-def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat options of a stored training; those that are newer than it have their defaults."""
-    method = find_method(options.get("encoder.method", EncoderConfig.method))
-    newer = (
-        *((OptimizerConfig, "optimizer."), (TrainingConfig, "")),
-        *((method.Options, "encoder.options."), (method.LossOptions, "loss.")),
-    )
+def with_defaults(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Add the defaults of options that are newer than a stored training to its flat options.
+
+    Args:
+        options: of the stored training.
+        method: that of the new configuration. Options of another method get no defaults: its class,
+            which only the folder names, is not imported.
+    """
+    newer: list[tuple[type, str]] = [(OptimizerConfig, "optimizer."), (TrainingConfig, "")]
+    if options.get("encoder.method", EncoderConfig.method) == method:
+        encoder = find_method(method)
+        newer += [(encoder.Options, "encoder.options."), (encoder.LossOptions, "loss.")]
     defaults = {
         f"{prefix}{each.name}": each.default
         for kind, prefix in newer

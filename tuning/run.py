@@ -340,7 +340,8 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if name.startswith("training.")
     }
     # Options that are newer than the sweep have their defaults.
-    old = {f"training.{name}": value for name, value in with_defaults(training).items()}
+    completed = with_defaults(training, config.training.encoder.method)
+    old = {f"training.{name}": value for name, value in completed.items()}
     old |= {each.name: each.default for each in fields(TuningConfig) if each.name in NEWER}
     old = as_json(old) | stored
     changed = sorted(
