@@ -130,6 +130,7 @@ def run(
     check_output(output)
     if options is not None:
         storage.check_place(place)
+        earlier = storage.earlier_calibration(place)
     retriever = source.open()
     with nullcontext() if options is None else dropped_on_error(retriever.index):
         opened, calibrated = source.search(retriever), None
@@ -138,7 +139,7 @@ def run(
             delta = corrected(delta, retriever.require_calibration().chosen_among)
         else:
             with step("calibration"):
-                retriever.calibration = storage.earlier_calibration(place)
+                retriever.calibration = earlier
                 calibrated = retriever.calibrate_splits(
                     opened.tuning, opened.calibration, **options
                 )

@@ -31,7 +31,8 @@ def load(
         trust_code: import encoder and index classes outside rcir that the folder names, which runs
             their code.
         trust_servers: hosts of PostgreSQL or Milvus to connect to, with your credentials, if the
-            folder names them. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
+            folder names them; "*" for all. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow
+            the same.
 
     Raises:
         NoRetriever: there is none.

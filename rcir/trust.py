@@ -20,6 +20,7 @@ from rcir.errors import UntrustedFolder
 CODE, SERVERS = "RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"
 # Whether code is allowed, and which servers are, by the call that reads a folder.
 _reading: ContextVar[tuple[bool, frozenset[str]] | None] = ContextVar("reading", default=None)
+_named_classes: set[str] = set()  # import paths that this program names itself
 _built_on: set[str] = set()  # servers that this program built an index on
 
 
@@ -29,7 +30,7 @@ def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]
 
     Args:
         code: whether classes outside rcir are allowed.
-        servers: hosts that are allowed.
+        servers: hosts that are allowed; "*" allows all.
     """
     token = _reading.set((code, frozenset(servers)))
     try:
@@ -39,9 +40,15 @@ def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]
 
 
 def require_code(option: str, path: str) -> None:
-    """Raise `UntrustedFolder` for a class outside rcir that a folder names, unless allowed."""
+    """Raise `UntrustedFolder` for a class outside rcir that a folder names, unless allowed.
+
+    A class that the program itself names is allowed, for as long as it runs.
+    """
     permission = _reading.get()
-    if permission is None or permission[0] or os.environ.get(CODE) == "1":
+    if permission is None:
+        _named_classes.add(path)
+        return
+    if permission[0] or os.environ.get(CODE) == "1" or path in _named_classes:
         return
     raise UntrustedFolder(
         f"{option} is {path}, which is not part of rcir: importing it would run its code. If you "
@@ -55,7 +62,8 @@ def allows_server(host: str) -> bool:
     permission = _reading.get()
     by_call = () if permission is None else permission[1]
     named = (*by_call, *os.environ.get(SERVERS, "").split(","), *_built_on)
-    return host.lower() in {each.strip().lower() for each in named}
+    allowed = {each.strip().lower() for each in named} - {""}
+    return "*" in allowed or host.lower() in allowed
 
 
 def require_servers(hosts: Iterable[str]) -> None:

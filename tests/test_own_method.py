@@ -28,11 +28,6 @@ SIZES = {"train": 200, "validation": 100, "gallery": 120, "tuning": 60, "test": 
 DATA = DataConfig("digits", options={**SIZES, "calibration": 150})
 
 
-@pytest.fixture(autouse=True)
-def trusted(monkeypatch):
-    monkeypatch.setenv("RCIR_TRUST_CODE", "1")
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     return TrainingConfig(

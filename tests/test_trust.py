@@ -1,21 +1,26 @@
-"""Folders of strangers: what they name runs no code and receives no credentials."""
+"""Untrusted folders: what they name runs no code and receives no credentials."""
 
 import json
 import socket
 import stat
 import sys
 import threading
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import rcir
-from rcir import cluster, tracking
+from calibration import pipeline
+from rcir import cluster, tracking, trust
 from rcir.cli.main import main
 from rcir.errors import InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval import storage
 from rcir.runs.folder import RunFolder
+from training import TrainingConfig
+from training.run import existing_run
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,7 @@ def no_permissions(monkeypatch):
     for name in ("RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setattr(trust, "_named_classes", set())
 
 
 @pytest.fixture
@@ -81,13 +87,16 @@ def test_an_allowed_module_that_ends_the_process_is_an_error(place, monkeypatch)
         rcir.load(place)
 
 
-def test_the_own_class_of_a_caller_needs_a_permission_to_be_loaded(tmp_path, capsys):
+def test_an_own_class_needs_a_permission_unless_the_program_names_it(tmp_path, capsys, monkeypatch):
     vectors = np.random.default_rng(0).standard_normal((40, 4), np.float32)
     config = IndexConfig("tests.index.brute:BruteIndex")
     made = rcir.Retriever.from_embeddings(vectors, labels=np.arange(40) % 4, index=config)
     queries = np.random.default_rng(1).standard_normal((60, 4), np.float32)
     made.calibrate(queries, np.arange(60) % 4)
     place = made.save(tmp_path / "retriever")
+    assert rcir.load(place).index.options == made.index.options
+    assert storage.earlier_calibration(place) is not None
+    monkeypatch.setattr(trust, "_named_classes", set())  # as in another program
     with pytest.raises(UntrustedFolder, match="BruteIndex"):
         rcir.load(place)
     assert rcir.load(place, trust_code=True).index.options == made.index.options
@@ -96,6 +105,42 @@ def test_the_own_class_of_a_caller_needs_a_permission_to_be_loaded(tmp_path, cap
         main(command)
     assert "--trust-code" in capsys.readouterr().err
     assert main([*command, "--trust-code"]) == 0
+
+
+def test_the_retriever_that_a_calibration_replaces_is_checked_before_the_work(place):
+    named(place, {"kind": "antigravity:X", "options": {}})
+    source = SimpleNamespace(open=lambda: pytest.fail("the work began"))
+    with pytest.raises(UntrustedFolder, match="antigravity"):
+        pipeline.run(source, place.parent, (0.2,), 0.1, {})
+
+
+def test_training_into_a_folder_does_not_import_the_method_of_its_run(tmp_path):
+    config = TrainingConfig("run", storage=str(tmp_path))
+    stored = asdict(config)
+    stored["encoder"]["method"] = "antigravity:X"
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run", stored, "0" * 32, "sqlite:///mlflow.db").write()
+    with pytest.raises(InvalidConfig, match=r"encoder\.method"):
+        existing_run(config)
+    assert "antigravity" not in sys.modules
+
+
+def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkeypatch):
+    pytest.importorskip("psycopg")
+    from rcir.registry.model_code import RetrieverModel
+
+    index = rcir.load(place).index
+    named(place, {"kind": "pgvector", "options": {"dsn": "host=db.example"}})
+    monkeypatch.setattr(find_index("pgvector"), "load", lambda *_: index)
+    model = RetrieverModel()
+    model.load_context(SimpleNamespace(artifacts={"retriever": str(place)}))
+    assert len(model.retriever.ids) == 40
+
+
+def test_a_server_without_a_name_is_never_allowed():
+    assert not trust.allows_server("")
+    with pytest.raises(InvalidConfig, match="host"):
+        find_index("milvus").Options("http://:19530")
 
 
 @pytest.mark.parametrize("kind", ["pgvector", "milvus"])

@@ -72,7 +72,7 @@ class MilvusOptions:
                 "uri holds a user or a password, which would be stored with a retriever: leave "
                 "them out, and give MILVUS_TOKEN, as user:password or a key"
             )
-        if not (parts.scheme in ("http", "https") and parts.netloc) and (
+        if not (parts.scheme in ("http", "https") and parts.hostname) and (
             parts.scheme or not self.uri.endswith(".db")
         ):
             raise InvalidConfig(
@@ -102,7 +102,7 @@ class MilvusOptions:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The servers that searches connect to; none for Milvus Lite."""
-        return () if self.is_lite else (urlsplit(self.uri).hostname or "",)
+        return () if self.is_lite else (str(urlsplit(self.uri).hostname),)
 
     @property
     def is_lite(self) -> bool:
