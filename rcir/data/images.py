@@ -283,7 +283,8 @@ class UntrustedImage(BytesIO):
             )
         if time.monotonic() > self._deadline:
             raise InvalidImage(
-                f"{image_name(self)} takes too long to decode: save it anew, or scale it down"
+                f"{image_name(self)} takes too long to decode: save it anew, scale it down, or try "
+                "again when the server is less busy"
             )
         return super().read(size)
 

@@ -6,6 +6,7 @@ models check the fields, and Starlette parses the forms.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,12 +49,14 @@ class Query(Generic[AskedTerms]):
         n: their number.
         prepare: makes them ready for the model of a served retriever.
         apart: whether that takes long.
+        client: address that the request came from; empty if it is unknown.
     """
 
     terms: AskedTerms
     n: int
     prepare: Callable[[Served], Any]
     apart: bool
+    client: str = ""
 
 
 async def one_query(request: Request, settings: Settings) -> Query[Terms]:
@@ -100,7 +103,7 @@ async def _query(
 ) -> Query[AskedTerms]:
     media_type = _media_type(request)
     if media_type == "application/json":
-        return _of_vectors(await read_json(request, vectors), terms)
+        return _of_vectors(await read_json(request, vectors), terms, _client(request))
     if media_type != "multipart/form-data":
         raise UnsupportedBody(
             f"the body is of type {media_type or 'unknown'}: send a picture as "
@@ -109,7 +112,11 @@ async def _query(
     return await _of_pictures(request, settings, terms, many=vectors is VectorQueries)
 
 
-def _of_vectors(body: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
+def _client(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
+def _of_vectors(body: Any, kind: type[AskedTerms], client: str) -> Query[AskedTerms]:
     vectors, uncertainty = (
         ([body.vector], None if body.uncertainty is None else [body.uncertainty])
         if isinstance(body, Vector)
@@ -117,7 +124,7 @@ def _of_vectors(body: Any, kind: type[AskedTerms]) -> Query[AskedTerms]:
     )
     terms = kind(**{name: getattr(body, name) for name in kind.model_fields})
     prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=body.model)
-    return Query(terms, len(vectors), prepare, apart=len(vectors) > 1)
+    return Query(terms, len(vectors), prepare, apart=len(vectors) > 1, client=client)
 
 
 async def _of_pictures(
@@ -141,6 +148,9 @@ async def _of_pictures(
         Served.pictures,
         files=pictures,
         most_pixels=settings.most_pixels,
-        seconds=settings.decode_seconds,
+        # From now on, so that it includes the time that the request waits for a thread.
+        deadline=time.monotonic() + settings.decode_seconds,
     )
-    return Query(terms_of(fields, kind), len(pictures), prepare, apart=True)
+    return Query(
+        terms_of(fields, kind), len(pictures), prepare, apart=True, client=_client(request)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -63,16 +62,16 @@ class Served:
     version: str
     manifest: str
 
-    def pictures(self, files: Sequence[bytes], most_pixels: int, seconds: float) -> Pictures:
+    def pictures(self, files: Sequence[bytes], most_pixels: int, deadline: float) -> Pictures:
         """Pictures, decoded; and resized unless they are small, so that few bytes wait.
 
         Args:
             files: the pictures.
             most_pixels: of a picture, by its header; together they may have eight times as many.
-            seconds: for all of them.
+            deadline: see `UntrustedImage`.
 
         Raises:
-            InvalidImage: one cannot be read, or not within the time.
+            InvalidImage: one cannot be read, or not before the deadline.
             InvalidConfig: there is no encoder.
             TooLarge: they have more pixels.
         """
@@ -83,7 +82,6 @@ class Served:
             )
         from rcir.data.images import UntrustedImage, read_image  # torch, which vectors do without
 
-        deadline = time.monotonic() + seconds
         images = [UntrustedImage(file, deadline) for file in files]
         if sum(_pixels(images, most_pixels)) > FEW_PIXELS:
             return preprocessing.resized(images), digests(files)

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -171,6 +172,7 @@ class Service:
         self.trouble: str | None = None
         self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
         self.undecoded = 0
+        self._undecoded_of: Counter[str] = Counter()  # by address of the client
         self._refused: dict[str, float] = {}  # versions, and when each is tried again
         self._polling: asyncio.Task[None] | None = None
         self._take(self._new_live())
@@ -279,12 +281,22 @@ class Service:
                 f"{self.undecoded} queries wait to be decoded, and at most "
                 f"{self.settings.capacity} may: ask again in a moment"
             )
+        of_client = self._undecoded_of[query.client]
+        if query.client and of_client and of_client + query.n > self.settings.capacity // 2:
+            raise Busy(
+                f"{of_client} queries from {query.client} wait to be decoded, and at most "
+                f"{self.settings.capacity // 2} may: ask again when they are answered"
+            )
         self.undecoded += query.n
+        self._undecoded_of[query.client] += query.n
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._decoding, query.prepare, served)
         finally:
             self.undecoded -= query.n
+            self._undecoded_of[query.client] -= query.n
+            if not self._undecoded_of[query.client]:
+                del self._undecoded_of[query.client]
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
         """Return each request's answers as plain values, with the ids that feedback names."""
