@@ -113,6 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Report the number of slow tests to the process that started this worker."""
+    gc.unfreeze()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["slow"] = session.config.stash.get(NUMBER_OF_SLOW, 0)
 

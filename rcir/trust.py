@@ -101,12 +101,13 @@ def add_arguments(parser: ArgumentParser, separator: str = "-") -> None:
 
 
 def apply_arguments(options: Any) -> None:
-    """Give the permissions of a command line to this process and those that it starts."""
-    if options.trust_code:
+    """Take the permissions out of a command line, for this process and those that it starts."""
+    values = vars(options)
+    if values.pop("trust_code"):
         os.environ[CODE] = "1"
-    if options.trust_server:
+    if servers := values.pop("trust_server"):
         named = [os.environ[SERVERS]] if os.environ.get(SERVERS) else []
-        os.environ[SERVERS] = ",".join([*named, *options.trust_server])
+        os.environ[SERVERS] = ",".join([*named, *servers])
 
 
 def permissions() -> dict[str, str]:

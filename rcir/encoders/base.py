@@ -119,8 +119,8 @@ class EncoderConfig:
         """The options as the method's own type, all of them.
 
         Example:
-            >>> EncoderConfig("mc-dropout", options={"passes": 5}).method_options()
-            MCDropoutOptions(dropout=0.1, passes=5, channels=False)
+            >>> EncoderConfig("tripreg", options={"unit": True}).method_options()
+            TripRegOptions(variance_hidden=128, unit=True)
         """
         kind = find_method(self.method).Options
         require_options(f"encoder.options of {self.method}", kind, self.options)
