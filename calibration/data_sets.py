@@ -62,9 +62,11 @@ class TrainedRun:
                 certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
             InvalidImage: of an image that cannot be read.
             InvalidConfig: there is no GPU to use.
+            UntrustedFolder: the run names a class or a tracking store that is not allowed.
         """
         config = self._config
         self._run = run = runs.find_run(config.run)
+        _ = run.tracked  # fail now if its store is not allowed
         cluster = config.cluster or run.data.options.get("cluster")
         data = with_cluster(run.data, cluster)
         if config.queries is not None:

@@ -175,14 +175,19 @@ def test_every_host_of_a_connection_string_is_named(dsn, hosts):
     assert find_index("pgvector").Options(dsn).hosts == hosts
 
 
-def test_the_store_of_a_run_receives_the_token_only_if_it_is_the_chosen_one(tmp_path, monkeypatch):
+def test_the_store_of_a_run_is_used_only_if_it_is_the_chosen_one_or_allowed(tmp_path, monkeypatch):
     stores = {
         "http://tracking.example": "http://tracking.example/",
         "postgresql:///db?host=db.example": "sqlite:///mlflow.db",
         "databricks": "sqlite:///mlflow.db",
+        "sqlite:////here/mlflow.db": "sqlite:////here/mlflow.db",
+        # It may name a server for artifacts.
+        "sqlite:////theirs/mlflow.db": "sqlite:////here/mlflow.db",
+        "file:///theirs/mlruns": "sqlite:////here/mlflow.db",
         "http://elsewhere.example": "http://tracking.example",
     }
-    for (uri, chosen), allowed in zip(stores.items(), (True, False, False, False), strict=True):
+    allowances = (True, False, False, True, False, False, False)
+    for (uri, chosen), allowed in zip(stores.items(), allowances, strict=True):
         monkeypatch.setattr(tracking.runs, "store_uri", lambda chosen=chosen: chosen)
         run = RunFolder(tmp_path, {}, "0" * 32, uri, finished=True)
         if allowed:
@@ -192,6 +197,7 @@ def test_the_store_of_a_run_receives_the_token_only_if_it_is_the_chosen_one(tmp_
                 _ = run.tracked
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "elsewhere.example")
     assert run.tracked.uri == "http://elsewhere.example"
+    monkeypatch.setenv("RCIR_TRUST_SERVERS", "sqlite:////old/mlflow.db")
     assert RunFolder(tmp_path, {}, "0" * 32, "sqlite:////old/mlflow.db").tracked
 
 

@@ -172,7 +172,7 @@ class RunFolder:
         """The MLflow run.
 
         Raises:
-            UntrustedFolder: its store is neither the configured one nor on an allowed server.
+            UntrustedFolder: its store is neither the configured one nor allowed.
         """
         tracking.require_store(self.tracking_uri)
         return tracking.TrackedRun(self.mlflow_run, self.tracking_uri)

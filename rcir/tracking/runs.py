@@ -90,22 +90,23 @@ def store_uri() -> str:
 
 
 def require_store(uri: str) -> None:
-    """Check that a store which a folder names may be used: it receives MLflow's credentials.
+    """Check that a store which a folder names may be used.
+
+    It receives MLflow's credentials, or, if it is a local file, names where artifacts are sent.
 
     Raises:
-        UntrustedFolder: it is neither a local file, nor the configured store, nor on a server that
-            is allowed, see `rcir.trust`.
+        UntrustedFolder: it is neither the configured store nor allowed, see `rcir.trust`: by its
+            host, or a store without one by its URI.
     """
-    parts = urlsplit(uri)
-    path = parts.scheme in ("sqlite", "file") or (not parts.scheme and "/" in uri)
-    local = path and not parts.netloc
-    if not local and uri.rstrip("/") != store_uri().rstrip("/"):
-        host = parts.hostname or uri
-        if not allows_server(host):
-            raise UntrustedFolder(
-                f"the run is in the tracking store {uri}, which would receive your credentials: "
-                f"set MLFLOW_TRACKING_URI to it, or pass --trust-server {host}, if you trust it"
-            )
+    if uri.rstrip("/") == store_uri().rstrip("/"):
+        return
+    host = urlsplit(uri).hostname or uri
+    if not allows_server(host):
+        raise UntrustedFolder(
+            f"the run is in the tracking store {uri}, which is not the configured one: it, or a "
+            "server that it names for artifacts, would receive your files and credentials. If you "
+            f"trust it, set MLFLOW_TRACKING_URI to it, or pass --trust-server {host}"
+        )
 
 
 def sqlite_file(uri: str) -> Path | None:
