@@ -52,8 +52,7 @@ def run(options: Namespace) -> None:
     from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_evaluation
     from rcir.index import IndexConfig
 
-    others = ("command", "trust_code", "trust_server")
-    values = {name: value for name, value in vars(options).items() if name not in others}
+    values = {name: value for name, value in vars(options).items() if name != "command"}
     index = IndexConfig(values.pop("index"), option_values(values.pop("index_option")))
     config = CertificationConfig(alphas=tuple(values.pop("alpha")), index=index, **values)
     with warnings.catch_warnings():
