@@ -251,6 +251,7 @@ ImageLike: TypeAlias = (
 MAX_SEGMENTS = 1_000  # of a JPEG file; the longest ones, 64 KiB each, are 62 MiB
 MAX_SCANS = 100  # of a progressive JPEG file; encoders write about 10
 MAX_READS = 50_000  # of the parts of a file; 32 MiB of PNG chunks of 8 KiB are read in 12,289
+UNTRUSTED_BLOCK = 1 << 12  # bytes decoded between two looks at the deadline; a scan may be shorter
 MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
 
 
@@ -446,6 +447,8 @@ def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArra
         # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
         with open_image(source) as file, Image.open(file, formats=_formats(source)) as image:
             _check(image, image_name(source))
+            if isinstance(source, UntrustedImage):
+                image.decodermaxblock = UNTRUSTED_BLOCK
             if isinstance(image, JpegImagePlugin.JpegImageFile):
                 return read_jpeg(file, image, channels, resizing)
             ImageOps.exif_transpose(image, in_place=True)
