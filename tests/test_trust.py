@@ -151,6 +151,7 @@ def test_a_server_that_a_folder_names_receives_nothing(place, stranger, kind, mo
         "pgvector": {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}"},
         "milvus": {"uri": f"http://127.0.0.1:{port}"},
     }[kind]
+    monkeypatch.setattr(trust, "_built_on", set())  # other tests build indexes on servers
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MILVUS_TOKEN", "secret")
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "db.example, elsewhere.example")
