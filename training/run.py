@@ -31,7 +31,6 @@ from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console
-from rcir.trust import allow_servers
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
 from training.config import (
@@ -219,7 +218,7 @@ def train(
     """
     check_places(config)
     if parent is not None:  # whose store a worker does not configure
-        allow_servers([parent.uri])
+        tracking.allow_store(parent.uri)
     find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
     run = existing_run(config)
     if run is not None and run.finished:

@@ -25,7 +25,7 @@ from filelock import FileLock
 from rcir.errors import TrackingUnavailable, UntrustedFolder
 from rcir.files import is_dead, owner
 from rcir.imports import naming_extras
-from rcir.trust import allows_server
+from rcir.trust import allow_servers, allows_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -100,13 +100,23 @@ def require_store(uri: str) -> None:
     """
     if uri.rstrip("/") == store_uri().rstrip("/"):
         return
-    host = urlsplit(uri).hostname or uri
+    host = _host_of(uri)
     if not allows_server(host):
         raise UntrustedFolder(
             f"the run is in the tracking store {uri}, which is not the configured one: it, or a "
             "server that it names for artifacts, would receive your files and credentials. If you "
             f"trust it, set MLFLOW_TRACKING_URI to it, or pass --trust-server {host}"
         )
+
+
+def allow_store(uri: str) -> None:
+    """Allow a store that the program itself names, for as long as this process runs."""
+    allow_servers([_host_of(uri)])
+
+
+def _host_of(uri: str) -> str:
+    """Return the host of a store, or the URI of one without a host."""
+    return urlsplit(uri).hostname or uri
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -391,6 +391,8 @@ def test_only_the_backbone_is_in_bfloat16():
 )
 def test_compiling_does_not_change_the_losses(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    # Pickling looks for names in all imported modules; some of jsonargparse's are deprecated.
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     options = {
         **{"epochs": 2, "batch": 35, "micro_batches": 2, "mining": ALL_NEGATIVES},
         "encoder": EncoderConfig("deterministic", dim=8),
