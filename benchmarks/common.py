@@ -53,11 +53,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def spread(values: Sequence[float | None]) -> str:
     """Mean and standard deviation over seeds."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    deviation = f"±{np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
-    return f"{np.mean(known):.3f}{deviation}"
+    deviation = f"±{np.std(numbers, ddof=1):.3f}" if len(numbers) > 1 else ""
+    return f"{np.mean(numbers):.3f}{deviation}"
 
 
 def report(

@@ -132,7 +132,7 @@ def seconds_to_embed(encoder: Encoder, size: tuple[int, int], channels: int) -> 
 def numbers_of(
     name: str, run: RunFolder, uncertainty: str = "auto"
 ) -> tuple[dict[str, float | None], str]:
-    """What is measured of a run, by its column, and the uncertainty that its sets go by."""
+    """Return the figures of a run by column, and the uncertainty that sizes its sets."""
     outcome = calibrated(name, run, uncertainty)
     numbers, evaluation = outcome.evaluation.quality.numbers, outcome.evaluation
     states = outcome.retriever.searcher.item_uncertainty is not None
@@ -173,9 +173,9 @@ def main() -> None:
             runs = [
                 run_of(name, method, asked.runs, seed, asked.options) for seed in range(asked.seeds)
             ]
-            found = [numbers_of(name, run, asked.query_uncertainty) for run in runs]
-            measured = [each for each, _ in found]
-            uncertainty = " ".join(sorted({by for _, by in found}))
+            outcomes = [numbers_of(name, run, asked.query_uncertainty) for run in runs]
+            measured = [each for each, _ in outcomes]
+            uncertainty = " ".join(sorted({by for _, by in outcomes}))
             seconds = statistics.mean(each.pop("seconds") for each in measured)
             baseline = seconds if method == BASELINE else baseline
             for each in measured:

@@ -138,7 +138,7 @@ def all_queries(splits: Splits) -> ImageSet:
 
 
 def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
-    """Train, embed and search; what is there already is used again."""
+    """Train, embed and search; finished runs and stored embeddings are used again."""
     run = run_of(name, method, runs, seed)
     stored = Embedder(folder=run.path / "embeddings")
 
@@ -212,21 +212,21 @@ def sizes(
     Among several uncertainties, the tuning queries choose as `auto` does.
     """
     tuning = {kind: queries[rows[0]] for kind, queries in kinds.items()}
-    found = {}
+    by_column = {}
     for kind, queries in kinds.items():
         alone = without_variance(tuning[kind])
-        found[kind] = size(Quantile.fit(alone.results, alone.relevant), queries, rows)
+        by_column[kind] = size(Quantile.fit(alone.results, alone.relevant), queries, rows)
     near, _ = smallest_uncertainty(
         {kind: tuning[kind] for kind in NEIGHBOURHOOD if kind in kinds}, [ALPHA], DELTA
     )
     split = without_variance(tuning[near])
     fitted = learned.fit(split.results, split.relevant)
-    found["neighbourhood"] = size(fitted, without_variance(kinds[near]), rows)
+    by_column["neighbourhood"] = size(fitted, without_variance(kinds[near]), rows)
     if stated := {kind: tuning[kind] for kind in STATED if kind in kinds}:
         best, _ = smallest_uncertainty(stated, [ALPHA], DELTA)
         fitted = learned.fit(tuning[best].results, tuning[best].relevant)
-        found["with variance"] = size(fitted, kinds[best], rows)
-    return found
+        by_column["with variance"] = size(fitted, kinds[best], rows)
+    return by_column
 
 
 def divisions(n: int) -> Iterator[Rows]:

@@ -217,11 +217,13 @@ def size_ratio(
         return np.nan
 
     if name == "auto":  # one for both, so that neither holds one image per label alone
-        fitted, _ = fit_score_function(
+        fitted, compared = fit_score_function(
             name, others.results, others.relevant, alphas, delta, n_relevant=others.n_relevant
         )
-        name = fitted.name
-    ours, theirs = (cross_fitted_sizes(each, name, alphas, delta) for each in (results, others))
+        name, theirs = fitted.name, compared[fitted.name]
+    else:
+        theirs = cross_fitted_sizes(others, name, alphas, delta)
+    ours = cross_fitted_sizes(results, name, alphas, delta)
     logs = [np.log(ours[alpha] / theirs[alpha]) for alpha in ours if alpha in theirs]
     return float(np.exp(np.mean(logs))) if logs else np.nan
 
