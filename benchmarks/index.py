@@ -25,7 +25,7 @@ from common import FORM, parser, report, sized
 
 import rcir
 from rcir.data import DataConfig, data_root
-from rcir.data.datasets.mnist import read_fashion_mnist
+from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.errors import DataUnavailable
 from rcir.index import DEPTH, IndexConfig, build_index, nearest_others
 from rcir.index.auto import recall_of

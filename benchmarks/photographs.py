@@ -28,8 +28,8 @@ from PIL import Image
 
 from rcir.config import parse
 from rcir.data import DataConfig, Preprocessing, Splits, data_root, load_splits
-from rcir.data.datasets import omniglot
-from rcir.data.datasets.mnist import read_fashion_mnist
+from rcir.data.datasets.handwriting import read_omniglot
+from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
 from rcir.index import build_index
@@ -71,7 +71,7 @@ def pictures_of(name: str) -> Iterator[tuple[str, Image.Image]]:
         yield from pictures_of_birds()
         return
     root = data_root(DataConfig())
-    images = (omniglot.read(root) if name == "omniglot" else read_fashion_mnist(root)).train
+    images = (read_omniglot(root) if name == "omniglot" else read_fashion_mnist(root)).train
     labels = np.unique(images.labels)
     if name == "omniglot":
         labels = np.random.default_rng(0).permutation(labels)[:CHARACTERS]

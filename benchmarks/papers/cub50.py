@@ -37,7 +37,7 @@ from cub import KINDS, MODEL, class_folders, halves, weights
 import rcir
 from rcir.config import parse
 from rcir.data import Augmentation, ImageSet, Preprocessing
-from rcir.data.datasets.folder import read
+from rcir.data.datasets.own import read_folder
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
@@ -219,7 +219,7 @@ def main() -> None:
     """Train, measure and print."""
     arguments = options(__doc__)
     data = configuration("btl", True, 0, arguments.runs).data.options
-    test = read(Path(), data["path"], data["train"]).queries
+    test = read_folder(Path(), data["path"], data["train"]).queries
     backbone, features = features_of(test)
     unchanged = FeaturePreprocessing()
     searched = {PLAIN: [search(unchanged, backbone, features)]}

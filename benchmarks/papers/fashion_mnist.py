@@ -32,7 +32,7 @@ from tables import (
 )
 
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
-from rcir.data.datasets.mnist import read_fashion_mnist, read_mnist
+from rcir.data.datasets.small_images import read_fashion_mnist, read_mnist
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from rcir.runs.folder import RunFolder, find_run

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from rcir.data import Augmentation, DataConfig, ImageSet, Preprocessing, data_root
 from rcir.data.augmentation import occlude
-from rcir.data.datasets.mnist import read_mnist
-from rcir.data.datasets.n_digit_mnist import read
+from rcir.data.datasets.handwriting import read_n_digit_mnist
+from rcir.data.datasets.small_images import read_mnist
 from rcir.encoders import Encoder, EncoderConfig
 from rcir.encoders.batches import embed
 from rcir.encoders.rerank import reranked
@@ -217,7 +217,9 @@ def main() -> None:
     asked = options(__doc__, tuple(METHODS))
     root = data_root(DataConfig())
     tests = {
-        name: read(root, unseen=False, corrupt=p, total_train=7000, total_test=TEST).queries
+        name: read_n_digit_mnist(
+            root, unseen=False, corrupt=p, total_train=7000, total_test=TEST
+        ).queries
         for name, p in (("clean", 0.0), ("corrupt", 1.0), ("a fifth corrupt", 0.2))
     }
     rows, figures, runs, curves = [], {}, {}, []

@@ -223,6 +223,14 @@ class Source:
     gallery: ImageSet | Literal["queries", "train"]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of_halves(
+        cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
+    ) -> Source:
+        """Make one of some images that train, (n,), and the others, which evaluate (zero-shot)."""
+        train, queries = (images.subset(np.flatnonzero(half)) for half in (trains, ~trains))
+        return cls(train, queries, "queries", notes)
+
 
 def divide(
     source: Source,

@@ -16,7 +16,7 @@ from scipy.io import savemat
 from torchvision.datasets import CIFAR10, MNIST, SVHN, FashionMNIST
 
 from rcir.data import DATASETS, DataConfig, load_splits
-from rcir.data.datasets import cifar, svhn
+from rcir.data.datasets import small_images
 from rcir.errors import DataUnavailable, InvalidData
 from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
 
@@ -201,7 +201,7 @@ def test_a_missing_file_of_cifar_is_named(tmp_path, file, monkeypatch):
     def fail(*_, **__):
         raise URLError("no network")
 
-    monkeypatch.setattr(cifar, "download_and_extract_archive", fail)
+    monkeypatch.setattr(small_images, "download_and_extract_archive", fail)
     with pytest.raises(DataUnavailable, match="no network"):
         read("cifar10", tmp_path, download=True)
 
@@ -225,11 +225,11 @@ def test_the_archive_of_cifar_is_fetched_and_its_checksum_verified(
     archive = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(archive, mode="w:gz") as opened:
         opened.add(tmp_path / "made" / "cifar-10-batches-bin", "cifar-10-batches-bin")
-    monkeypatch.setattr(cifar, "URL", f"{server_address}/{archive.name}")
+    monkeypatch.setattr(small_images, "CIFAR10_URL", f"{server_address}/{archive.name}")
     with pytest.raises(DataUnavailable, match="fetched"):
         read("cifar10", tmp_path / "there", download=True)  # not the official MD5
     assert not (tmp_path / "there" / "cifar-10-batches-bin").exists()
-    monkeypatch.setattr(cifar, "MD5", md5(archive.read_bytes()))
+    monkeypatch.setattr(small_images, "CIFAR10_MD5", md5(archive.read_bytes()))
     source = read("cifar10", tmp_path / "there", download=True)
     assert source.queries.labels.tolist() == contents[5][1].tolist()
     archive.unlink()
@@ -254,7 +254,7 @@ def small_svhn(tmp_path, monkeypatch, server_address):
         savemat(path, {"X": images, "y": labels[:, None]})
         lists[name] = [f"{server_address}/there/{path.name}", path.name, md5(path.read_bytes())]
         files[name] = tuple(lists[name])
-    monkeypatch.setattr(svhn, "FILES", files)
+    monkeypatch.setattr(small_images, "SVHN_FILES", files)
     monkeypatch.setattr(SVHN, "split_list", lists)
     return tmp_path
 

@@ -13,8 +13,7 @@ from torchvision.datasets import MNIST
 
 from rcir.data import DataConfig, load_splits
 from rcir.data.augmentation import occlude
-from rcir.data.datasets.digits import class_lists
-from rcir.data.datasets.n_digit_mnist import released_classes
+from rcir.data.datasets.handwriting import class_lists, released_classes
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.io import savemat
 
-from rcir.data.datasets.pittsburgh import read_index
+from rcir.data.datasets.places import read_pittsburgh_index as read_index
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from tests.data.small_sets import cells, read, touch
