@@ -15,9 +15,9 @@ from calibration.config import CalibrationConfig, CertificationConfig, Evaluatio
 from calibration.screen import print_reason, step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
-from rcir.data.digests import digests
 from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import WithinRadius
+from rcir.data.repeats import digests
 from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.digests import digests
 from rcir.data.repeats import (
+    digests,
     require_new,
     require_no_repeats,
     warn_of_bursts,

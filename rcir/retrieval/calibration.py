@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.digests import digests
+from rcir.data.repeats import digests
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
@@ -132,7 +132,7 @@ class Calibration:
 
     @property
     def query_digests(self) -> NDArray[np.bytes_]:
-        """(n,) digests of the tuning and the calibration queries, see `rcir.data.digests`."""
+        """(n,) digests of the tuning and the calibration queries, see `rcir.data.repeats`."""
         splits = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(queries.identities for queries in splits)])
 

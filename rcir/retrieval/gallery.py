@@ -48,7 +48,7 @@ class Gallery:
         norms: (n,) float32, lengths of the vectors.
         relevance: which queries match the items; None if unknown.
         uncertainty: (n,) uncertainties from the encoder or passed with the vectors; or None.
-        digests: digests of the images or vectors, see `rcir.data.digests`, (n,), or for templates
+        digests: digests of the images or vectors, see `rcir.data.repeats`, (n,), or for templates
             (n, m), see `template_digests`; or None.
         items: embeddings, for an encoder that re-ranks with them; or None.
 
@@ -368,7 +368,7 @@ def template_digests(
     """Return the digests of the images of each template.
 
     Args:
-        digests: (n,) digests of the images, see `rcir.data.digests`.
+        digests: (n,) digests of the images, see `rcir.data.repeats`.
         template: (n,) template of each image, numbered from 0.
 
     Returns:

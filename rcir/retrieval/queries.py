@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.digests import digests
 from rcir.data.labelling import UNMATCHED
 from rcir.data.relevance import CELL, Relevance, WithinRadius
+from rcir.data.repeats import digests
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import check_vectors
 from rcir.inputs import as_numpy, as_vectors
@@ -213,7 +213,7 @@ class Queries:
         return known
 
     def identified(self) -> Queries:
-        """Return the queries with digests in place of images, see `rcir.data.digests`."""
+        """Return the queries with digests in place of images, see `rcir.data.repeats`."""
         if self.digests is not None:
             return self
         of = self.vectors if self.images is None else self.images

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.digests import digests
 from rcir.data.labelling import gallery_relevance
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, count_matches
+from rcir.data.repeats import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import (
@@ -363,7 +363,7 @@ class Searcher:
     def digests(self) -> NDArray[np.bytes_] | None:
         """Digests of all gallery images, including every image of a template; None if unknown.
 
-        See `rcir.data.digests`.
+        See `rcir.data.repeats`.
         """
         values = self.gallery.digests
         return None if values is None else values[values != b""]

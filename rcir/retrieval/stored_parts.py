@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from rcir.data.digests import BYTES
 from rcir.data.relevance import Relevance, relevance_of
+from rcir.data.repeats import BYTES
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array

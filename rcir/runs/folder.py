@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rcir import tracking
 from rcir.data import DataConfig, Preprocessing
-from rcir.data.digests import digests
 from rcir.data.records import ImageSet, Splits
+from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.errors import InvalidData
@@ -45,7 +45,7 @@ class TrainedOn:
     """Training and validation images of a run, as they were when it was trained.
 
     Attributes:
-        images: (n,) their digests, sorted, each once, see `rcir.data.digests`.
+        images: (n,) their digests, sorted, each once, see `rcir.data.repeats`.
         classes: their classes, sorted: the attribute "class" where the data set has it, else the
             labels; none where images have not one label each.
         zero_shot: whether no query was of these classes.

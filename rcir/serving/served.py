@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir import api, tracking
-from rcir.data.digests import digests
+from rcir.data.repeats import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalibration
 from rcir.levels import DELTA

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from rcir.data import ImageSet, Splits, read_image, without_repeats
-from rcir.data.digests import digests
-from rcir.data.repeats import require_new, require_no_repeats, warn_of_copies
+from rcir.data.repeats import digests, require_new, require_no_repeats, warn_of_copies
 from rcir.errors import InvalidData, InvalidImage
 
 PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
