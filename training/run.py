@@ -19,7 +19,7 @@ from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
-from rcir.data.loading import calibration_note, can_train, require_enough
+from rcir.data.registry import calibration_note, can_train, require_enough
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder

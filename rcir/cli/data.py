@@ -53,8 +53,7 @@ def _list(options: Namespace, root: Path) -> None:
 def _check(options: Namespace, root: Path) -> None:
     import yaml
 
-    from rcir.data.registry import find_dataset
-    from rcir.data.verification import verify
+    from rcir.data.registry import find_dataset, verify
 
     dataset = find_dataset(options.name)
     if dataset.composed and not dataset.whole:

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from rcir.data.augmentation import Augmentation, TransformParameters
     from rcir.data.division import Source, cluster_warning
     from rcir.data.images import ImageLike, read_image
-    from rcir.data.loading import DataConfig, data_root, load_splits, with_cluster
     from rcir.data.preprocessing import Preprocessing
     from rcir.data.records import ImageSet, Splits
-    from rcir.data.registry import DATASETS
+    from rcir.data.registry import DATASETS, DataConfig, data_root, load_splits, with_cluster
     from rcir.data.relevance import WithinRadius
     from rcir.data.repeats import without_repeats
 
@@ -24,10 +23,11 @@ _HOMES = {
     "rcir.data.augmentation": ("Augmentation", "TransformParameters"),
     "rcir.data.division": ("Source", "cluster_warning"),
     "rcir.data.images": ("ImageLike", "read_image"),
-    "rcir.data.loading": ("DataConfig", "data_root", "load_splits", "with_cluster"),
+    "rcir.data.registry": (
+        *("DATASETS", "DataConfig", "data_root", "load_splits", "with_cluster"),
+    ),
     "rcir.data.preprocessing": ("Preprocessing",),
     "rcir.data.records": ("ImageSet", "Splits"),
-    "rcir.data.registry": ("DATASETS",),
     "rcir.data.repeats": ("without_repeats",),
     "rcir.data.relevance": ("WithinRadius",),
 }
