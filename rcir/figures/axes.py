@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 
 Item = TypeVar("Item")
 

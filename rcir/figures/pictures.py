@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.figures.axes import DARK, DPI, GREEN, RED, labelled, one_panel, two_panels
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 from rcir.printable import printable
 
 PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches

@@ -21,7 +21,7 @@ from rcir.figures.axes import (
     styled,
     two_panels,
 )
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 
 BAND = (0.05, 0.5, 0.95)
 

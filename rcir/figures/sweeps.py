@@ -28,7 +28,7 @@ from rcir.figures.axes import (
     log_scale,
     one_panel,
 )
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 
 NONE_GAP = 0.15  # of the height of an axis, between None and the lowest number
 

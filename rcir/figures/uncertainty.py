@@ -22,7 +22,7 @@ from rcir.figures.axes import (
     two_panels,
 )
 from rcir.metrics import Reliability
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 
 CONFIDENCE = "confidence (1 - scaled uncertainty)"
 

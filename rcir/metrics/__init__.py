@@ -1,11 +1,12 @@
 """Metrics: pure functions of arrays."""
 
-from rcir.metrics.cleaning import Cleaning, clean_gallery
 from rcir.metrics.ranking import (
+    Cleaning,
     RankingScores,
     average_precision,
     average_precision_at_k,
     average_precision_at_r,
+    clean_gallery,
     first_match_ranks,
     knn_correct,
     macro_mean,
@@ -26,9 +27,10 @@ from rcir.metrics.uncertainty import (
     reliability_btl_width,
     reliability_lam,
     reliability_rcir,
+    sample_pairs,
     sparsification,
+    verification_ap,
 )
-from rcir.metrics.verification import sample_pairs, verification_ap
 
 __all__ = [
     "Cleaning",

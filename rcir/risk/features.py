@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from rcir.errors import InvalidData
-from rcir.metrics.checks import Floats
+from rcir.metrics.ranking import Floats
 from rcir.risk.results import SearchResults, widened
 from rcir.risk.score_functions import FittedState
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.metrics.checks import Floats
 from rcir.metrics.labels import (
     VOTERS,
     count_votes,
@@ -24,7 +23,7 @@ from rcir.metrics.labels import (
     first_of_each_label,
     take_columns,
 )
-from rcir.metrics.ranking import first_match_ranks
+from rcir.metrics.ranking import Floats, first_match_ranks
 
 LABEL = "label"  # what the labels of queries are called
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image

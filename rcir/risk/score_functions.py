@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
-from rcir.metrics.checks import Floats
 from rcir.metrics.labels import take_columns
-from rcir.metrics.ranking import first_match_ranks
+from rcir.metrics.ranking import Floats, first_match_ranks
 from rcir.risk.results import (
     LabelledResults,
     ScoredResults,
