@@ -1,20 +1,18 @@
 """Figures from arrays. They open no window and know nothing of where they end up."""
 
 from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED, to_svg
-from rcir.figures.pictures import QuerySet, project, projection, query_sets
-from rcir.figures.risk import (
+from rcir.figures.curves import (
+    calibration_curves,
     delta_sweep,
+    in_and_out,
+    reliability_diagram,
     risk_spread,
     size_distributions,
     size_spread,
-)
-from rcir.figures.sweeps import parallel_coordinates, pareto, pareto_front
-from rcir.figures.uncertainty import (
-    calibration_curves,
-    in_and_out,
-    reliability_diagram,
     sparsification_curves,
 )
+from rcir.figures.pictures import QuerySet, project, projection, query_sets
+from rcir.figures.sweeps import parallel_coordinates, pareto, pareto_front
 
 __all__ = [
     "AMBER",

@@ -1,4 +1,4 @@
-"""Figures of a guarantee: promised and measured risk, and its cost in set size."""
+"""Curves over levels, confidence and shares: of a guarantee, and of an uncertainty."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rcir.figures.axes import (
+    AMBER,
     BLUE,
+    DARK,
     GREY,
     RED,
+    draw_curves,
     labelled,
+    legend_below,
     log_scale,
     one_panel,
     spaced,
     styled,
     two_panels,
 )
+from rcir.metrics import Reliability
 from rcir.metrics.ranking import Floats
 
 BAND = (0.05, 0.5, 0.95)
@@ -174,3 +179,136 @@ def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
     place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
     exceeded = np.take_along_axis(ordered, place[None], axis=0)[0]
     return np.where(_mostly_certified(risk), exceeded, np.nan)
+
+
+CONFIDENCE = "confidence (1 - scaled uncertainty)"
+
+
+def reliability_diagram(diagram: Reliability) -> Figure:
+    """Recall at 1 against confidence, with the number of queries of each bin above it."""
+    title = f"Reliability (calibration error {diagram.error:.3f})"
+    figure, axes = one_panel(CONFIDENCE, "recall at 1", title)
+    width = 1 / len(diagram.confidence)
+    not_empty = diagram.count > 0
+    axes.bar(diagram.confidence[not_empty], diagram.accuracy[not_empty], 0.9 * width, color=BLUE)
+    for middle, count in zip(diagram.confidence[not_empty], diagram.count[not_empty], strict=True):
+        axes.text(middle, 1.03, f"{count}", ha="center", fontsize=8, color=DARK)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    axes.set(xlim=(0, 1), ylim=(0, 1.1), yticks=np.linspace(0, 1, 6))
+    return figure
+
+
+def calibration_curves(
+    curves: Mapping[str, tuple[Floats, Floats]],
+    errors: Mapping[str, float],
+    metric: str = "recall at 1",
+) -> Figure:
+    """A metric against confidence for several encoders; on the diagonal they are calibrated.
+
+    Args:
+        curves: for each name, (bins,) confidences and (bins,) values of the metric, NaN in an
+            empty bin, such as those of `rcir.metrics.reliability`.
+        errors: for each name, its calibration error, for the legend.
+        metric: what the values are.
+
+    Example:
+        >>> curves = {"btl": (np.array([0.25, 0.75]), np.array([0.3, 0.7]))}
+        >>> calibration_curves(curves, {"btl": 0.05}).savefig("calibration.png")
+    """
+    figure, axes = one_panel(CONFIDENCE, metric, "Calibration")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="calibrated")
+    for (name, (confidence, values)), style in styled(curves.items()):
+        not_empty = ~np.isnan(values)  # the line goes on over an empty bin
+        label = f"{name}: error {errors[name]:.3f}"
+        axes.plot(confidence[not_empty], values[not_empty], label=label, **style)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    legend_below(figure, 2)
+    return figure
+
+
+def sparsification_curves(
+    fractions: Floats,
+    curves: Mapping[str, Floats],
+    metric: str = "recall at 1",
+    removed: str = "queries",
+) -> Figure:
+    """A metric of what remains when the most uncertain queries, or gallery images, are removed.
+
+    An uncertainty is the better the closer its curve is to that of the oracle, which removes the
+    wrong queries first, and the farther from that of a random order.
+
+    Args:
+        fractions: (m,) of queries removed, in [0, 1).
+        curves: for each name, (m,) values of the metric. Those named "oracle" and "random" are
+            drawn as references.
+        metric: what the values are.
+        removed: what is removed.
+
+    Example:
+        >>> curves = {"btl": np.array([0.8, 0.9]), "oracle": np.array([0.8, 1.0])}
+        >>> sparsification_curves(np.array([0.0, 0.2]), curves).savefig("sparsification.png")
+    """
+    title = f"Without the most uncertain {removed}"
+    figure, axes = one_panel(f"fraction of {removed} removed", metric, title)
+    references = {"oracle": (DARK, "--"), "random": (GREY, ":")}
+    draw_curves(axes, fractions, {name: y for name, y in curves.items() if name not in references})
+    for name, (color, line) in references.items():
+        if name in curves:
+            axes.plot(fractions, curves[name], color=color, linestyle=line, linewidth=2, label=name)
+    axes.set_xlim(0, None)
+    legend_below(figure, 3)
+    return figure
+
+
+def in_and_out(
+    inside: Floats,
+    outside: Floats,
+    names: tuple[str, str] = ("in distribution", "out of distribution"),
+) -> Figure:
+    """Uncertainty in and out of distribution, and how well it tells the two apart.
+
+    Args:
+        inside: (n,) uncertainties of queries in distribution; finite.
+        outside: (m,) of queries out of it, which should be higher; finite.
+        names: of the two.
+
+    Returns:
+        Histograms over bins that both share, logarithmic where all values are positive and span
+        more than two decades; beside them the ROC curve, with the area under it in the title.
+
+    Example:
+        >>> in_and_out(np.array([0.1, 0.2, 0.3]), np.array([0.25, 0.9])).savefig("ood.png")
+    """
+    from sklearn.metrics import auc, roc_curve
+
+    figure, (left, right) = two_panels()
+    labelled(left, "uncertainty", "share of queries", "Uncertainty")
+    both = np.concatenate([inside, outside])
+    logarithmic = both.min() > 0 and both.max() > 100 * both.min()
+    if logarithmic:
+        edges = np.geomspace(both.min(), both.max(), 31)
+    else:
+        edges = np.histogram_bin_edges(both, 30)
+    fills: tuple[dict[str, Any], ...] = (
+        {"color": BLUE, "alpha": 0.5},
+        {"edgecolor": AMBER, "fill": False, "hatch": "////"},
+    )
+    for values, name, fill in zip((inside, outside), names, fills, strict=True):
+        weights = np.full(len(values), 1 / len(values))
+        left.hist(
+            values, edges.tolist(), weights=weights, histtype="stepfilled", label=name, **fill
+        )
+    if logarithmic:
+        log_scale(left, "x")
+    else:
+        left.locator_params(axis="x", nbins=4)  # small numbers are long ones
+    left.legend(frameon=False)
+
+    truth = np.repeat([False, True], [len(inside), len(outside)])
+    false_alarms, detected, _ = roc_curve(truth, both)
+    title = f"AUROC {auc(false_alarms, detected):.3f}"
+    labelled(right, f"{names[0]}: share above", f"{names[1]}: share above", title)
+    right.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    right.plot(false_alarms, detected, color=BLUE)
+    right.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
+    return figure
