@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from rcir.data.relevance import SameLabel
 from rcir.mining import MiningConfig, mine, sample_images
-from rcir.mining.search import BLOCK_ELEMENTS
+from rcir.mining.tuples import BLOCK_ELEMENTS
 
 SIZES, DIM, EACH = sized((15_000, 30_000, 60_000), (500, 1000)), 128, 5
 SAMPLED = sized((100_000, 400_000, 1_600_000), (1000, 2000))
