@@ -9,37 +9,32 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
     triplet_nll,
 )
-from rcir.losses.hedged import (
+from rcir.losses.pairs import (
     HedgedOptions,
+    HessianGeometry,
+    fuse_gaussians,
     match_logits,
     match_nll,
     mismatch_probability,
     mixture_kl_to_normal,
     mixture_samples,
-    soft_contrastive_loss,
-)
-from rcir.losses.heteroscedastic import (
-    HeteroscedasticOptions,
-    bounded_log_variance,
-    heteroscedastic_triplet_loss,
-    heteroscedastic_tuple_loss,
-)
-from rcir.losses.mutual_likelihood import (
-    fuse_gaussians,
     mutual_likelihood_loss,
     mutual_likelihood_score,
-)
-from rcir.losses.norm_softmax import NormSoftmaxOptions, norm_softmax_loss
-from rcir.losses.pair_hessians import (
-    HessianGeometry,
     pair_hessian_blocks,
     pair_hessian_diagonal,
+    soft_contrastive_loss,
 )
 from rcir.losses.tuples import (
+    HeteroscedasticOptions,
+    NormSoftmaxOptions,
     PointLossOptions,
     TupleRows,
+    bounded_log_variance,
     contrastive_loss,
+    heteroscedastic_triplet_loss,
+    heteroscedastic_tuple_loss,
     mean_of_valid,
+    norm_softmax_loss,
     point_tuple_loss,
     triplet_loss,
 )
