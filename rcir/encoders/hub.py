@@ -254,7 +254,7 @@ class TransformersBackbone(HubBackbone):
             )
         settings = transformers.AutoConfig.for_model(**source.architecture)
         if source.pretrained:
-            model = _pretrained_model(source.name, settings)
+            model = _pretrained(source.name, settings)
         else:
             model = transformers.AutoModel.from_config(settings, trust_remote_code=False)
         if hasattr(getattr(model, "pooler", None), "dense"):
@@ -277,9 +277,9 @@ class TransformersBackbone(HubBackbone):
         import transformers
 
         try:
-            settings = transformers.AutoConfig.from_pretrained_model(name, trust_remote_code=False)
+            settings = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise _unknown_model(name, error) from error
+            raise _unknown(name, error) from error
         settings = getattr(settings, "vision_config", settings)
         values: dict[str, Any] = settings.to_diff_dict()
         return values | {"model_type": settings.model_type}
@@ -290,11 +290,11 @@ class TransformersBackbone(HubBackbone):
         import transformers
 
         try:
-            processor = transformers.AutoImageProcessor.from_pretrained_model(
+            processor = transformers.AutoImageProcessor.from_pretrained(
                 name, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
-            raise _unknown_model(name, error) from error
+            raise _unknown(name, error) from error
         settings = processor.to_dict()
         resized = settings["size"]
         size = settings["crop_size"] if settings.get("do_center_crop") else resized
@@ -314,11 +314,11 @@ class TransformersBackbone(HubBackbone):
         )
 
 
-def _pretrained_model(name: str, settings: Any) -> Any:
+def _pretrained(name: str, settings: Any) -> Any:
     import transformers
 
     try:
-        model, report = transformers.AutoModel.from_pretrained_model(
+        model, report = transformers.AutoModel.from_pretrained(
             name,
             config=settings,
             use_safetensors=True,
@@ -337,7 +337,7 @@ def _pretrained_model(name: str, settings: Any) -> Any:
     return model
 
 
-def _unknown_model(name: str, error: Exception) -> DataUnavailable:
+def _unknown(name: str, error: Exception) -> DataUnavailable:
     reason = " ".join(str(error).split())[:300]
     return DataUnavailable(
         f"transformers:{name} is no folder of an image model, and not in the cache or on the hub, "
