@@ -15,12 +15,11 @@ from rcir.encoders.base import (
 )
 from rcir.encoders.btl import BayesianTriplet
 from rcir.encoders.deep_ensemble import DeepEnsemble
-from rcir.encoders.deterministic import Deterministic
+from rcir.encoders.deterministic import Deterministic, NormSoftmax
 from rcir.encoders.features import Pretrained, build_features, model_preprocessing
 from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
-from rcir.encoders.norm_softmax import NormSoftmax
 from rcir.encoders.pfe import ProbabilisticFaceEmbedding
 from rcir.encoders.tripreg import TripReg
 from rcir.encoders.vmf import VonMisesFisher

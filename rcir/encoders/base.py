@@ -44,7 +44,7 @@ METHODS = {
     "vmf": "rcir.encoders.vmf:VonMisesFisher",
     "tripreg": "rcir.encoders.tripreg:TripReg",
     "lam": "rcir.encoders.lam:LaplacianMetric",
-    "norm-softmax": "rcir.encoders.norm_softmax:NormSoftmax",
+    "norm-softmax": "rcir.encoders.deterministic:NormSoftmax",
     "pfe": "rcir.encoders.pfe:ProbabilisticFaceEmbedding",
     "pretrained": "rcir.encoders.features:Pretrained",
 }

@@ -1,17 +1,20 @@
-"""The baseline: one vector per image and no uncertainty."""
+"""Encoders of one vector per image and no uncertainty: the baseline, and a classifier of labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
 from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, build_features
+from rcir.errors import InvalidConfig
+from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
+from rcir.options import require_at_least
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,52 @@ class Deterministic(Encoder):
             # Subclasses have options of their own.
             unit = getattr(self.options, "unit", True)
             return Embedding(F.normalize(vectors) if unit else vectors)
+
+
+@dataclass(frozen=True)
+class NormSoftmaxEncoderOptions:
+    """Options of the encoder.
+
+    Args:
+        classes: at least as many as the training images have labels; one proxy is kept for each.
+    """
+
+    classes: int = 1000
+
+    def __post_init__(self) -> None:
+        require_at_least(self, classes=2)
+
+
+class NormSoftmax(Deterministic):
+    """The deterministic encoder, trained as a classifier of the training labels.
+
+    No tuples are mined: every image of a batch is classified among all labels at once, which takes
+    far fewer epochs than triplets where an encoder starts from nothing. The training images must
+    have one label each.
+
+    Example:
+        >>> encoder = NormSoftmax(EncoderConfig("norm-softmax", dim=4), channels=1, size=(8, 16))
+        >>> embedding = encoder(torch.zeros(2, 1, 8, 16))
+        >>> encoder.label_loss(embedding, torch.tensor([0, 7]), NormSoftmaxOptions()).shape
+        torch.Size([2])
+    """
+
+    Options = NormSoftmaxEncoderOptions
+    LossOptions = NormSoftmaxOptions
+    by_label = True
+
+    def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
+        super().__init__(config, channels, size)
+        self.proxies = nn.Parameter(torch.randn(self.options.classes, config.dim) * 0.1)
+
+    def check_labels(self, count: int) -> None:
+        """Raise `InvalidConfig` if there are more labels than proxies."""
+        if count > len(self.proxies):
+            raise InvalidConfig(
+                f"encoder.options.classes is {len(self.proxies)}, but the training images have "
+                f"{count} labels: raise it to their number"
+            )
+
+    def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
+        """The normalised softmax loss of each image, (b,)."""
+        return norm_softmax_loss(embedding.vectors, self.proxies, labels, options.temperature)

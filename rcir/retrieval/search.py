@@ -147,7 +147,7 @@ class Searcher:
             index: configuration of the index; by default an exact one.
             templates: the attribute of the gallery that names the template of each image, such as
                 a person. The images of a template become one item with the name of the template,
-                and their embeddings are fused (`rcir.encoders.fusion.fuse`). By default, every
+                and their embeddings are fused (`rcir.encoders.batches.fuse`). By default, every
                 image is an item.
 
         Raises:
@@ -179,7 +179,7 @@ class Searcher:
         if template is not None:
             import torch
 
-            from rcir.encoders.fusion import fuse
+            from rcir.encoders.batches import fuse
 
             if not encoder.draws:  # its variance is not a variance of the vectors
                 embedding = replace(embedding, variance=None)

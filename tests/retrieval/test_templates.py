@@ -9,7 +9,7 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.fusion import fuse
+from rcir.encoders.batches import fuse
 from rcir.errors import InvalidData
 from rcir.retrieval.retriever import Retriever
 
