@@ -30,9 +30,8 @@ from rcir.losses import (
 )
 from rcir.mining import label_batches
 from training import TrainingConfig
-from training.progress import EpochBar
 from training.trainer import Trainer
-from training.workers import Workers
+from training.workers import EpochBar, Workers
 
 Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = sized(9, 2)  # of a bare loop; the first one warms up

@@ -27,10 +27,9 @@ from training import checkpoint
 from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
 from training.images import on_features
-from training.progress import LOG, EpochBar
 from training.trainer import Trainer, freeze_affine
 from training.validation import TrainingWatch, validate
-from training.workers import Workers
+from training.workers import LOG, EpochBar, Workers
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
 

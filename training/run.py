@@ -43,8 +43,8 @@ from training.config import (
 from training.images import image_batches, numbered_labels, on_features
 from training.launch import launch, side_by_side
 from training.loop import is_done
-from training.progress import LOG, followed
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
+from training.workers import LOG, followed
 
 LOCK, START = "lock", "start"
 # What the run of an ensemble shows of its members: MLflow has a chart for each of these curves.

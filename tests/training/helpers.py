@@ -14,9 +14,8 @@ from scipy.stats import binom
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import build_encoder
 from training.checkpoint import last_epoch
-from training.progress import EpochBar
 from training.trainer import Trainer
-from training.workers import Workers
+from training.workers import EpochBar, Workers
 
 CPU = torch.device("cpu")
 ALONE = Workers(0, 1, CPU)

@@ -3,7 +3,7 @@
 import time
 
 from training import progress
-from training.progress import followed
+from training.workers import followed
 
 
 def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
