@@ -41,8 +41,7 @@ from training.config import (
     member_configs,
 )
 from training.images import image_batches, numbered_labels, on_features
-from training.launch import launch, side_by_side
-from training.loop import is_done
+from training.loop import is_done, launch, side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
 from training.workers import LOG, followed
 

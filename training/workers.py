@@ -1,8 +1,11 @@
-"""The processes that train together: communication, random generators, and progress on the screen."""
+"""The processes that train together: communication, random generators, progress on the screen.
+
+Every draw comes from a generator seeded by (seed of the run, epoch, purpose, ...), never by who
+draws: so any number of workers draws the same, and a checkpoint needs no random states.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +26,7 @@ from torch import Tensor
 from rcir.errors import InvalidConfig
 from rcir.terminal import console, progress_bar
 
-# Purposes.
+# Purposes of random numbers.
 ORDER, SAMPLE, MINING, AUGMENTATION, DROPOUT, LOSS = range(6)
 
 
@@ -117,7 +120,7 @@ class Workers:
         """
         path = Path(self.broadcast(f"/dev/shm/rcir-{uuid4().hex}"))
         values = torch.empty(shape, dtype=dtype)
-        with contextlib.suppress(OSError):  # no such folder, or too little room there
+        with suppress(OSError):  # no such folder, or too little room there
             with path.open("ab") as file:
                 os.posix_fallocate(file.fileno(), 0, values.nbytes)
             common = torch.from_file(str(path), shared=True, size=values.numel(), dtype=dtype)

@@ -2,12 +2,12 @@
 
 import time
 
-from training import progress
+from training import workers
 from training.workers import followed
 
 
 def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "INTERVAL", 0.01)
+    monkeypatch.setattr(workers, "INTERVAL", 0.01)
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     first.write_text("of an earlier start\n")
     with followed({first: "", second: "second: "}):

@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rcir.config import parse
 from rcir.errors import InvalidConfig
 from training import TrainingConfig
-from training.launch import scaling_config
+from training.loop import scaling_config
 
 pytestmark = [
     pytest.mark.slow,
