@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from rcir.cli.main import COMMANDS
+from rcir.cli import COMMANDS
 
 HEAVY = ("torch", "torchvision", "faiss", "ray", "mlflow", "sklearn", "matplotlib", "torch._dynamo")
 SCIENTIFIC = ("numpy", "scipy", "scipy.stats", "scipy.optimize", "rich", "yaml")
@@ -72,7 +72,7 @@ def test_risk_control_and_vectors_need_no_torch_and_help_needs_no_library():
     steps = {
         "help": HELP.format(""),
         **{f"help of {name}": HELP.format(f'"{name}", ') for name in COMMANDS},
-        "query": "import rcir.cli.retrieve, rcir.api",
+        "query": "import rcir.cli.retrieval, rcir.api",
         "risk": "import rcir, rcir.risk; rcir.RiskUnattainable; dir(rcir)",
         "metrics": "import rcir.metrics",
         "certified scores": CERTIFY_SCORES,

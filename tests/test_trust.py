@@ -14,7 +14,7 @@ import pytest
 import rcir
 from calibration import pipeline
 from rcir import cluster, tracking, trust
-from rcir.cli.main import main
+from rcir.cli import main
 from rcir.errors import InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval import storage

@@ -2,6 +2,6 @@
 
 import sys
 
-from rcir.cli.main import main
+from rcir.cli import main
 
 sys.exit(main())

@@ -14,7 +14,7 @@ from rcir.printable import printable
 from rcir.terminal import console
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_data_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: an action, and the data set."""
     sets = parser.add_subparsers(required=True, metavar="ACTION")
     listed = sets.add_parser("list", help="which sets there are, and which are on disk")
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         one.add_argument("--root", help="folder of the data sets (default: RCIR_DATA, or data)")
 
 
-def run(options: Namespace) -> None:
+def run_data(options: Namespace) -> None:
     """List the data sets, or verify a copy."""
     from rcir.data import DataConfig, data_root
 

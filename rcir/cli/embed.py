@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rcir.encoders.embedder import Embedder
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_embed_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: pictures, model, where to write to, and with what."""
     parser.add_argument(
         "pictures", type=Path, help="folder of pictures, or table (.csv, .parquet) with their paths"
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
 
 
-def run(options: Namespace) -> None:
+def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
     from rcir.data.datasets.own import list_pictures
     from rcir.encoders.embedder import Embedder

@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 import pytest
 
-from rcir.cli import retrieve
+from rcir.cli.retrieval import add_retrieve_arguments
 from rcir.registry.logged_model import PARAMETERS
 from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
@@ -28,7 +28,7 @@ def test_keyword_arguments_for_editors_have_the_names_and_types_of_the_options()
 
 def test_flags_http_fields_and_model_parameters_are_the_options():
     parser = argparse.ArgumentParser()
-    retrieve.add_arguments(parser)
+    add_retrieve_arguments(parser)
     flags = vars(parser.parse_args(["query.png"]))
     defaults = {one.name: one.default for one in request_options()}
     assert {name: flags[name] for name in NAMES} == defaults

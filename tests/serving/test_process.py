@@ -26,7 +26,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import rcir
-from rcir.cli import main, serve
+from rcir.cli import main
+from rcir.cli.retrieval import add_serve_arguments
 from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
 from rcir.serving.store import Store
@@ -185,7 +186,7 @@ def test_the_command_of_the_image_is_one_of_this_version():
 
     assert words("ENTRYPOINT") == ["rcir", "serve"]
     parser = ArgumentParser()
-    serve.add_arguments(parser)
+    add_serve_arguments(parser)
     options = parser.parse_args(words("CMD"))
     assert (options.retriever, options.host, options.port) == ("/retriever", "0.0.0.0", 8000)
 

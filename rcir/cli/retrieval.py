@@ -1,18 +1,21 @@
-"""`rcir retrieve PICTURE ...`"""
+"""`rcir retrieve` and `rcir serve`."""
 
 from __future__ import annotations
 
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from dataclasses import fields
 from functools import partial
 from json import dumps
+from pathlib import Path
 from typing import Any
 
 from rcir.errors import InvalidConfig
 from rcir.printable import printable
 from rcir.risk.request import RequestOption, request_options
+from rcir.serving.settings import Settings
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_retrieve_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: queries, the retriever, the guarantee."""
     images = parser.add_argument(
         "image",
@@ -59,7 +62,7 @@ class _Values(Action):
             self.images.required = False
 
 
-def run(options: Namespace) -> None:
+def run_retrieve(options: Namespace) -> None:
     """Print the answer of each picture."""
     from rcir.api import default_retriever, use
 
@@ -83,8 +86,6 @@ def run(options: Namespace) -> None:
 
 def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
-    from pathlib import Path
-
     from rcir.data.vector_files import read_all_vectors
 
     if len(files) > 1:
@@ -93,3 +94,69 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     names = table.ids or [f"row {row}" for row in range(len(table))]
     arguments = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
     return names, arguments
+
+
+def add_serve_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: retriever and settings of the server."""
+    parser.add_argument("retriever", help="folder, or models:/NAME@ALIAS of MLflow's registry")
+    parser.add_argument(
+        "--host",
+        default=Settings.host,
+        help="address to listen on; others than loopback need RCIR_TOKEN",
+    )
+    parser.add_argument("--port", type=int, default=Settings.port, help="0 takes a free one")
+    parser.add_argument(
+        "--feedback",
+        type=Path,
+        dest="store",
+        metavar="FEEDBACK",
+        help="SQLite file that keeps answers and feedback on them",
+    )
+    parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
+    parser.add_argument(
+        "--poll",
+        type=float,
+        default=Settings.poll,
+        help="seconds between looks for a new version; 0: none",
+    )
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        default=Settings.capacity,
+        help="queries that may wait for the model",
+    )
+    for name, what in (
+        ("decode-seconds", "seconds to decode the images of a request"),
+        ("header-seconds", "seconds for the headers of a request to arrive"),
+        ("body-seconds", "seconds for the body of a request to arrive"),
+        ("client-connections", "connections of one address, such as that of a reverse proxy"),
+    ):
+        default = getattr(Settings, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+    parser.add_argument(
+        "--feedback-days",
+        type=float,
+        default=Settings.feedback_days,
+        help="days after which a monitored query without feedback counts as a miss",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="serve by so many replicas on Ray Serve, on the cluster of RAY_ADDRESS if it is set",
+    )
+    parser.add_argument("--gpus", type=float, default=0.0, help="of each replica on Ray Serve")
+
+
+def run_serve(options: Namespace) -> None:
+    """Serve until told to stop."""
+    from rcir.serving import serve, serve_on_ray
+
+    names = {each.name for each in fields(Settings)}
+    values = {name: value for name, value in vars(options).items() if name in names}
+    settings = Settings(token=Settings.token_of_environment(), **values)
+    if options.replicas is None:
+        serve(options.retriever, settings)
+    else:
+        serve_on_ray(options.retriever, settings, tuple(options.replicas), options.gpus)

@@ -1,0 +1,91 @@
+"""`rcir demo`, `rcir compare` and `rcir register`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from json import dumps
+from pathlib import Path
+
+from rcir.levels import ALPHA, ALPHAS, DELTA
+
+
+def add_demo_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: encoder, epochs and output."""
+    parser.add_argument("--encoder", default="btl", help="method, see docs/methods.md")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=8,
+        help="passes over the training images; fewer take less time and give larger sets",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/demo"),
+        help="folder to write to; what an earlier demo left there is replaced",
+    )
+
+
+def run_demo(options: Namespace) -> None:
+    """Run the demo."""
+    from rcir import demo
+
+    demo.run(options.output, options.encoder, options.epochs)
+
+
+def add_compare_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: runs and levels."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
+    )
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)
+    parser.add_argument(
+        "--choose",
+        action="store_true",
+        help="mark the calibrated retriever with the smallest sets at the first alpha as chosen "
+        "among these: its guarantee then holds in spite of the choice",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_compare(options: Namespace) -> None:
+    """Print the runs beside each other, or the choice among them."""
+    from rcir.runs.compare import Choice, choose, compare_runs, print_choice, print_comparison
+
+    arguments = options.runs, options.alpha, options.delta
+    outcome = choose(*arguments) if options.choose else compare_runs(*arguments)
+    if options.json:
+        print(dumps(outcome.to_dict(), indent=1))
+    elif isinstance(outcome, Choice):
+        print_choice(outcome)
+    else:
+        print_comparison(outcome)
+
+
+def add_register_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: what is registered, its name, and the levels that decide on the alias."""
+    parser.add_argument("run", metavar="RUN", help="folder of a calibration, or its MLflow id")
+    parser.add_argument("--name", required=True, help="of the registered model")
+    parser.add_argument(
+        "--alias", help="of this version; one that another has only for smaller certified sets"
+    )
+    parser.add_argument("--alpha", type=float, default=ALPHA, help="level of the comparison")
+    parser.add_argument("--delta", type=float, default=DELTA, help="level of the comparison")
+    parser.add_argument("--force", action="store_true", help="give the alias without comparing")
+
+
+def run_register(options: Namespace) -> None:
+    """Register, and print where it is and why."""
+    from rcir.registry import register
+
+    values = vars(options)
+    values.pop("command")
+    registered = register(values.pop("run"), **values)
+    version = registered.version
+    print(f"{version.name} version {version.version}: {registered.uri}")
+    if registered.promotion:
+        print(f"{registered.alias}: {registered.promotion}")
