@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rcir.data.division import QueryDivision
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
-from rcir.levels import ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.queries import Metric
 from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.retrieval.tuning import Tuning

@@ -13,7 +13,7 @@ from calibration.quality import Quality, assess
 from calibration.resampling import Resampling, resample
 from rcir.data import ImageSet
 from rcir.errors import RiskUnattainable
-from rcir.levels import ALPHA
+from rcir.options import ALPHA
 from rcir.retrieval.calibration import CalibrationReport
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever

@@ -14,7 +14,7 @@ from calibration.evaluation import Evaluation
 from calibration.resampling import Resampling
 from rcir import figures
 from rcir.data import ImageSet
-from rcir.levels import ALPHA
+from rcir.options import ALPHA
 from rcir.printable import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from rcir.levels import ALPHA
+from rcir.options import ALPHA
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import Bound, LabelledResults, MinMax, ScoredResults, allowed_misses, score
 from rcir.risk.results import widened

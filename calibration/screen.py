@@ -15,7 +15,7 @@ from rich.table import Table
 from calibration.evaluation import Evaluation, RiskResult
 from rcir.data import ImageSet
 from rcir.index import Index
-from rcir.levels import ALPHA
+from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk.guarantee import stated_confidence
 from rcir.terminal import console, progress_bar

@@ -23,7 +23,7 @@ from calibration import (
 from rcir.data import Augmentation, DataConfig, read_image
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA
 from rcir.terminal import console
 from training import OptimizerConfig, TrainingConfig, train
 

@@ -1,4 +1,8 @@
-"""Options by name: how a command line spells them, and whether a function accepts them."""
+"""Options by name: how a command line spells them, and whether a function accepts them.
+
+And the usual levels of guarantees: the alphas that are shown and compared, the one of them that
+decides where one has to, and delta.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
 
+ALPHA = 0.1
+ALPHAS = (0.05, 0.1, 0.2)
+DELTA = 0.1
 GIVEN = ("root", "seed")  # to readers, but not as options
 NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},

@@ -14,7 +14,6 @@ from rcir.data.relevance import asking, count_matches, database_of
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
-from rcir.levels import ALPHA, ALPHAS, DELTA
 from rcir.metrics import (
     average_precision_at_k,
     confidence,
@@ -23,6 +22,7 @@ from rcir.metrics import (
     reliability,
 )
 from rcir.metrics.labels import VOTERS
+from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
 from rcir.runs.results import RunResults, names_digest
 from rcir.terminal import console

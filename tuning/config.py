@@ -13,7 +13,7 @@ from ray import tune
 
 from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
 from training import TrainingConfig, member_configs, override

@@ -18,7 +18,7 @@ from rcir import figures
 from rcir.cluster import free
 from rcir.errors import InvalidData, TrackingUnavailable
 from rcir.files import write_file
-from rcir.levels import ALPHAS
+from rcir.options import ALPHAS
 from rcir.printable import printable
 from rcir.runs.compare import compare_runs, print_comparison
 from rcir.runs.folder import RunFolder, read_run

@@ -16,7 +16,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, WorkersLost
 from rcir.files import write_json
-from rcir.levels import DELTA
+from rcir.options import DELTA
 from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION, RunResults

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 
 
 def add_certify_arguments(parser: ArgumentParser) -> None:

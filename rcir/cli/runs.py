@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from rcir.levels import ALPHA, ALPHAS, DELTA
+from rcir.options import ALPHA, ALPHAS, DELTA
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:

@@ -18,8 +18,7 @@ from rcir.data.division import PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import Relevance, WithinRadius, asking, database_of
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError
-from rcir.levels import ALPHA, DELTA
-from rcir.options import require_options
+from rcir.options import ALPHA, DELTA, require_options
 
 # Options of `divide`, and their kinds.
 DIVISION: dict[str, Any] = {

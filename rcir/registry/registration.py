@@ -23,7 +23,7 @@ import numpy as np
 
 from rcir import tracking
 from rcir.errors import InvalidData, NoRetriever, PromotionRefused, StaleCalibration
-from rcir.levels import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA
 from rcir.registry.logged_model import (
     card,
     example_of,

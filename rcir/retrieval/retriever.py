@@ -20,7 +20,7 @@ from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import Index, IsRemote
-from rcir.levels import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, Version
 from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrate

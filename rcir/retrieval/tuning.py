@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors
-from rcir.levels import ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, check_uncertainty
 from rcir.retrieval.search import Searcher

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA
 from rcir.risk.bounds import check_level
 from rcir.risk.losses import RISKS, Risk, find_risk, risk_names
 from rcir.risk.results import LABEL

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
-from rcir.levels import ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import MISS, Risk, find_risk

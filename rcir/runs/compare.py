@@ -18,7 +18,7 @@ from rich.table import Table
 
 from rcir import tracking
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
-from rcir.levels import ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (

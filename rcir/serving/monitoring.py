@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rcir.errors import InvalidData, RcirError
-from rcir.levels import ALPHA
+from rcir.options import ALPHA
 from rcir.risk import RiskMonitor
 from rcir.serving.schemas import Feedback
 from rcir.serving.served import Served

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
-from rcir.levels import DELTA
+from rcir.options import DELTA
 from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)

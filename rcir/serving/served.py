@@ -17,7 +17,7 @@ from rcir import api, tracking
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalibration
-from rcir.levels import DELTA
+from rcir.options import DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import known_digests
