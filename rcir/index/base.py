@@ -116,6 +116,21 @@ class IsRemote(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsDigests(Protocol):
+    """An index whose `version` follows from digests that a retriever keeps beside its files, so
+    that nothing has to be digested after loading.
+    """
+
+    def digests(self) -> list[str]:
+        """Return digests of the contents, which are computed where they are not known."""
+        ...
+
+    def restore_digests(self, digests: list[str]) -> None:
+        """Take the digests that this index had when it was saved."""
+        ...
+
+
 @contextmanager
 def dropped_on_error(index: Index) -> Iterator[None]:
     """Leave nothing of a new index on its server if what is done with it fails."""

@@ -87,6 +87,7 @@ class FaissContents:
     Attributes:
         index: FAISS's own, on which no search parameter is ever set.
         stored: the same vectors by number, in half precision on disk; None where they are not kept.
+        restored_digest: digest of the contents as they were loaded; None where it is not known.
     """
 
     def __init__(self, index: Any, stored: StoredVectors | None) -> None:
@@ -96,10 +97,12 @@ class FaissContents:
         self._selector: Any = None  # of these
         self._watched: WatchedFile | None = None  # where the index is mapped into memory
         self._known: tuple[str, int] | None = None  # digest and size, until something changes
+        self.restored_digest: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # FAISS gives a copy memory of its own.
-        return self.__dict__ | {"_watched": None, "_selector": None, "_known": None}
+        unknown = dict.fromkeys(("_watched", "_selector", "_known", "restored_digest"))
+        return self.__dict__ | unknown
 
     def __len__(self) -> int:
         return int(self.index.ntotal) if self._live is None else len(self._live)
@@ -136,7 +139,7 @@ class FaissContents:
         self._changed(np.append(old, new))
 
     def _changed(self, live: NDArray[np.int64] | None) -> None:
-        self._live, self._selector, self._known = live, None, None
+        self._live, self._selector, self._known, self.restored_digest = live, None, None, None
 
     def _numbers(self) -> NDArray[np.int64]:
         return np.arange(self.index.ntotal) if self._live is None else self._live
@@ -160,12 +163,15 @@ class FaissContents:
     def unmap(self) -> None:
         """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
         if self._watched is not None:
-            self.index, self._watched, self._known = unmapped(self.index), None, None
+            self.index, self._watched = unmapped(self.index), None
+            self._known = self.restored_digest = None
 
     @property
     def digest(self) -> str:
         """Digest of the contents; a new one each time if the files were written to."""
-        return f"written to {secrets.token_hex()}" if self.changed else self._content()[0]
+        if self.changed:
+            return f"written to {secrets.token_hex()}"
+        return self.restored_digest or self._content()[0]
 
     @property
     def changed(self) -> bool:

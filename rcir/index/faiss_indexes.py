@@ -282,6 +282,14 @@ class FaissIndex:
         described = json.dumps([type(self).__name__, self.dim, asdict(self.options)])
         return hashlib.sha256(f"{described} {self._contents.digest}".encode()).hexdigest()
 
+    def digests(self) -> list[str]:
+        """See `KeepsDigests`."""
+        return [self._contents.digest]
+
+    def restore_digests(self, digests: list[str]) -> None:
+        """See `KeepsDigests`."""
+        (self._contents.restored_digest,) = digests
+
     @property
     def memory(self) -> int:
         """Bytes that it takes in memory; those of vectors on disk are not counted."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import faiss
 import numpy as np
@@ -120,6 +120,7 @@ def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDA
 
 
 VECTORS_FILE = "vectors.npy"
+CHUNK = 1 << 24  # numbers (64 MiB) that have a digest; others change the version of large indexes
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class FlatIndex:
     def __init__(self, dim: int, options: FlatOptions) -> None:
         self.options = options
         self.vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
-        self._digest: Any = None  # of the vectors, in SHA-256; None where it has to be made anew
+        self._digests: list[str] = []  # of the first chunks; replaced, never changed in place
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: FlatOptions) -> Self:
@@ -157,10 +158,8 @@ class FlatIndex:
     def __copy__(self) -> Self:
         other = type(self)(self.vectors.shape[1], self.options)
         other.vectors = self.vectors.copy()  # one of them may grow where it lies
+        other._digests = self._digests
         return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_digest": None}  # neither copied nor shared by copies
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -173,12 +172,12 @@ class FlatIndex:
         # FAISS's own index doubles what it holds, and copies it, where this is extended.
         self.vectors.resize((n + len(vectors), dim), refcheck=False)
         self.vectors[n:] = vectors
-        if self._digest is not None:
-            self._digest.update(vectors.data)
+        self._digests = self._digests[: n // self._chunk_rows]
 
     def remove(self, positions: NDArray[np.int64]) -> None:
         self.vectors = np.delete(self.vectors, positions, axis=0)
-        self._digest = None
+        first = np.min(positions, initial=len(self))
+        self._digests = self._digests[: first // self._chunk_rows]
 
     def search(
         self, vectors: NDArray[np.float32], k: int
@@ -194,11 +193,35 @@ class FlatIndex:
 
     @property
     def version(self) -> str:
-        """A digest of the vectors."""
-        if self._digest is None:
-            self._digest = hashlib.sha256(f"flat-l2 {self.vectors.shape[1]} ".encode())
-            self._digest.update(self.vectors.data)
-        return str(self._digest.hexdigest())
+        """A digest of the vectors: that of the only chunk, or one of the digests of all."""
+        digests = self.digests()
+        if len(digests) == 1:
+            return digests[0]
+        return hashlib.sha256(" ".join(["flat-l2 chunks", *digests]).encode()).hexdigest()
+
+    @property
+    def _chunk_rows(self) -> int:
+        return max(1, CHUNK // self.vectors.shape[1])
+
+    def digests(self) -> list[str]:
+        """Return a SHA-256 digest of each chunk of rows; only changed chunks are digested again."""
+        rows, digests = self._chunk_rows, self._digests
+        starts = range(0, max(len(self), 1), rows)
+        if len(digests) < len(starts):
+            prefix = f"flat-l2 {self.vectors.shape[1]} ".encode()
+            digests = list(digests)
+            for start in starts[len(digests) :]:
+                digest = hashlib.sha256(prefix)
+                digest.update(self.vectors[start : start + rows].data)
+                digests.append(digest.hexdigest())
+            self._digests = digests
+        return digests
+
+    def restore_digests(self, digests: list[str]) -> None:
+        """See `KeepsDigests`."""
+        if len(digests) != -(-max(len(self), 1) // self._chunk_rows):
+            raise InvalidData(f"{len(digests)} digests of other chunks than those of the vectors")
+        self._digests = digests
 
     @property
     def memory(self) -> int:

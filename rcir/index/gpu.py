@@ -220,6 +220,14 @@ class GpuIndex:
             self._version = digest.hexdigest()
         return self._version
 
+    def digests(self) -> list[str]:
+        """See `KeepsDigests`."""
+        return self._flat.digests()
+
+    def restore_digests(self, digests: list[str]) -> None:
+        """See `KeepsDigests`."""
+        self._flat.restore_digests(digests)
+
     @property
     def memory(self) -> int:
         """Bytes that it takes in the processor's memory."""

@@ -158,8 +158,9 @@ class Gallery:
         rows = np.minimum(first[:, None] + steps, len(ascending) - 1)
         return np.where(steps < count[:, None], order[rows], -2)
 
+    @cached_property
     def digest(self) -> str:
-        """Return a SHA-256 digest of everything in the gallery that an answer may depend on."""
+        """A SHA-256 digest of everything in the gallery that an answer may depend on."""
         sha256 = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
         arrays = {} if self.relevance is None else self.relevance.arrays()
         if self.uncertainty is not None:
@@ -171,6 +172,10 @@ class Gallery:
         for name, values in arrays.items():
             sha256.update(name.encode() + values.tobytes())
         return sha256.hexdigest()
+
+    def restore_digest(self, digest: str) -> None:
+        """Take the digest that this gallery had when it was stored."""
+        self.__dict__["digest"] = digest  # where `cached_property` keeps it
 
     def joined(self, others: Gallery) -> Gallery:
         """Return these items, then others; attributes that only the others have are dropped.
@@ -445,7 +450,7 @@ class Fingerprints:
         last = self._last
         if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
             return last[3]
-        fingerprints = {"gallery": gallery.digest(), "index": index.version}
+        fingerprints = {"gallery": gallery.digest, "index": index.version}
         if encoder is not None and preprocessing is not None:
             fingerprints["encoder"] = encoder.fingerprint()
             fingerprints["preprocessing"] = _digest(preprocessing)

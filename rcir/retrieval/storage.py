@@ -37,7 +37,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -68,6 +68,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_parts import (
     DESCRIPTION,
     TUNED_ON,
+    describe_digests,
     describe_past,
     describe_rules,
     load_calibration,
@@ -79,6 +80,7 @@ from rcir.retrieval.stored_parts import (
     require_finite,
     require_loadable,
     require_texts,
+    restore_digests,
     save_encoder,
     save_gallery,
     save_index,
@@ -362,12 +364,16 @@ def _is_replaceable(folder: Path) -> bool:
 
 def _write_manifest(folder: Path) -> None:
     """List all files of a version with their checksums."""
-    checksums = {name: _checksum(folder / name) for name in sorted(_files(folder))}
-    (folder / MANIFEST).write_text(_manifest_text(checksums))
+    (folder / MANIFEST).write_text(_manifest_text(_checksums(folder)))
 
 
-def _verified_files(folder: Path) -> set[str]:
-    """Compare all files of a version with their checksums; return their names.
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of all files of a version by name."""
+    return {name: _checksum(folder / name) for name in sorted(_files(folder))}
+
+
+def _verified_files(folder: Path) -> dict[str, str]:
+    """Compare all files of a version with their checksums; return these by name.
 
     Names of files in inner folders contain slashes.
 
@@ -407,7 +413,7 @@ def _verified_files(folder: Path) -> set[str]:
             f"{manifest} was changed since it was written: copy the folder again, or calibrate "
             "again"
         )
-    return set(files)
+    return files
 
 
 def _listed_files(folder: Path) -> set[str]:
@@ -483,13 +489,16 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         (folder / CONTROLLER_FILE).write_bytes(save_arrays(arrays))
         save_queries(calibration, folder)
     save_gallery(searcher, folder)
+    checksums = _checksums(folder)
+    description["digests"] = describe_digests(searcher, checksums)
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
-    _write_manifest(folder)
+    checksums[DESCRIPTION_FILE] = _checksum(folder / DESCRIPTION_FILE)
+    (folder / MANIFEST).write_text(_manifest_text(dict(sorted(checksums.items()))))
 
 
 def _load_version(folder: Path) -> StoredRetriever:
     """Read a version after all of its files were compared with their checksums."""
-    files = _verified_files(folder)
+    checksums = _verified_files(folder)
     with _as_corrupt(folder):
         description = _read_description(folder)
     # A missing package, or a missing class of the user's own, does not make the folder invalid.
@@ -503,7 +512,7 @@ def _load_version(folder: Path) -> StoredRetriever:
     if ":" in str(index.get("kind")):
         find_index(index["kind"])
     with _as_corrupt(folder):
-        return _read_version(folder, files, description)
+        return _read_version(folder, checksums, description)
 
 
 @contextmanager
@@ -529,6 +538,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if all("tuned_on" not in rules for rules in description["controllers"]):  # an earlier release
         unknown = {"attempts": 1, "past": describe_past(None), "coverage": None}
         description = unknown | description
+    description.setdefault("digests", {})  # which earlier releases do not write
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)
@@ -549,7 +559,9 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any]) -> StoredRetriever:
+def _read_version(
+    folder: Path, checksums: Mapping[str, str], description: Mapping[str, Any]
+) -> StoredRetriever:
     encoder = preprocessing = None
     if description["encoder"] is not None:
         from rcir.data.preprocessing import Preprocessing
@@ -558,15 +570,17 @@ def _read_version(folder: Path, files: Set[str], description: Mapping[str, Any])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         config = EncoderConfig(**description["encoder"])
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
-    require((encoder is not None) == (WEIGHTS in files), "weights without an encoder")
+    require((encoder is not None) == (WEIGHTS in checksums), "weights without an encoder")
     searcher = Searcher(
         encoder,
         preprocessing,
         load_index(description["index"], folder),
         depth=description["max_depth"],
         options=VectorOptions(**description["options"]),
-        **load_gallery(folder, files),
+        **load_gallery(folder, checksums.keys()),
     )
+    contents = {name: each for name, each in checksums.items() if name != DESCRIPTION_FILE}
+    restore_digests(description["digests"], searcher, contents)
     names = description["label_names"].items()
     searcher.label_names = {int(label): str(name) for label, name in names}
     require(description["uncertainty"] in searcher.uncertainties, "uncertainty")

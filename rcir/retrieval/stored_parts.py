@@ -7,6 +7,7 @@ Readers raise `ValueError`, `KeyError`, `RcirError` and other exceptions for inv
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from rcir.data.repeats import BYTES
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
-from rcir.index import Index, IndexConfig, find_index
+from rcir.index import Index, IndexConfig, KeepsDigests, find_index
 from rcir.retrieval.calibration import Calibration, Coverage, Past, needs_embeddings
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import Queries
@@ -65,6 +66,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "calibrated_with": dict,
     "label_names": dict,
     "controllers": list,
+    "digests": dict,
 }
 CONTROLLER: dict[str, Kinds] = {
     "distinct": (str, NoneType),
@@ -286,6 +288,47 @@ def load_gallery(folder: Path, files: Set[str]) -> dict[str, Any]:
     norms = arguments.get("norms")
     require(norms is None or (norms >= 0).all(), "norms.npy: some are negative")
     return arguments
+
+
+def describe_digests(searcher: Searcher, checksums: Mapping[str, str]) -> dict[str, Any]:
+    """Describe the digests of gallery and index by plain values.
+
+    Args:
+        searcher: of the retriever that is stored.
+        checksums: of the files that it was written to, by name. They bind the digests to the files.
+    """
+    index = searcher.index
+    return {
+        "files": _joint_checksum(checksums),
+        "gallery": searcher.gallery.digest,
+        "index": index.digests() if isinstance(index, KeepsDigests) else [],
+    }
+
+
+def restore_digests(
+    described: Mapping[str, Any], searcher: Searcher, checksums: Mapping[str, str]
+) -> None:
+    """Take the digests of gallery and index if they were computed of the files that were read.
+
+    If a file is another one, or an earlier release wrote the folder, nothing is taken: the digests
+    are computed when they are needed.
+
+    Args:
+        described: what `describe_digests` returned; empty if an earlier release wrote the folder.
+        searcher: what was read from the files.
+        checksums: of the files, by name.
+    """
+    if described.get("files") != _joint_checksum(checksums):
+        return
+    require_fields(described, {"files": str, "gallery": str, "index": list}, "digests")
+    require_texts(described["index"], "digests")
+    searcher.gallery.restore_digest(described["gallery"])
+    if isinstance(searcher.index, KeepsDigests):
+        searcher.index.restore_digests(described["index"])
+
+
+def _joint_checksum(checksums: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(checksums.items())).encode()).hexdigest()
 
 
 def _relevance(arrays: Mapping[str, NDArray[Any]], n: int) -> Relevance:

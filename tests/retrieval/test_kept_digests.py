@@ -1,0 +1,132 @@
+"""Digests of gallery and index: kept with the folder, bound to its files, computed in chunks."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.errors import StaleCalibration
+from rcir.index import IndexConfig, build_index, flat
+from rcir.retrieval.storage import current_version
+from tests.retrieval.retrievers import build, calibrate, retrieve
+
+INDEXES = {
+    "flat": {},
+    "hnsw": {"ef_search": 400},
+    "ivf-pq": {"nlist": 4, "nprobe": 4, "m": 1, "nbits": 4, "k_factor": 1000},
+}
+
+
+@pytest.fixture
+def digested(monkeypatch):
+    """`digested()`: how many bytes SHA-256 has seen since the last call."""
+    sha256, seen = hashlib.sha256, []
+
+    class Counting:
+        def __init__(self, data=b""):
+            self._digest = sha256()
+            self.update(data)
+
+        def update(self, data):
+            seen.append(memoryview(data).nbytes)
+            self._digest.update(data)
+
+        def hexdigest(self):
+            return self._digest.hexdigest()
+
+    def digested():
+        count = sum(seen)
+        seen.clear()
+        return count
+
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    return digested
+
+
+@pytest.fixture(params=INDEXES)
+def version(request, tmp_path):
+    """A stored version of a retriever with an index of each kind."""
+    config = IndexConfig(request.param, INDEXES[request.param])
+    retriever = calibrate(build(index=config, depth=40))
+    return current_version(retriever.save(tmp_path / "retriever"))
+
+
+def test_the_first_query_after_loading_digests_neither_gallery_nor_index(version, digested):
+    loaded = rcir.load(version)
+    digested()
+    retrieve(loaded, 0.5)
+    assert digested() < 1000 < loaded.index.vectors_at(np.arange(300)).nbytes
+    loaded.remove(["0"])
+    with pytest.raises(StaleCalibration, match="gallery, index"):
+        retrieve(loaded, 0.5)
+
+
+def test_a_file_that_was_changed_with_its_checksum_has_another_digest(version, sign):
+    changed = []
+    for name, part in (("norms.npy", "gallery"), ("index/vectors.npy", "index")):
+        if (version / name).exists():  # HNSW holds its vectors in FAISS's file
+            values = np.load(version / name)
+            values[7] *= 2
+            np.save(version / name, values)
+            sign(version)
+            changed.append(part)
+        assert rcir.load(version).changes() == changed
+    with pytest.raises(StaleCalibration, match="gallery"):
+        retrieve(rcir.load(version), 0.5)
+
+
+def test_only_chunks_that_changed_are_digested_again(monkeypatch, digested):
+    """Ten rows of five numbers are a chunk."""
+    monkeypatch.setattr(flat, "CHUNK", 50)
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((64, 5)).astype(np.float32)
+    index = build_index(rows[:35])
+    versions = {index.version}
+    for change, position, chunks in (
+        ("add", 35, 1),  # the last one, up to row 38
+        ("add", 39, 2),
+        ("remove", 42, 1),
+        ("remove", 20, 3),
+        ("remove", 0, 5),
+    ):
+        digested()
+        if change == "add":
+            index.add(rows[position : position + 4])
+        else:
+            index.remove(np.array([position]))
+        versions.add(index.version)
+        assert 200 * (chunks - 1) < digested() < 200 * chunks + 600
+        fresh = build_index(index.vectors.copy())
+        assert fresh.version == index.version
+        restored = build_index(index.vectors.copy())
+        restored.restore_digests(index.digests())
+        digested()
+        assert (restored.version, digested() < 600) == (index.version, True)
+    swapped = index.vectors.copy()
+    swapped[[3, 30]] = swapped[[30, 3]]
+    versions.add(build_index(swapped).version)
+    assert len(versions) == 7
+
+
+def test_a_version_that_is_asked_for_while_it_is_computed_is_right(monkeypatch):
+    """As by another thread."""
+    vectors, sha256, asked = np.eye(9, dtype=np.float32), hashlib.sha256, []
+    index, expected = build_index(vectors), build_index(vectors).version
+
+    class Asking:
+        def __init__(self, data=b""):
+            self._digest = sha256(data)
+
+        def update(self, data):
+            if not asked:
+                asked.append(None)
+                asked.append(index.version)
+            self._digest.update(data)
+
+        def hexdigest(self):
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Asking)
+    assert index.version == expected
+    assert asked == [None, expected]
