@@ -218,7 +218,8 @@ def test_a_wrong_field_is_refused_or_changes_no_answer(saved, tmp_path, sign, ki
         description = json.loads(original)
         del description[name]
         path.write_text(json.dumps(description))
-        assert answers(folder) is None, name
+        # Digests that are not there are computed.
+        assert answers(folder) == (expected if name == "digests" else None), name
 
 
 CONTENTS = ("", "[]", "{}", "3", "null", '["a"]', '"abc"', "[1, 2]", "[" * 100_000, "\x00")
