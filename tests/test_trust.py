@@ -15,7 +15,7 @@ import rcir
 from calibration import pipeline
 from rcir import cluster, tracking, trust
 from rcir.cli import main
-from rcir.errors import InvalidConfig, UntrustedFolder
+from rcir.errors import CorruptRetriever, InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval import storage
 from rcir.runs.folder import RunFolder
@@ -159,6 +159,19 @@ def test_a_server_that_a_folder_names_receives_nothing(place, stranger, kind, mo
     with pytest.raises(UntrustedFolder, match="127"):
         rcir.load(place)
     assert not received
+
+
+def test_files_of_milvus_lite_that_a_folder_names_are_not_opened(place, tmp_path, monkeypatch):
+    pytest.importorskip("pymilvus")
+    monkeypatch.setattr(trust, "_built_on", set())
+    elsewhere = tmp_path / "images.db"
+    elsewhere.mkdir()
+    named(place, {"kind": "milvus", "options": {"uri": str(elsewhere)}})
+    with pytest.raises(UntrustedFolder, match="images"):
+        rcir.load(place)
+    with pytest.raises(CorruptRetriever):  # its own files are not those of Milvus
+        rcir.load(place, trust_servers=[str(elsewhere)])
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(

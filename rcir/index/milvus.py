@@ -101,8 +101,8 @@ class MilvusOptions:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The servers that searches connect to; none for Milvus Lite."""
-        return () if self.is_lite else (str(urlsplit(self.uri).hostname),)
+        """The server that searches connect to, or the path of Milvus Lite's files."""
+        return (self.uri if self.is_lite else str(urlsplit(self.uri).hostname),)
 
     @property
     def is_lite(self) -> bool:
