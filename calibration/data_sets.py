@@ -15,7 +15,7 @@ from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
 from calibration.quality import pixel_recall
 from calibration.screen import embedding, print_reason, step
-from calibration.sources import Opened, start_tracking, warn_of_other_labels
+from calibration.sources import Opened, Source, start_tracking, warn_of_other_labels
 from rcir import api, tracking
 from rcir.config import from_plain
 from rcir.data import (
@@ -40,7 +40,7 @@ from rcir.runs.results import names_digest
 from rcir.terminal import console
 
 
-class TrainedRun:
+class TrainedRun(Source):
     """The encoder of a training run, with the data set that it was trained on.
 
     What was embedded is kept in a folder until the retriever is saved.
@@ -114,7 +114,7 @@ class TrainedRun:
         self._embedder.clear()
 
 
-class StoredRetriever:
+class StoredRetriever(Source):
     """A calibrated retriever that `rcir calibrate` made, with the queries of its data set.
 
     Args:
@@ -174,13 +174,6 @@ class StoredRetriever:
         if training is None:
             return None
         return start_tracking("evaluation", self._config, output, evaluation, training)
-
-    @property
-    def training(self) -> None:
-        """See `Source`; what it was calibrated with stands in its run already."""
-
-    def close(self) -> None:
-        """See `Source`."""
 
 
 def _opened(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,6 @@ from rcir.index import build_index, nearest_others
 from rcir.metrics import (
     Cleaning,
     OutOfDistribution,
-    RankingScores,
     Reliability,
     Sparsification,
     average_precision,
@@ -45,7 +43,7 @@ COMPONENTS = 64
 FITTED, ASKED, SEARCHED = 5000, 1000, 20_000  # pictures at most
 
 
-def pixel_recall(splits: Splits, seed: int = 0) -> float | None:
+def pixel_recall(splits: Splits) -> float | None:
     """Recall at 1 of test queries by principal components of their pixels.
 
     The components are those of training pictures of 32 x 32 pixels in RGB; pictures are compared by
@@ -53,13 +51,12 @@ def pixel_recall(splits: Splits, seed: int = 0) -> float | None:
 
     Args:
         splits: pictures that train, are searched and test.
-        seed: decides which are taken where there are many.
 
     Returns:
         The share of queries that have a match in the gallery whose nearest picture is one; None
         where none has, where the gallery holds more than 20,000, or fewer than two train.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     train = _sample(rng, splits.train, FITTED)
     test = _sample(rng, splits.test, ASKED)
     matched = np.flatnonzero(test.relevance.totals(splits.gallery.relevance) > 0)
@@ -69,7 +66,7 @@ def pixel_recall(splits: Splits, seed: int = 0) -> float | None:
 
     pixels = _pixels(train)
     components = min(COMPONENTS, *pixels.shape)
-    fitted = PCA(components, svd_solver="randomized", random_state=seed).fit(pixels)
+    fitted = PCA(components, svd_solver="randomized", random_state=0).fit(pixels)
     gallery, queries = (_unit(fitted.transform(_pixels(part))) for part in (splits.gallery, test))
     _, nearest = build_index(gallery).search(queries[matched], 1)
     right = test.relevance.subset(matched).of(splits.gallery.relevance, nearest)
@@ -136,7 +133,6 @@ def assess(
     test: LabelledResults,
     images: ImageSet,
     outside: NDArray[np.float64] | None = None,
-    seed: int = 0,
 ) -> Quality:
     """Measure rankings and uncertainties of test queries.
 
@@ -145,24 +141,29 @@ def assess(
         test: what was found, and what of it is true.
         images: the test queries.
         outside: (m,) uncertainties of out-of-distribution queries.
-        seed: decides pairs and random controls.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tuning = retriever.require_calibration().main.tuning.require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.n_relevant > 0)
     uncertainty, hit = test.results.uncertainty[matched], scores.hits[matched]
     precision = scores.average_precisions[matched]
-    pair = uncertainty
-    if retriever.searcher.item_uncertainty is not None:
-        pair = (
-            uncertainty
-            + retriever.searcher.item_uncertainty[test.results.require("positions")[matched, 0]]
-        )
+    pair, of_items = uncertainty, retriever.searcher.item_uncertainty
+    if of_items is not None:
+        pair = uncertainty + of_items[test.results.require("positions")[matched, 0]]
     sparse = sparsification(pair, hit[:, 0])
-    numbers = _ranking(scores)
-    curves = _curves(uncertainty, hit, precision, scores.ks, low, high)
+    numbers = {f"recall_at_{k}": value for k, value in scores.recall.items()}
+    numbers |= {f"map_at_{k}": value for k, value in scores.mean_average_precision.items()}
+    if scores.map_at_r is not None:
+        numbers["map_at_r"] = scores.map_at_r
+    curves = {}  # the expected calibration errors of the papers differ in bins and confidences
+    for column, k in enumerate(scores.ks):
+        of_k = precision[:, column]
+        curves[f"btl_width_at_{k}"] = reliability_btl_width(uncertainty, of_k, low, high)
+        if len(uncertainty) >= 10:
+            curves[f"btl_percentile_at_{k}"] = reliability_btl_percentile(uncertainty, of_k)
+        curves[f"rcir_at_{k}"] = reliability_rcir(uncertainty, hit[:, column], low, high)
     numbers |= {f"ece_{name}": curve.error for name, curve in curves.items()}
     numbers |= {
         "auroc_miss": _auroc(~hit[:, 0], uncertainty),
@@ -201,31 +202,6 @@ def assess(
     diagram = reliability(confidence(uncertainty, low, high), hit[:, 0])
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
     return Quality(numbers, scores.unmatched, whole, diagram, curves, sparse, cleaning, outside)
-
-
-def _ranking(scores: RankingScores) -> dict[str, float]:
-    numbers = {f"recall_at_{k}": value for k, value in scores.recall.items()}
-    numbers |= {f"map_at_{k}": value for k, value in scores.mean_average_precision.items()}
-    return numbers | ({} if scores.map_at_r is None else {"map_at_r": scores.map_at_r})
-
-
-def _curves(
-    uncertainty: NDArray[np.float64],
-    hit: NDArray[np.bool_],
-    precision: NDArray[np.float64],
-    ks: Sequence[int],
-    low: float,
-    high: float,
-) -> dict[str, Reliability]:
-    """The expected calibration errors of the papers, which differ in bins and confidences."""
-    curves = {}
-    for column, k in enumerate(ks):
-        of_k = precision[:, column]
-        curves[f"btl_width_at_{k}"] = reliability_btl_width(uncertainty, of_k, low, high)
-        if len(uncertainty) >= 10:
-            curves[f"btl_percentile_at_{k}"] = reliability_btl_percentile(uncertainty, of_k)
-        curves[f"rcir_at_{k}"] = reliability_rcir(uncertainty, hit[:, column], low, high)
-    return curves
 
 
 def _of_labels(

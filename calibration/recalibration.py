@@ -81,34 +81,24 @@ def recalibrate(
     if since is not None and feedback is None:
         raise InvalidConfig("since is for the queries of feedback: name its file, too")
     with storage.locked(folder):
-        return _recalibrate(folder, add, remove, feedback, since)
-
-
-def _recalibrate(
-    folder: Path,
-    add: Path | None,
-    remove: Path | None,
-    feedback: Path | None,
-    since: datetime | None,
-) -> CalibrationReport:
-    retriever = Retriever.load(folder)
-    labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
-    gone = None if remove is None else _ids(remove)
-    added = None if add is None else read_all_vectors(add)
-    # First without the index: a server's could not be changed back.
-    rehearsed = copy(retriever)
-    calibration = retriever.require_calibration()
-    tuning, _ = calibration.queries_to_search(retriever.searcher)
-    unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
-    rehearsed.searcher.index = unbuilt
-    _change(rehearsed, gone, added)
-    calibration.queries_to_search(rehearsed.searcher)
-    for change in ((gone, None), (None, added)):
-        _change(retriever, *change)
-        if isinstance(retriever.index, IsRemote) and change != (None, None):
-            retriever.save(folder)
-    report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
-    save_recalibrated(retriever, folder)
+        retriever = Retriever.load(folder)
+        labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
+        gone = None if remove is None else _ids(remove)
+        added = None if add is None else read_all_vectors(add)
+        # First without the index: a server's could not be changed back.
+        rehearsed = copy(retriever)
+        calibration = retriever.require_calibration()
+        tuning, _ = calibration.queries_to_search(retriever.searcher)
+        unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
+        rehearsed.searcher.index = unbuilt
+        _change(rehearsed, gone, added)
+        calibration.queries_to_search(rehearsed.searcher)
+        for change in ((gone, None), (None, added)):
+            _change(retriever, *change)
+            if isinstance(retriever.index, IsRemote) and change != (None, None):
+                retriever.save(folder)
+        report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
+        save_recalibrated(retriever, folder)
     return report
 
 
@@ -310,53 +300,43 @@ def reindex(
     place = folder if output is None else output
     storage.check_place(place)
     with storage.locked(place):
-        return _reindex(folder, config, place, alphas, delta)
-
-
-def _reindex(
-    folder: Path,
-    config: IndexConfig | None,
-    place: Path,
-    alphas: Sequence[float] | None,
-    delta: float | None,
-) -> Reindexed:
-    retriever = Retriever.load(folder)
-    calibration = retriever.require_calibration()
-    queries = calibration.tuning_queries
-    if calibration.tuned_on_gallery:
-        raise InvalidData(
-            "indexes are compared on tuning queries, and the gallery's items tuned this retriever: "
-            'calibrate with tuning="queries"'
-        )
-    if len(queries) < 5:
-        raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
-    if not isinstance(retriever.index, HoldsVectors):
-        kind = IndexConfig.of(retriever.index).kind
-        raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
-    if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
-        raise InvalidData(
-            "the index keeps codes of the vectors, not the vectors: build another from the vectors "
-            "themselves, such as by `rcir certify --index`"
-        )
-    options = calibration.options
-    levels = check_levels(alphas or options.alphas)
-    delta = check_level("delta", options.delta if delta is None else delta)
-    vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
-    exact = build_index(vectors)
-    truth = exact.search(queries.vectors, retriever.depth)[1]
-    if config is None:
-        config = IndexConfig("auto", {"depth": retriever.depth})
-    index = exact if config.kind == "flat" else build_index(vectors, config)
-    with dropped_on_error(index):
-        by_exact = _measured(retriever, exact, truth, levels, delta)
-        chosen = by_exact
-        if IndexConfig.of(index).kind != "flat":
-            chosen = _measured(retriever, index, truth, levels, delta)
-        retriever.searcher.index = index
-        print_reason(index)
-        report = retriever.recalibrate()
-    save_recalibrated(retriever, place)
-    return Reindexed(levels, delta, by_exact, chosen, report, place)
+        retriever = Retriever.load(folder)
+        calibration = retriever.require_calibration()
+        queries = calibration.tuning_queries
+        if calibration.tuned_on_gallery:
+            raise InvalidData(
+                "indexes are compared on tuning queries, and the gallery's items tuned this "
+                'retriever: calibrate with tuning="queries"'
+            )
+        if len(queries) < 5:
+            raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
+        if not isinstance(retriever.index, HoldsVectors):
+            kind = IndexConfig.of(retriever.index).kind
+            raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
+        if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
+            raise InvalidData(
+                "the index keeps codes of the vectors, not the vectors: build another from the "
+                "vectors themselves, such as by `rcir certify --index`"
+            )
+        options = calibration.options
+        levels = check_levels(alphas or options.alphas)
+        delta = check_level("delta", options.delta if delta is None else delta)
+        vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
+        exact = build_index(vectors)
+        truth = exact.search(queries.vectors, retriever.depth)[1]
+        if config is None:
+            config = IndexConfig("auto", {"depth": retriever.depth})
+        index = exact if config.kind == "flat" else build_index(vectors, config)
+        with dropped_on_error(index):
+            by_exact = _measured(retriever, exact, truth, levels, delta)
+            chosen = by_exact
+            if IndexConfig.of(index).kind != "flat":
+                chosen = _measured(retriever, index, truth, levels, delta)
+            retriever.searcher.index = index
+            print_reason(index)
+            report = retriever.recalibrate()
+        save_recalibrated(retriever, place)
+        return Reindexed(levels, delta, by_exact, chosen, report, place)
 
 
 def _measured(

@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 
 from calibration import screen
 from calibration.evaluation import Evaluation
-from calibration.resampling import Resampling
 from rcir import figures
 from rcir.data import ImageSet
-from rcir.options import ALPHA
 from rcir.printable import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
@@ -135,17 +133,15 @@ def _of_queries(
     gallery: ImageSet,
 ) -> dict[str, Figure]:
     """The most and the least certain queries with their sets, at the level nearest to `ALPHA`."""
-    if not evaluation.certified or not images.pictures:
+    row = evaluation.headline
+    if row is None or not images.pictures:
         return {}
     from rcir.data import read_image
 
-    row = min(evaluation.certified, key=lambda row: abs(row.alpha - ALPHA))
     ranking = retriever.require_calibration().main.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
-    positions, relevant = (
-        ranking.take(test.results.require("positions")),
-        ranking.take(test.relevant),
-    )
+    positions = ranking.take(test.results.require("positions"))
+    relevant = ranking.take(test.relevant)
     order = np.argsort(test.results.uncertainty, kind="stable")
     figures_by_name = {}
     for title, chosen in (
@@ -214,18 +210,32 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         trim_blocks=True,
     )
     environment.filters["printable"] = printable
-    pictures = {name: _data_uri(svg) for name, svg in figures_by_name.items()}
+    pictures = {
+        name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+        for name, svg in figures_by_name.items()
+    }
     numbers = {
         _title(name): value
         for name, value in evaluation.quality.numbers.items()
         if not name.startswith("ece")
     }
     delta, resampling = evaluation.rows[0].delta, evaluation.resampling
-    n_splits, expected, caption = 0, "", {"size": "", "risk": ""}
+    n_splits, expected, size_caption, risk_caption = 0, "", "", ""
     if resampling is not None:
         n_splits = len(next(iter(resampling.rules.values())).risk)
         expected = f"{100 * resampling.expected:.0f}%"
-        caption = _captions(resampling, delta)
+        size_caption = (
+            f"Mean set size over {n_splits} random splits into calibration and test queries. All "
+            "rules take the same images in the same order, and all but the uncontrolled sizes are "
+            "certified."
+        )
+        risk_caption = (
+            f"Measured risk over {n_splits} random splits. Sizes without any slack exceed alpha in "
+            f"about {expected} of them: delta = {delta:g} allows {100 * delta:g}%, and the noise "
+            f"of {resampling.n_test} test queries adds to it. If the red line is above the "
+            f"diagonal, more than {expected} of the splits exceeded alpha; all share one set of "
+            "queries, which may be an unlucky one."
+        )
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         summary=screen,
@@ -241,29 +251,9 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         splits=resampling.summary([row.alpha for row in evaluation.rows]) if resampling else {},
         n_splits=n_splits,
         expected=expected,
-        size_caption=caption["size"],
-        risk_caption=caption["risk"],
+        size_caption=size_caption,
+        risk_caption=risk_caption,
     )
-
-
-def _captions(resampling: Resampling, delta: float) -> dict[str, str]:
-    """Captions of the figures of risk and size over random splits."""
-    n_splits = len(next(iter(resampling.rules.values())).risk)
-    expected = f"{100 * resampling.expected:.0f}%"
-    return {
-        "size": (
-            f"Mean set size over {n_splits} random splits into calibration and test queries. All "
-            "rules take the same images in the same order, and all but the uncontrolled sizes are "
-            "certified."
-        ),
-        "risk": (
-            f"Measured risk over {n_splits} random splits. Sizes without any slack exceed alpha in "
-            f"about {expected} of them: delta = {delta:g} allows {100 * delta:g}%, and the noise "
-            f"of {resampling.n_test} test queries adds to it. If the red line is above the "
-            f"diagonal, more than {expected} of the splits exceeded alpha; all share one set of "
-            "queries, which may be an unlucky one."
-        ),
-    }
 
 
 def _title(name: str) -> str:
@@ -281,7 +271,3 @@ def _errors(numbers: dict[str, float]) -> dict[str, dict[str, float]]:
             flavour, k = name.removeprefix("ece_").split("_at_")
             table.setdefault(flavour.replace("_", ", "), {})[k] = value
     return table
-
-
-def _data_uri(svg: str) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

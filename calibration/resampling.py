@@ -129,7 +129,6 @@ def resample(
     test: LabelledResults,
     alphas: Sequence[float],
     delta: float,
-    seed: int = 0,
 ) -> Resampling:
     """Split calibration and test queries anew, calibrate and measure, many times.
 
@@ -141,9 +140,8 @@ def resample(
         tuning, calibration, test: queries that it searched.
         alphas: levels that are added to those of the sweep.
         delta: of the sweep of alphas; the sweep of deltas is at the alpha nearest to `ALPHA`.
-        seed: decides the splits.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     searcher, main = retriever.searcher, retriever.require_calibration().main
     score_function, n = main.score_function, len(calibration.ranks)
     splits = [np.split(rng.permutation(n + len(test.ranks)), [n]) for _ in range(SPLITS)]

@@ -84,14 +84,13 @@ class Source(Protocol):
     @property
     def training(self) -> tracking.TrackedRun | None:
         """The run in MLflow of the training that is calibrated, if there is one."""
-        ...
+        return None
 
     def close(self) -> None:
         """Remove what was kept in case of an interruption."""
-        ...
 
 
-class VectorFiles:
+class VectorFiles(Source):
     """Vectors of any model in files: a gallery, and labelled queries that are divided.
 
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
@@ -156,13 +155,6 @@ class VectorFiles:
         if not self._tracks:
             return None
         return start_tracking("certification", self._config, output, evaluation)
-
-    @property
-    def training(self) -> None:
-        """See `Source`."""
-
-    def close(self) -> None:
-        """See `Source`."""
 
 
 def warn_of_other_labels(label: str = LABEL) -> None:
