@@ -13,7 +13,7 @@ from calibration import screen
 from calibration.evaluation import Evaluation
 from rcir import figures
 from rcir.data import ImageSet
-from rcir.printable import printable
+from rcir.errors import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults

@@ -1,13 +1,15 @@
-"""Everything rcir raises on purpose: one base class, one class per thing a caller can act on."""
+"""Everything rcir raises on purpose: one base class, one class per thing a caller can act on.
+
+And how errors are printed, with names of files and classes as text that can be shown.
+"""
 
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-
-from rcir.printable import printable
 
 
 class RcirError(Exception):
@@ -115,3 +117,24 @@ def reporting_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def printable(text: object) -> str:
+    r"""The text, with escapes for what no printer shows.
+
+    A file system allows names with line ends, control sequences of terminals, marks that turn the
+    direction of writing, and bytes that are not UTF-8, which Python keeps as lone surrogates.
+
+    Example:
+        >>> printable("person 3"), printable("a\nb"), printable("\x1b[31mred"), printable("\udcff")
+        ('person 3', 'a\\nb', '\\x1b[31mred', '\\udcff')
+    """
+    letters = str(text)
+    if letters.isprintable():
+        return letters
+    return "".join(
+        letter
+        if letter.isprintable() or unicodedata.category(letter) == "Zs"
+        else repr(letter)[1:-1]
+        for letter in letters
+    )

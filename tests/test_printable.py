@@ -16,8 +16,7 @@ import rcir
 from calibration import CalibrationConfig, calibrate
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidImage, reporting_errors
-from rcir.printable import printable
+from rcir.errors import InvalidImage, printable, reporting_errors
 from rcir.risk import Certificate, Guarantee, GuaranteeRequest
 from training import train
 

@@ -16,10 +16,9 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from rcir import figures
 from rcir.cluster import free
-from rcir.errors import InvalidData, TrackingUnavailable
+from rcir.errors import InvalidData, TrackingUnavailable, printable
 from rcir.files import write_file
 from rcir.options import ALPHAS
-from rcir.printable import printable
 from rcir.runs.compare import compare_runs, print_comparison
 from rcir.runs.folder import RunFolder, read_run
 from rcir.terminal import console

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.progress import track
 from rich.table import Table
 
-from rcir.errors import InvalidConfig, InvalidData
-from rcir.printable import printable
+from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.terminal import console
 
 

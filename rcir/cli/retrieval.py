@@ -9,8 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from rcir.errors import InvalidConfig
-from rcir.printable import printable
+from rcir.errors import InvalidConfig, printable
 from rcir.risk.request import RequestOption, request_options
 from rcir.serving.settings import Settings
 

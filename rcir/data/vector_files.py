@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import DataUnavailable, InvalidData
+from rcir.errors import DataUnavailable, InvalidData, printable
 from rcir.files import read_array, write_file
-from rcir.printable import printable
 from rcir.stored_vectors import StoredVectors
 
 MODEL = "rcir.model"  # in the metadata of a Parquet file's schema

@@ -13,10 +13,9 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, printable
 from rcir.figures.axes import DARK, DPI, GREEN, RED, labelled, one_panel, two_panels
 from rcir.metrics.ranking import Floats
-from rcir.printable import printable
 
 PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches
 # As many colours as can be told apart; PALE is of all other classes.

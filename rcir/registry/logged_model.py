@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rcir import tracking
-from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable
+from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable, printable
 from rcir.imports import EXTRAS
 from rcir.index import IndexConfig
-from rcir.printable import printable
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import GuaranteeRequest

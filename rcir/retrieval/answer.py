@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.embedding import Embedding
-from rcir.errors import StaleCalibration
+from rcir.errors import StaleCalibration, printable
 from rcir.inputs import as_vectors
-from rcir.printable import printable
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.search import Results, Searcher

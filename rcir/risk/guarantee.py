@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.printable import printable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, printable
 from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corrected
 from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk

@@ -26,8 +26,8 @@ from rcir.errors import (
     RcirError,
     RiskUnattainable,
     StaleCalibration,
+    printable,
 )
-from rcir.printable import printable
 from rcir.serving.batching import Busy, Stopping
 from rcir.serving.bodies import UnsupportedBody, exploration, many_queries, one_query, read_json
 from rcir.serving.middleware import Bearer, Bounded, Overloaded, SameSite, Timed, TooLarge, TooSlow
