@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
+from rcir.embedding import as_numpy
 from rcir.errors import InvalidData, printable
-from rcir.inputs import as_numpy
 
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
 UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item

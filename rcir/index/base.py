@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rcir.embedding import as_numpy
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.inputs import as_numpy
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.embedding import Embedding
+from rcir.embedding import Embedding, as_vectors
 from rcir.errors import StaleCalibration, printable
-from rcir.inputs import as_vectors
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.search import Results, Searcher

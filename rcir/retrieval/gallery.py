@@ -24,10 +24,9 @@ from rcir.data.labelling import (
 )
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SharedLabel, relevance_of
-from rcir.embedding import Embedding
+from rcir.embedding import Embedding, as_numpy
 from rcir.errors import InvalidData
 from rcir.index import Index
-from rcir.inputs import as_numpy
 from rcir.retrieval.queries import VectorOptions
 
 if TYPE_CHECKING:  # vectors need no torch

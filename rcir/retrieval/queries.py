@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.data.labelling import UNMATCHED
 from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.data.repeats import digests
+from rcir.embedding import as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.index import check_vectors
-from rcir.inputs import as_numpy, as_vectors
 from rcir.risk.results import LABEL, TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
 

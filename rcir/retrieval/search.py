@@ -15,7 +15,7 @@ from rcir.data.labelling import gallery_relevance
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, count_matches
 from rcir.data.repeats import digests
-from rcir.embedding import Embedding
+from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import (
     DEPTH,
@@ -27,7 +27,6 @@ from rcir.index import (
     lengths,
     one_minus_cosine,
 )
-from rcir.inputs import as_numpy, as_vectors
 from rcir.metrics.labels import VOTERS
 from rcir.retrieval.gallery import (
     MISSING_VALUES,

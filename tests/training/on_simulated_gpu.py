@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from rcir.data import Augmentation, ImageSet, Preprocessing
 from rcir.data.relevance import SameLabel, WithinRadius
+from rcir.embedding import as_numpy
 from rcir.encoders import METHODS, EmbeddedTuples, build_encoder
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.batches import draw_samples, embed
@@ -26,7 +27,6 @@ from rcir.encoders.deep_ensemble import Combination
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.rerank import nearest_of_draws, reranked
 from rcir.index.table import nearest_others
-from rcir.inputs import as_numpy
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.losses.tuples import FORMS
 from rcir.mining import MiningConfig, mine
