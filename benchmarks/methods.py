@@ -33,9 +33,9 @@ from calibration import CalibrationConfig, Outcome, calibrate
 from rcir.config import parse
 from rcir.data import DataConfig, Preprocessing
 from rcir.encoders import Encoder, EncoderConfig
-from rcir.memory import keep_freed_memory
 from rcir.mining import MiningConfig
 from rcir.runs.folder import RunFolder
+from rcir.torch_settings import keep_freed_memory
 from training import TrainingConfig, train
 from training.config import override
 

@@ -33,8 +33,8 @@ from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
 from rcir.index import build_index
-from rcir.memory import keep_freed_memory
 from rcir.metrics import OutOfDistribution
+from rcir.torch_settings import keep_freed_memory
 from training import TrainingConfig, train
 
 RECIPE = Path(__file__).parents[1] / "configs" / "own-folder.yaml"

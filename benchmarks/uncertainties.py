@@ -40,7 +40,6 @@ from rcir.encoders import Encoder
 from rcir.encoders.base import Images
 from rcir.encoders.embedder import Embedder
 from rcir.errors import RiskUnattainable
-from rcir.memory import keep_freed_memory
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
@@ -55,6 +54,7 @@ from rcir.risk import (
     score,
     smallest_uncertainty,
 )
+from rcir.torch_settings import keep_freed_memory
 
 METHODS = tuple(method for method in RECIPES if method != "tripreg")
 SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1, "cub50": 3}

@@ -12,7 +12,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from rcir.index.table import nearest_others
 from rcir.mining import MiningConfig, mine
-from rcir.precision import full_precision
+from rcir.torch_settings import full_precision
 
 PRODUCTS = ("conv2d", "linear", "addmm", "_euclidean_dist", "_cdist_forward")
 

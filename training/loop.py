@@ -27,9 +27,9 @@ from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.errors import RcirError, WorkersLost
-from rcir.memory import keep_freed_memory
 from rcir.runs.folder import RunFolder
 from rcir.terminal import console
+from rcir.torch_settings import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
 from training.checkpoint import History, TrainState

@@ -47,8 +47,8 @@ def run_embed(options: Namespace) -> None:
     from rcir.data.datasets.own import list_pictures
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig
-    from rcir.memory import keep_freed_memory
     from rcir.terminal import console, progress_bar
+    from rcir.torch_settings import keep_freed_memory
 
     output, shards = options.output, options.shards
     is_parquet = output.suffix == ".parquet"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.memory import copied
+from rcir.torch_settings import copied
 
 RATIOS = (3 / 4, 4 / 3)
 

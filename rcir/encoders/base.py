@@ -26,7 +26,7 @@ from rcir.imports import find_class, import_path
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.mining import Negatives, Positive
 from rcir.options import require_options
-from rcir.precision import full_precision, shared_by_threads
+from rcir.torch_settings import full_precision, shared_by_threads
 
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]

@@ -20,7 +20,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import BATCH, embed_block
 from rcir.errors import RcirError
-from rcir.memory import keep_freed_memory
+from rcir.torch_settings import keep_freed_memory
 
 
 class Replicas:

@@ -157,7 +157,7 @@ def nearest_others(
     # Here only: the package is imported for its table as well.
     import torch
 
-    from rcir.precision import full_precision
+    from rcir.torch_settings import full_precision
 
     # The matrix product of `cdist` loses digits far from the origin; distances do not change.
     vectors = vectors - vectors.mean(0)

@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 
 from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.errors import InvalidConfig
-from rcir.memory import copied
-from rcir.precision import full_precision
+from rcir.mining.tuples import MiningConfig, Search
+from rcir.torch_settings import copied, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
 Negatives = Literal["hardest", "margin-violating", "semi-hard", "top-random"]
