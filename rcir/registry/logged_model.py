@@ -22,7 +22,7 @@ from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import GuaranteeRequest
 from rcir.risk.request import request_options
-from rcir.runs.find import RETRIEVER
+from rcir.runs.folder import RETRIEVER
 from rcir.runs.results import RESULTS, TEST, RunResults
 
 if TYPE_CHECKING:

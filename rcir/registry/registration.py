@@ -37,8 +37,7 @@ from rcir.retrieval.storage import MANIFEST
 from rcir.risk import Certified, check_level, corrected, is_certified, mean_size
 from rcir.risk.bootstrap import Estimate, bootstrap, interval, why_no_interval
 from rcir.runs.compare import DRAWS
-from rcir.runs.find import RETRIEVER
-from rcir.runs.folder import FOLDER_TAG
+from rcir.runs.folder import FOLDER_TAG, RETRIEVER
 from rcir.runs.results import RESULTS, TEST, RunResults
 
 

@@ -1,6 +1,6 @@
 """Compare runs by their certified set sizes, show the comparison, and choose one of several.
 
-`rcir.runs.find` finds the runs and what is known of each.
+`rcir.runs.folder` finds the runs and what is known of each.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from rcir.risk import (
 )
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
-from rcir.runs.find import CALIBRATION, RETRIEVER, Run, is_sweep, read_runs, run_folder
-from rcir.runs.folder import RESOURCES
+from rcir.runs.folder import CALIBRATION, RESOURCES, RETRIEVER, Run, is_sweep, read_runs, run_folder
 from rcir.runs.results import RunResults, Split
 
 # What differs between any two runs, and what only says where they were trained.
