@@ -25,7 +25,7 @@ from common import DIGITS, parser, report, sized
 from rcir import tracking
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
-from rcir.tracking import queue
+from rcir.tracking import runs as tracked_runs
 from training import TrainingConfig
 from training.loop import Job, train_here
 
@@ -40,7 +40,7 @@ CONFIG = TrainingConfig(
 ROUNDS = sized(11, 1)
 # So that a request fails in each training, short as these are.
 os.environ |= {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-queue.DRAIN_S = 0.0  # what follows the last epoch does not count
+tracked_runs.DRAIN_S = 0.0  # what follows the last epoch does not count
 
 
 class Clock(ray.train.UserCallback):

@@ -370,7 +370,7 @@ def test_a_closed_queue_logs_no_further_steps(monkeypatch, capsys):
             self.logged.append(step)
             raise TrackingUnavailable("too late")
 
-    monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.05)
+    monkeypatch.setattr("rcir.tracking.runs.DRAIN_S", 0.05)
     run = Slow()
     queue = MetricQueue(run)
     for step in range(4):

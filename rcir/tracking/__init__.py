@@ -14,12 +14,12 @@ from rcir.tracking.models import (
     set_alias,
     with_downloaded,
 )
-from rcir.tracking.queue import MetricQueue
 from rcir.tracking.runs import (
     DATASET_TAG,
     ENCODER_TAG,
     KIND_TAG,
     NOTE_TAG,
+    MetricQueue,
     TrackedRun,
     allow_store,
     comparison_link,

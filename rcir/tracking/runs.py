@@ -1,5 +1,7 @@
 """The MLflow tracking store, and runs in it: opened, written to by their ids, found again.
 
+`MetricQueue` logs metrics from a thread, so that training does not wait for the store.
+
 MLflow itself decides where runs go: `MLFLOW_TRACKING_URI`, or else `mlflow.db` in the working
 directory, which `mlflow ui` shows by default.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -25,6 +28,7 @@ from filelock import FileLock
 from rcir.errors import TrackingUnavailable, UntrustedFolder
 from rcir.files import is_dead, owner
 from rcir.imports import naming_extras
+from rcir.terminal import console
 from rcir.trust import allow_servers, allows_server
 
 if TYPE_CHECKING:
@@ -442,3 +446,80 @@ def run_tag(run: TrackedRun, name: str) -> str | None:
     with reachable(run.uri):
         tag: str | None = client_of(run.uri).get_run(run.id).data.tags.get(name)
     return tag
+
+
+QUEUE_SIZE = 1000  # steps
+RETRY_AFTER_S = 60.0
+DRAIN_S = 10.0
+
+
+class MetricQueue:
+    """Logs the metrics of steps from a thread, in order and each step once.
+
+    After a failure the store is left alone for `RETRY_AFTER_S` seconds. Steps that are not logged
+    until the queue is closed, or that find it full, are dropped: keep them, and log them later.
+
+    Args:
+        run: where metrics are logged.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._run = run
+        self._steps: Queue[tuple[str, int, Mapping[str, float], float] | None] = Queue(QUEUE_SIZE)
+        self._closed = threading.Event()
+        self._failing = threading.Event()
+        self._dropped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._settings = ExitStack()
+
+    def put(self, marker: str, step: int, metrics: Mapping[str, float], at: float) -> None:
+        """Add the metrics of a step, see `TrackedRun.log_metrics`; return at once.
+
+        Args:
+            marker: one of the metrics. If the run has it at this step already, nothing is logged.
+        """
+        if self._thread is None:
+            # Here and not by the thread: others may read the environment when it changes.
+            self._settings.enter_context(settings(IMPATIENT))
+            self._thread = threading.Thread(target=self._log, name="rcir-metrics", daemon=True)
+            self._thread.start()
+        with suppress(Full):
+            self._steps.put_nowait((marker, step, metrics, at))
+
+    def close(self) -> None:
+        """Log what waits, for at most `DRAIN_S` seconds; do not wait for a store that fails."""
+        self._closed.set()
+        with suppress(Full):
+            self._steps.put_nowait(None)
+        if self._thread is not None and not self._failing.is_set():
+            self._thread.join(DRAIN_S)
+        self._dropped.set()
+        self._settings.close()
+
+    def _log(self) -> None:
+        logged: dict[str, set[int]] = {}
+        while (item := self._steps.get()) is not None:
+            marker, step, metrics, at = item
+            while True:
+                if self._dropped.is_set():
+                    return
+                try:
+                    if marker not in logged:
+                        logged[marker] = self._run.steps(marker)
+                    # If an answer was lost, the same time lets MLflow see that it has the values.
+                    if step not in logged[marker]:
+                        self._run.log_metrics(metrics, step, at)
+                        logged[marker].add(step)
+                except TrackingUnavailable as error:
+                    if not (self._failing.is_set() or self._dropped.is_set()):
+                        console.print(
+                            f"metrics from step {step} of {marker} on will be logged later: "
+                            f"{error}",
+                            soft_wrap=True,
+                        )
+                    self._failing.set()
+                    if self._closed.wait(RETRY_AFTER_S):
+                        return
+                else:
+                    self._failing.clear()
+                    break

@@ -129,7 +129,7 @@ def test_epochs_that_an_earlier_process_left_are_logged_with_their_time(tmp_path
 
 
 def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkeypatch):
-    monkeypatch.setattr("rcir.tracking.queue.DRAIN_S", 0.5)
+    monkeypatch.setattr("rcir.tracking.runs.DRAIN_S", 0.5)
     run = tracking.start_run("hanging", {})
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections, and no more
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -165,7 +165,7 @@ def test_a_run_that_only_has_to_be_logged_starts_no_workers(trained, tiny, tmp_p
 @pytest.mark.distributed
 def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("rcir.tracking.queue.RETRY_AFTER_S", 0.1)
+    monkeypatch.setattr("rcir.tracking.runs.RETRY_AFTER_S", 0.1)
     client = MlflowClient(server.address)
     add, epochs = History.add, []
 
