@@ -8,6 +8,8 @@ score functions here follow from that; they differ in the probability they learn
 - `Reranked`: a label is the right one; the likeliest label comes first;
 - `MatchProbability`: a candidate is a match; the likeliest comes first. For risks that count all
   matches.
+
+They learn it from `Features` of candidates, which are known when a query is answered.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, logit, ndtri
 
 from rcir.errors import InvalidData
 from rcir.metrics.labels import take_columns
-from rcir.risk.features import PROFILE, Features, fit_logistic, flat, linear
+from rcir.metrics.ranking import Floats
 from rcir.risk.results import TOLERANCE, SearchResults, widened
 from rcir.risk.score_functions import (
     FittedState,
@@ -32,6 +34,9 @@ from rcir.risk.score_functions import (
     check_split,
 )
 
+PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
+MIN_GAP = 1e-3  # smaller differences of distances count as this one: 1e-7 of rounding must not show
+OPTIONAL = ("distances", "labels", "candidate_uncertainty", "votes")
 MIN_PROBABILITY = 1e-9  # all smaller probabilities have the same score
 ISOTONIC_ROWS = 4096  # rows that are fitted together
 MAX_FIT_CANDIDATES = 100_000  # candidates that `MatchProbability` is fitted on
@@ -42,11 +47,160 @@ CONSTANT_SPREAD = 1e-9  # spread of a feature, relative to its mean, that is rou
 
 
 @dataclass(frozen=True, eq=False)
+class Features:
+    """Rank, uncertainties, distances, how fast these grow, and the votes for a candidate.
+
+    With labels also the number of labels, and of candidates of the same label, that come before it.
+
+    Attributes:
+        sample: (n,) ascending uncertainties of the tuning split.
+        uses: True for each of distances, labels, candidate_uncertainty, and votes that do not
+            follow from labels, if the features depend on it.
+
+    Example:
+        >>> split = SearchResults(np.array([0.1, 0.2, 0.9]), depth=4)
+        >>> [values.shape for values in Features.fit(split).of(split, columns=2)]
+        [(1, 2), (3, 1), (3, 2)]
+    """
+
+    sample: NDArray[np.float64]
+    uses: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        sample = np.array(self.sample)
+        sample.setflags(write=False)
+        object.__setattr__(self, "sample", sample)
+
+    @classmethod
+    def fit(cls, results: SearchResults) -> Self:
+        """Return the features that a tuning split has."""
+        *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
+        return cls(np.sort(results.uncertainty), (*uses, votes and results.labels is None))
+
+    def state(self, *flags: bool) -> FittedState:
+        """Return the fitted numbers, as arrays to store, followed by further flags."""
+        return {"sample": self.sample, "uses": np.array([*self.uses, *flags], np.int64)}
+
+    @classmethod
+    def from_state(cls, state: FittedState) -> tuple[Self, list[bool]]:
+        """Return the features of a stored `state`, and its further flags."""
+        uses, number = [bool(used) for used in state["uses"]], len(OPTIONAL)
+        if len(uses) < number:
+            raise ValueError(f"{len(uses)} kinds of features are stored, not {number}")
+        return cls(state["sample"], tuple(uses[:number])), uses[number:]
+
+    def check(self, results: SearchResults) -> None:
+        """Raise `InvalidData` if the queries lack what the tuning split had."""
+        for name, used in zip(OPTIONAL, self.uses, strict=True):
+            if used and getattr(results, name) is None:
+                raise InvalidData(
+                    f"the score function was fitted with {name}, which the queries lack"
+                )
+
+    def of(self, results: SearchResults, columns: int) -> list[NDArray[Any]]:
+        """Return one array per feature, which broadcast to (n, columns).
+
+        Args:
+            results: of n queries.
+            columns: number of candidates of each query to describe.
+
+        Raises:
+            InvalidData: the queries lack what the tuning split had.
+        """
+        self.check(results)
+        number = np.log(np.arange(1.0, columns + 1))[None, :]
+        normal = self._normal(results.uncertainty)[:, None]
+        features: list[NDArray[Any]] = [number, normal, number * normal]
+        if self.uses[0] and results.distances is not None:
+            features += _neighbourhood(results.distances, columns)
+        if self.uses[1] and results.labels is not None:
+            votes = results.label_votes if results.votes is None else results.votes
+            features.append(votes[:, :columns])
+            if results.one_per_label:
+                features += [number, np.zeros((1, 1))]
+            else:
+                before = results.earlier_of_same_label[:, :columns]
+                features += [np.log(np.cumsum(before == 0, axis=1)), np.log1p(before)]
+        if self.uses[2] and results.candidate_uncertainty is not None:
+            features.append(results.candidate_uncertainty[:, :columns])
+        if self.uses[3] and results.votes is not None:
+            features.append(results.votes[:, :columns])
+        return features
+
+    def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return standard normal quantiles of the places of uncertainties in the tuning split."""
+        # `widened`, so that an image of the split itself counts, however it is rounded.
+        below = np.searchsorted(self.sample, widened(uncertainty), side="right")
+        return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
+
+
+def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:
+    """Return how near each candidate is, and how sharply the first one stands out."""
+    missing = np.isposinf(distances)
+    first = distances[:, :1]
+    farthest = np.where(missing, first, distances).max(axis=1, keepdims=True)
+    near = np.where(missing[:, :columns], farthest, distances[:, :columns])
+    at = [rank - 1 for rank in PROFILE if rank <= distances.shape[1]]
+    gaps = np.where(missing[:, at], farthest, distances[:, at]) - first
+    profile = np.log(np.maximum(gaps, MIN_GAP))
+    return [near, first, near - first, *profile.T[:, :, None]]
+
+
+def flat(features: list[NDArray[Any]], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(rows, features) features of the cells of an (n, columns) mask.
+
+    Example:
+        >>> mask = np.array([[True, False], [True, True]])
+        >>> flat([np.array([[1, 2]]), np.array([[5], [6]])], mask)
+        array([[1., 5.],
+               [1., 6.],
+               [2., 6.]])
+    """
+    return np.stack(
+        [np.broadcast_to(values, mask.shape)[mask] for values in features], axis=1, dtype=float
+    )
+
+
+def linear(
+    features: list[NDArray[Any]],
+    weights: NDArray[np.float64],
+    intercept: float,
+    shape: tuple[int, int],
+) -> NDArray[np.float64]:
+    """(n, columns) weighted sums of features."""
+    total = np.full(shape, intercept)
+    for weight, values in zip(weights, features, strict=True):
+        total += weight * values
+    return total
+
+
+def fit_logistic(
+    features: NDArray[np.float64], positive: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], float]:
+    """Fit a logistic regression; return its weights and intercept.
+
+    With a single class, the weights are 0 and the intercept is that of its smoothed rate.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    if positive.all() or not positive.any():
+        rate = (positive.sum() + 0.5) / (len(positive) + 1)
+        return np.zeros(features.shape[1]), float(logit(rate))
+    scaler = StandardScaler().fit(features)
+    # Few features: Newton's method is several times as fast as the default.
+    newton = LogisticRegression(solver="newton-cholesky", tol=1e-6)
+    model = newton.fit(scaler.transform(features), positive)
+    weights: NDArray[np.float64] = model.coef_[0] / scaler.scale_
+    return weights, float(model.intercept_[0] - weights @ scaler.mean_)
+
+
+@dataclass(frozen=True, eq=False)
 class Learned(ScoreFunction):
     """Sizes by the learned probability that the first match is at a rank.
 
     A logistic hazard model gives h(k | x), the probability that candidate k is a match if none
-    before it is, from what is known when the query is answered (`rcir.risk.features`). Then
+    before it is, from what is known when the query is answered (`Features`). Then
     P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)). Sets are beginnings of a ranking, so that the
     score is one over the non-increasing (isotonic) fit of P: the best rate of probability per rank
     that a longer set can have.
@@ -167,7 +321,7 @@ class MatchProbability(ReorderingScore):
     """The likeliest candidate first, scored by one over its probability to match.
 
     A logistic model of "candidate k is a true match", regardless of the others, from what is known
-    when the query is answered (`rcir.risk.features`). Among all sets of a mean size, those that
+    when the query is answered (`Features`). Among all sets of a mean size, those that
     hold the candidates above one probability hold the most true matches; among all that hold as
     many, they hold the fewest others. It is for the recall and the false-discovery risk.
 
@@ -225,7 +379,7 @@ class Reranked(ReorderingScore):
 
     For queries whose true matches all have one label. A conditional logit model (McFadden 1974)
     gives P(label | x), that a label among the candidates is the right one, or that none is, from
-    what is known of its nearest candidate (`rcir.risk.features`). Only the nearest candidate of a
+    what is known of its nearest candidate (`Features`). Only the nearest candidate of a
     label can be the first match; the others follow after all labels.
 
     Attributes:
