@@ -12,30 +12,41 @@ report to Ray), over 60 s. `weak_scaling_2`: images per second and worker of two
 the images and the batch, over those of one. `dropout_1` and `dropout_64`: MC dropout with 20 passes
 over 20 forward passes of the same network, for so many images. `vmf_loss_over_btl_loss` and
 `vmf_operations_over_btl`: time and torch operations of the von Mises-Fisher loss of a batch, with
-its gradients, over those of the Bayesian triplet loss. Takes about eight minutes.
+its gradients, over those of the Bayesian triplet loss. `epoch_with_hanging_tracker_over_normal`:
+seconds from one epoch's end to the next, with what lies between them, of trainings whose tracking
+server accepts connections and never answers, over those of trainings that log to a SQLite file.
+Both kinds take turns, and the figure is the median over the pairs; the first epoch of each does not
+count. Takes about ten minutes.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CPU
 
 import ray
+import ray.train
 import torch
 from common import DIGITS, parser, report, sized
 from loops import compare_loops, dropout, vmf_over_btl
 from mlflow import MlflowClient
 
+from rcir import tracking
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import TrainingConfig, train
+from training.loop import Job, train_here
 
 HERE = Path(__file__).resolve().parent
 CONFIG = TrainingConfig(
@@ -56,6 +67,17 @@ SMALL = replace(
     preprocessing=Preprocessing(),
     encoder=EncoderConfig("deterministic", dim=32),
 )
+TRACKED = TrainingConfig(
+    name="tracking",
+    epochs=sized(4, 2),
+    batch=64,
+    threads=1,
+    data=DataConfig("digits", options={"train": 1500, "validation": 200} | DIGITS),
+    encoder=EncoderConfig("deterministic", dim=32),
+)
+PAIRS = sized(11, 1)  # of trainings whose tracking server answers, or does not
+# So that a request fails in each training, short as these are.
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 def main() -> None:
@@ -71,6 +93,7 @@ def main() -> None:
     figures |= vmf_over_btl(CONFIG, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        figures |= hanging_tracker(folder)
         # Workers look where this process does, and would take this file for the package.
         sys.path[:] = [place for place in sys.path if Path(place).resolve() != HERE]
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -79,6 +102,42 @@ def main() -> None:
         ray.shutdown()
     rows = [(name.replace("_", " "), f"{value:.4g}") for name, value in figures.items()]
     report("Training", ["what", "value"], rows, figures, options.json)
+
+
+class Clock(ray.train.UserCallback):
+    """Notes when each epoch, and what follows it, is over."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        self.ends.append(time.monotonic())
+
+
+def hanging_tracker(folder: str) -> dict[str, float]:
+    """Seconds of an epoch, and those with a tracking server that never answers over them."""
+    seconds: dict[str, list[float]] = {"normal": [], "hanging": []}
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        patch.dict(os.environ, IMPATIENT),
+        patch("rcir.tracking.runs.DRAIN_S", 0.0),  # what follows the last epoch does not count
+    ):
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        tracking.start_run("first", {})  # imports MLflow and makes the store
+        for number in range(PAIRS):
+            for name, epochs in seconds.items():
+                place = Path(folder) / f"{name}-{number}"
+                place.mkdir()
+                run, clock = tracking.start_run(place.name, {}), Clock()
+                config = replace(TRACKED, name=place.name, storage=folder)
+                uri = run.uri if name == "normal" else address
+                train_here(Job(config, str(place), (run.id, uri)), clock)
+                epochs.append((clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1))
+    ratios = [hanging / normal for normal, hanging in zip(*seconds.values(), strict=True)]
+    return {
+        "normal_epoch_seconds": statistics.median(seconds["normal"]),
+        "epoch_with_hanging_tracker_over_normal": statistics.median(ratios),
+    }
 
 
 def between_epochs(folder: str) -> float:
