@@ -19,7 +19,6 @@ HELPERS = {
     "common",
     "cub",
     "loops",
-    "populations",
     "papers/tables",
 }  # modules that scripts share
 NEEDS_DATA = {
