@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 
 from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.errors import InvalidConfig
-from rcir.mining.tuples import MiningConfig, Search
 from rcir.torch_settings import copied, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
