@@ -106,8 +106,10 @@ class DataSet:
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""
-        further = {} if self.composed else DIVISION
-        require_options(where, _function(self.reader), options, further)
+        if self.composed:
+            require_options(where, _function(self.reader), options)
+        else:
+            require_options(where, self.function(), options, DIVISION)
 
 
 def _function(name: str) -> Callable[..., Any]:

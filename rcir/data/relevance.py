@@ -163,7 +163,11 @@ def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
     width = min(width, -(-theirs.shape[0] // WORD) * WORD)
     each = max(1, BLOCK // (width // 8))
     for start in range(0, theirs.shape[0], width):
-        having = _words(theirs[start : start + width], width)
+        some = theirs[start : start + width]
+        # Bits that say which rows have a label, (number of labels, width / 64).
+        bits = np.zeros((some.shape[1], width), np.bool_)
+        bits[some.indices, np.repeat(np.arange(some.shape[0]), np.diff(some.indptr))] = True
+        having = np.packbits(bits, axis=1).view(np.uint64)
         for first in range(0, len(rows), each):
             block = rows[first : first + each]
             starts = own.indptr[block]
@@ -173,13 +177,6 @@ def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
                 shared[:n] |= having[own.indices[starts[:n] + number]]
             counted[block] += np.bitwise_count(shared).sum(1, dtype=np.int64)
     return counted
-
-
-def _words(labels: csr_array, width: int) -> NDArray[np.uint64]:
-    """(number of labels, width / 64): bits that say which of at most `width` rows have a label."""
-    having = np.zeros((labels.shape[1], width), np.bool_)
-    having[labels.indices, np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))] = True
-    return np.packbits(having, axis=1).view(np.uint64)
 
 
 def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -124,7 +124,7 @@ def _compose_n_digits(
     rng: np.random.Generator,
 ) -> ImageSet:
     """`each` images of every class; within a class and position no digit image comes twice."""
-    images, labels = np.asarray(pool.images), pool.relevance.labels  # type: ignore[attr-defined]
+    images, labels = np.asarray(pool.images), np.asarray(pool.labels)
     rows_of = [np.flatnonzero(labels == digit) for digit in range(10)]
     if each < 1 or each > min(map(len, rows_of)):
         raise InvalidConfig(

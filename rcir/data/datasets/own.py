@@ -24,7 +24,6 @@ from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
-OUTSIDE = "pictures outside of class folders"
 NEEDED = (
     "needed are class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the "
     "label or the place of each picture"
@@ -84,8 +83,14 @@ def read_folder(
     folder = root / path
     if not folder.is_dir():
         raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")
-    names, left_out = _list(folder)
-    parts = _parts_in(folder)
+    pictures, left_out = _pictures_in(folder)
+    names = [name for name in pictures if "/" in name]
+    left_out["pictures outside of class folders"] = outside = len(pictures) - len(names)
+    if not names:
+        what = f"{outside} pictures but no class folders" if outside else "no pictures"
+        raise InvalidData(f"{folder} has {what}: {NEEDED}; pictures end in {', '.join(ENDINGS)}")
+    layouts = (("train", "query", "gallery"), ("train", "test"))
+    parts = next((x for x in layouts if all((folder / name).is_dir() for name in x)), ())
     if train is not None and (parts or not open_set):
         raise InvalidConfig(
             "data.options.train names classes that train, but "
@@ -178,35 +183,21 @@ def halves_of_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) ->
     return Source(images.subset(first), images.subset(second), "train", notes)
 
 
-def _list(folder: Path) -> tuple[list[str], Counter[str]]:
-    """Return every picture in its folders, sorted by name, and how many files are left out."""
+def _pictures_in(folder: Path) -> tuple[list[str], Counter[str]]:
+    """Return every picture below a folder, sorted by name, and how much else is left out."""
     names, left_out = [], Counter[str]()
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         left_out["links to folders"] += sum(Path(place, name).is_symlink() for name in folders)
-        relative = Path(place).relative_to(folder).as_posix()
+        relative = Path(place).relative_to(folder)
         for name in files:
             if name.startswith("."):
                 continue
-            if not name.lower().endswith(ENDINGS):
-                left_out["files without the ending of a picture"] += 1
-            elif relative == ".":
-                left_out[OUTSIDE] += 1
+            if name.lower().endswith(ENDINGS):
+                names.append((relative / name).as_posix())
             else:
-                names.append(f"{relative}/{name}")
-    if not names:
-        outside = left_out[OUTSIDE]
-        what = f"{outside} pictures but no class folders" if outside else "no pictures"
-        raise InvalidData(f"{folder} has {what}: {NEEDED}; pictures end in {', '.join(ENDINGS)}")
+                left_out["files without the ending of a picture"] += 1
     return sorted(names), left_out
-
-
-def _parts_in(folder: Path) -> tuple[str, ...]:
-    """The names of the folders that are the published parts, if they are there."""
-    for parts in (("train", "query", "gallery"), ("train", "test")):
-        if all((folder / name).is_dir() for name in parts):
-            return parts
-    return ()
 
 
 def _published_folders(
@@ -532,16 +523,9 @@ def list_pictures(source: Path) -> Pictures:
 
 
 def _of_folder(folder: Path) -> Pictures:
-    ids = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        relative = Path(place).relative_to(folder)
-        for name in files:
-            if name.lower().endswith(ENDINGS) and not name.startswith("."):
-                ids.append((relative / name).as_posix())
+    ids, _ = _pictures_in(folder)
     if not ids:
         raise InvalidData(f"{folder} has no pictures; pictures end in {', '.join(ENDINGS)}")
-    ids.sort()
     try:
         "\n".join(ids).encode()
     except UnicodeEncodeError as error:

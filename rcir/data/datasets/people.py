@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -218,20 +217,6 @@ CHESTX_GET = (
 )
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """Contents of one of the annotation files.
-
-    Attributes:
-        names: n image files.
-        findings: numbers of the findings of each, ascending, in `FINDINGS`; at least one, which is
-            that of "Normal" for an image without any.
-    """
-
-    names: list[str]
-    findings: list[list[int]]
-
-
 def read_chestx(root: Path) -> Source:
     """ChestX-Det (Lian et al., 2021): 3,578 chest X-rays, each with the findings that it shows.
 
@@ -257,10 +242,12 @@ def read_chestx(root: Path) -> Source:
     folder = root / CHESTX
     names: list[str] = []
     findings: list[list[int]] = []
-    for places, half in zip(CHESTX_PLACES, read_chestx_index(folder), strict=True):
+    indexes = require_files(folder, CHESTX_FILES, CHESTX_GET)
+    for places, path in zip(CHESTX_PLACES, indexes, strict=True):
         place = next((name for name in places if (folder / name).is_dir()), places[0])
-        names += [f"{place}/{name}" for name in half.names]
-        findings += half.findings
+        of_half = _annotations(path)
+        names += [f"{place}/{name}" for name in of_half]
+        findings += of_half.values()
     require_images(folder, names, " and ".join(CHESTX_FILES), CHESTX_GET)
     trains = np.array([not set(TRAINING_FINDINGS).isdisjoint(numbers) for numbers in findings])
     if trains.all() or not trains.any():
@@ -273,21 +260,8 @@ def read_chestx(root: Path) -> Source:
     return Source.of_halves(images, trains)
 
 
-def read_chestx_index(folder: Path) -> tuple[Annotations, Annotations]:
-    """The annotations of the official training and test images.
-
-    Args:
-        folder: that holds `ChestX_Det_train.json` and `ChestX_Det_test.json`; images are not
-            needed.
-
-    Raises:
-        DataUnavailable, InvalidData: see `read_chestx`.
-    """
-    train, test = (_annotations(path) for path in require_files(folder, CHESTX_FILES, CHESTX_GET))
-    return train, test
-
-
-def _annotations(path: Path) -> Annotations:
+def _annotations(path: Path) -> dict[str, list[int]]:
+    """Return the numbers of the findings of each image file, ascending, in `FINDINGS`."""
     try:
         entries = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -311,4 +285,4 @@ def _annotations(path: Path) -> Annotations:
         names.append(name)
         findings.append(sorted({number_of[what] for what in symptoms or ["Normal"]}))
     require_unique(path, names)
-    return Annotations(names, findings)
+    return dict(zip(names, findings, strict=True))

@@ -114,7 +114,10 @@ def read_pittsburgh_index(path: Path) -> PublishedSplit:
         DataUnavailable: a file is not there.
         InvalidData: a file is damaged, or names and positions are not one each.
     """
-    names = [] if path.suffix == ".mat" else _name_files(path)
+    stem = path.stem.rpartition("_")[0]
+    names = [path.parent / f"{stem}_imageNames_{part}.txt" for part in ("index", "query")]
+    if path.suffix == ".mat":
+        names = []
     for file in (path, *names):
         if not file.is_file():
             raise DataUnavailable(
@@ -149,11 +152,6 @@ def _mat(content: Mapping[str, Any]) -> Fields:
         )
     ]
     return names[0], struct["utmDb"], names[1], struct["utmQ"], float(struct["posDistThr"].item())
-
-
-def _name_files(path: Path) -> list[Path]:
-    stem = path.stem.rpartition("_")[0]
-    return [path.parent / f"{stem}_imageNames_{part}.txt" for part in ("index", "query")]
 
 
 def _npz(path: Path, gallery: Path, queries: Path) -> Fields:

@@ -115,19 +115,19 @@ def read_cifar10(root: Path, download: bool = False) -> Source:
     """
     folder = root / CIFAR10_FOLDER
     if download and not all((folder / file).is_file() for file in CIFAR10_TRAIN + CIFAR10_TEST):
-        _download_cifar10(root)
+        try:
+            download_and_extract_archive(
+                CIFAR10_URL, str(root), md5=CIFAR10_MD5, remove_finished=True
+            )
+        except (RuntimeError, URLError) as error:
+            raise DataUnavailable(
+                f"{CIFAR10_URL} cannot be fetched into {root}: {error}"
+            ) from error
     return Source(
         _cifar10_part(folder, "train", CIFAR10_TRAIN),
         _cifar10_part(folder, "test", CIFAR10_TEST),
         "train",
     )
-
-
-def _download_cifar10(root: Path) -> None:
-    try:
-        download_and_extract_archive(CIFAR10_URL, str(root), md5=CIFAR10_MD5, remove_finished=True)
-    except (RuntimeError, URLError) as error:
-        raise DataUnavailable(f"{CIFAR10_URL} cannot be fetched into {root}: {error}") from error
 
 
 def _cifar10_part(folder: Path, name: str, files: tuple[str, ...]) -> ImageSet:
