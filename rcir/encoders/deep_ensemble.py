@@ -57,6 +57,7 @@ class DeepEnsemble(Encoder):
     """
 
     Options = DeepEnsembleOptions
+    draws = True
     rotations: Tensor
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
@@ -102,11 +103,6 @@ class DeepEnsemble(Encoder):
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all members
         return torch.stack([member(images).vectors for member in self.members])
-
-    @property
-    def draws(self) -> bool:
-        """True if its members rank candidates."""
-        return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
         """Distances (members, n, k) by each member; of combined vectors, Gaussian draws'."""

@@ -76,7 +76,10 @@ class Embedder:
             InvalidConfig: Ray's cluster has no GPU to use.
         """
         blocks = blocks_of(images)
-        parts = self._parts(encoder, preprocessing, blocks)
+        parts: dict[int, Path] = {}  # the file of each block
+        if self.folder is not None:
+            digests = made_of(encoder, preprocessing, blocks)
+            parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
         done: dict[int, Embedding] = {}
         for number, part in parts.items():
             stored = _read(part, len(blocks[number]))
@@ -88,7 +91,8 @@ class Embedder:
             for number, embedding in opened._embedded(encoder, preprocessing, missing):
                 done[number] = embedding
                 if number in parts:
-                    _write(parts[number], embedding)
+                    parts[number].parent.mkdir(parents=True, exist_ok=True)
+                    write_file(parts[number], save(embedding.arrays()))
                 self.progress(len(embedding), False)
         return Embedding.concatenate([done[number] for number in range(len(blocks))])
 
@@ -124,17 +128,6 @@ class Embedder:
             path.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-
-    def _parts(
-        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
-    ) -> dict[int, Path]:
-        """Return the file of each block, if there is a folder."""
-        if self.folder is None:
-            return {}
-        return {
-            number: self.folder / f"{PART}{digest}.safetensors"
-            for number, digest in enumerate(made_of(encoder, preprocessing, blocks))
-        }
 
     def _embedded(
         self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
@@ -190,8 +183,3 @@ def _read(part: Path, images: int) -> Embedding | None:
     except (OSError, SafetensorError, TypeError, ValueError):
         return None
     return embedding if len(embedding) == images else None
-
-
-def _write(part: Path, embedding: Embedding) -> None:
-    part.parent.mkdir(parents=True, exist_ok=True)
-    write_file(part, save(embedding.arrays()))

@@ -21,17 +21,16 @@ from rcir.errors import InvalidConfig
 class GeM(nn.Module):
     """Generalised-mean pooling, (n, C, h, w) to (n, C).
 
-    ``f_c = mean_hw(max(x, eps) ** p) ** (1 / p)`` with one learnable p, shared by all channels
+    ``f_c = mean_hw(max(x, 1e-6) ** p) ** (1 / p)`` with one learnable p, shared by all channels
     (Radenovic et al., "Fine-tuning CNN image retrieval with no human annotation", TPAMI 2019).
     """
 
-    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+    def __init__(self, p: float = 3.0) -> None:
         super().__init__()
         self.p = nn.Parameter(torch.tensor(p))
-        self.eps = eps
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        powered = feature_map.clamp(min=self.eps).pow(self.p)
+        powered = feature_map.clamp(min=1e-6).pow(self.p)
         return powered.mean(dim=(-2, -1)).pow(1 / self.p)
 
 

@@ -146,7 +146,10 @@ class HedgedInstance(Encoder):
             if self.training:
                 noise = torch.randn(len(embedding), *noise.shape, device=noise.device)
             samples = mixture_samples(means, variances, noise)
-            divergence = _divergence(samples, means, variances)[:, None]
+            if means.shape[1] == 1:  # one Gaussian, exactly; mixtures by their samples
+                divergence = kl_to_prior(means[:, 0], variances[:, 0], prior_variance=1.0)[:, None]
+            else:
+                divergence = mixture_kl_to_normal(samples, means, variances)[:, None]
         anchor, positive, negative = (
             rows.unflatten(2, samples.shape[1:]) for rows in tuples.by_role(samples.flatten(1))
         )
@@ -230,10 +233,3 @@ def _mixture(embedding: Embedding) -> tuple[Tensor, Tensor]:
     if "component_means" not in embedding.extra:
         return embedding.vectors[:, None], embedding.variance[:, None]
     return embedding.extra["component_means"], embedding.extra["component_variances"]
-
-
-def _divergence(samples: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """(n,) KL divergences from N(0, I): of one Gaussian exactly, of mixtures by their samples."""
-    if means.shape[1] == 1:
-        return kl_to_prior(means[:, 0], variances[:, 0], prior_variance=1.0)
-    return mixture_kl_to_normal(samples, means, variances)

@@ -12,12 +12,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
 from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.features import BackboneFeatures, build_features, pooling
@@ -194,7 +192,8 @@ class LaplacianMetric(Encoder):
                     device, n = self.hessian.device, len(embedding)
                     features = embedding.vectors.to(device)
                     pairs = torch.triu_indices(n, n, 1, device=device).T
-                    match = torch.from_numpy(_matches(relevance)).to(device)
+                    everyone = np.broadcast_to(np.arange(n), (n, n))
+                    match = torch.from_numpy(relevance.of(relevance, everyone)).to(device)
                     match = match[pairs[:, 0], pairs[:, 1]]
                     outputs = self.layer(features)
                     curvature.add(features, outputs, pairs, match)
@@ -262,12 +261,6 @@ class LaplacianMetric(Encoder):
 def _extended(features: Tensor) -> Tensor:
     """Features with a constant one, whose weight is the bias."""
     return F.pad(features, (0, 1), value=1.0)
-
-
-def _matches(relevance: Relevance) -> NDArray[np.bool_]:
-    """(n, n) True where images match."""
-    everyone = np.arange(len(relevance))
-    return relevance.of(relevance, np.broadcast_to(everyone, (len(everyone),) * 2))
 
 
 Variant = Literal["full", "fixed", "positive"]

@@ -155,19 +155,14 @@ class Passes:
             shape = output.shape[1:]
             if layer.channels:
                 shape = torch.Size((shape[0], 1, 1))
-            self.masks[layer] = self._draw(shape, keep).to(output.device)
+            draws = [torch.rand(shape, generator=each, device="cpu") for each in self._generators]
+            self.masks[layer] = torch.stack([draw < keep for draw in draws]).to(output.device)
         factors = self.masks[layer][self._rows, None] / keep
         if first:
-            output = (output * factors).flatten(0, 1)
-            return output
+            return (output * factors).flatten(0, 1)
         # In place: on a CPU, memory for a second output takes longer than the multiplication.
         output.unflatten(0, (len(factors), len(output) // len(factors))).mul_(factors)
         return output
-
-    def _draw(self, shape: torch.Size, keep: float) -> Tensor:
-        return torch.stack(
-            [torch.rand(shape, generator=each, device="cpu") < keep for each in self._generators]
-        )
 
 
 # The passes that this thread computes. An argument of the layers in all but name: the backbones
@@ -203,6 +198,7 @@ class MCDropout(Encoder):
     """
 
     Options = MCDropoutOptions
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -266,11 +262,6 @@ class MCDropout(Encoder):
                 vectors.append(self.network(images).vectors)
         self._kept = (kind, passes.masks)  # once all of them are drawn, and then never changed
         return vectors
-
-    @property
-    def draws(self) -> bool:
-        """True if draws from the variance over the passes rank candidates."""
-        return True
 
     def _embed(self, images: Tensor) -> Embedding:
         stacked = self._passes(images)

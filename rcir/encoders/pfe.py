@@ -136,6 +136,7 @@ class ProbabilisticFaceEmbedding(Encoder):
     """
 
     Options = ProbabilisticFaceEmbeddingOptions
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -217,11 +218,6 @@ class ProbabilisticFaceEmbedding(Encoder):
             optimizer.step()
             schedule.step()
         self.variance_branch.requires_grad_(False).settle(features, options.batch)
-
-    @property
-    def draws(self) -> bool:
-        """True if draws of the Gaussians rank candidates."""
-        return True
 
     @property
     def reranks(self) -> bool:

@@ -60,6 +60,7 @@ class VonMisesFisher(Encoder):
     LossOptions = VonMisesFisherOptions
     revision = 1  # bounds of its variances
     mining = ("random", "semi-hard")
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -82,11 +83,6 @@ class VonMisesFisher(Encoder):
         """The von Mises-Fisher triplet loss of each tuple, (b,)."""
         concentration = tuples.by_role(_concentration(tuples.images))
         return vmf_tuple_loss(tuples.vectors, concentration, tuples.valid, options)
-
-    @property
-    def draws(self) -> bool:
-        """True if draws from the moments of the distributions rank candidates."""
-        return True
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
         """Distances of draws from Gaussians with the means and, per axis, variances of the vMFs."""

@@ -183,7 +183,8 @@ def _by_class(
     handles = []
     for number, color in zip(frequent, TEN_COLORS, strict=False):
         x, y = points[class_of == number].T
-        name = _shortened(names[number])
+        name = printable(names[number])
+        name = name if len(name) <= 20 else name[:19] + "…"
         handles.append((name, axes.scatter(x, y, color=color, label=name, **style)))
     other = ~np.isin(class_of, frequent)
     if other.any():
@@ -213,8 +214,3 @@ def _wrapped(title: str, inches: float) -> str:
     """The title in lines that are not longer than the page is wide."""
     letters = int(inches / 0.065)  # at 7 points
     return "\n".join(textwrap.fill(printable(line), letters) for line in title.split("\n"))
-
-
-def _shortened(name: object) -> str:
-    text = printable(name)
-    return text if len(text) <= 20 else text[:19] + "…"

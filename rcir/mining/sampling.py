@@ -213,13 +213,14 @@ def genuine_batches(
         several = np.flatnonzero(counts[number] > 1)
         labels = single[several]
         if (n_labels := np.count_nonzero(counts > 1)) > 1:
-            yield from _label_pairs(
-                several,
-                labels,
-                min(batch, int(n_labels) * samples_per_class),
-                samples_per_class,
-                rng,
-            )
+            size = min(batch, int(n_labels) * samples_per_class)
+            first = np.arange(0, size, samples_per_class)[:, None]
+            of_label = np.triu_indices(samples_per_class, 1)
+            pairs = np.stack([(first + each).ravel() for each in of_label])
+            while True:  # all pairs of each label in batches of some labels
+                for rows in several[label_batches(labels, size, samples_per_class, rng)]:
+                    # No image is paired with itself.
+                    yield rows, pairs[:, rows[pairs[0]] != rows[pairs[1]]]
     while True:
         anchors, matches = matching_pairs(relevance, rng.permutation(asking(relevance)), rng)
         if not len(anchors):
@@ -228,19 +229,3 @@ def genuine_batches(
             part = slice(start, start + batch // 2)
             rows = np.concatenate([anchors[part], matches[part]])
             yield rows, np.arange(len(rows)).reshape(2, -1)
-
-
-def _label_pairs(
-    rows: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    batch: int,
-    samples_per_class: int,
-    rng: np.random.Generator,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield all pairs of each label in batches of some labels; no image is paired with itself."""
-    first = np.arange(0, batch, samples_per_class)[:, None]
-    pairs = np.stack([(first + each).ravel() for each in np.triu_indices(samples_per_class, 1)])
-    while True:
-        for some in rows[label_batches(labels, batch, samples_per_class, rng)]:
-            different = some[pairs[0]] != some[pairs[1]]
-            yield some, pairs[:, different]

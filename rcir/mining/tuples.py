@@ -192,7 +192,9 @@ class Search:
         if isinstance(relevance, WithinRadius) and (
             relevance.near or relevance.database is not None
         ):
-            good = _positive(relevance, rows[place], columns)
+            pairs = (rows[place].cpu().numpy(), columns.cpu().numpy())
+            positive_pairs = relevance.positives(*pairs) | (pairs[0] == pairs[1])  # or itself
+            good = torch.from_numpy(positive_pairs).to(rows.device)
             columns, place, flat = columns[good], place[good], flat[good]
             counts = place.bincount(minlength=len(rows))
         has = counts > 1  # itself is one
@@ -274,13 +276,6 @@ class Search:
         """(b, k) exact distances of each of (b,) rows to (b, k) others."""
         own, others = self._cache[rows], self._cache[columns]
         return torch.cdist(own[:, None], others, compute_mode=DIRECT)[:, 0]
-
-
-def _positive(relevance: WithinRadius, anchors: Tensor, others: Tensor) -> Tensor:
-    """Return whether images are positives of anchors, pair by pair, or the anchor itself."""
-    pairs = (anchors.cpu().numpy(), others.cpu().numpy())
-    positive = relevance.positives(*pairs) | (pairs[0] == pairs[1])
-    return torch.from_numpy(positive).to(anchors.device)
 
 
 def _repeated(counts: Tensor, total: int) -> Tensor:
