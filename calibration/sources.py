@@ -88,6 +88,7 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Remove what was kept in case of an interruption."""
+        return None
 
 
 class VectorFiles(Source):
