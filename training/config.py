@@ -213,13 +213,12 @@ class TrainingConfig:
             if self.batch_per_worker < 1:
                 raise InvalidConfig(f"batch_per_worker is {self.batch_per_worker}; at least 1")
             object.__setattr__(self, "batch", self.batch_per_worker * max(1, self.most_workers))
-        for name, least in (("seed", 0), ("epochs", 1), ("patience", 0), ("batch", 1)):
+        at_least = {"seed": 0, "epochs": 1, "patience": 0, "batch": 1, "max_failures": 0}
+        for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
         if not 0 <= self.min_delta < 1:
             raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
-        if self.max_failures < 0:
-            raise InvalidConfig(f"max_failures is {self.max_failures}; at least 0")
         if self.threads is not None and self.threads < 1:
             raise InvalidConfig(f"threads is {self.threads}; at least 1")
         if isinstance(self.num_workers, int):
@@ -431,7 +430,8 @@ def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[T
             config,
             name=f"member-{number}",
             storage=config.storage if folder is None else str(folder / MEMBERS),
-            seed=_seed(config.seed, number),
+            # Apart also between ensembles of neighbouring seeds.
+            seed=int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0]),
             encoder=member,
             data=replace(config.data, root=str(data_root(config.data))),  # trained elsewhere
         )
@@ -452,8 +452,3 @@ def combined(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
     encoder.take_members(members)
     encoder.config = config.encoder
     return encoder.eval()
-
-
-def _seed(seed: int, number: int) -> int:
-    """Seeds of members, apart also between ensembles of neighbouring seeds."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

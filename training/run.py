@@ -114,9 +114,12 @@ def create_run(
     begun = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
     folder, plain = folder_of(config), asdict(begun)
     trained.write(folder)  # first: a run without it is taken for one of an earlier version
+    kind = "training"
+    if parent is not None:
+        kind = "member" if Path(config.storage).name == MEMBERS else "trial"
     tags = {
         FOLDER_TAG: str(folder),
-        tracking.KIND_TAG: _kind(config, parent),
+        tracking.KIND_TAG: kind,
         tracking.ENCODER_TAG: config.encoder.method,
         tracking.DATASET_TAG: config.data.name,
     }
@@ -124,12 +127,6 @@ def create_run(
         run = RunFolder(folder, plain, tracked.id, tracked.uri)
         run.write()
     return run
-
-
-def _kind(config: TrainingConfig, parent: tracking.TrackedRun | None) -> str:
-    if parent is None:
-        return "training"
-    return "member" if Path(config.storage).name == MEMBERS else "trial"
 
 
 @contextmanager

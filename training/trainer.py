@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from rcir.data import ImageSet, TransformParameters
+from rcir.data import ImageSet
 from rcir.data.relevance import asking
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder
@@ -139,15 +139,20 @@ def mined_tuples(
         embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
     """
     chosen = np.arange(len(images))
-    relevance = images.relevance
-    if config.mining.cache == "sampled":
+    relevance, sampled = images.relevance, config.mining.cache == "sampled"
+    if sampled:
         rng = numpy_generator(config.seed, epoch, SAMPLE)
         chosen = sample_images(images.relevance, config.mining.sample, rng)
         relevance = relevance.subset(chosen)
     ask = torch.from_numpy(asking(relevance))
-    sampled = config.mining.cache == "sampled"
     n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
-    cache = _cache(config, images, chosen, embed, workers)
+    starts = range(0, len(chosen), IMAGES_AT_ONCE)
+    blocks = [chosen[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
+    n_embedded = sum(map(len, blocks))
+    blocks = blocks or [chosen[:1]]  # of no image there would be no shape
+    pixels = loaded(images, config.preprocessing, blocks, workers.device)
+    embedded = torch.cat([embed(batch) for batch in pixels])[:n_embedded]
+    cache = workers.all_gather(embedded, shared=True)
     order = torch_generator(config.seed, epoch, ORDER)
     rounds = -(-n_anchors // len(ask))
     anchors = torch.cat(
@@ -163,23 +168,6 @@ def mined_tuples(
             own.append(mine(cache, relevance, block, config.mining, generator, part))
     own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
     return _gathered(own, torch.from_numpy(chosen), workers)
-
-
-def _cache(
-    config: TrainingConfig,
-    images: ImageSet,
-    rows: NDArray[np.int64],
-    embed: Callable[[Tensor], Tensor],
-    workers: Workers,
-) -> Tensor:
-    """Embeddings of the un-augmented images of some rows, on every worker."""
-    starts = range(0, len(rows), IMAGES_AT_ONCE)
-    blocks = [rows[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
-    n_own = sum(map(len, blocks))
-    blocks = blocks or [rows[:1]]  # of no image there would be no shape
-    pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    own = torch.cat([embed(batch) for batch in pixels])[:n_own]
-    return workers.all_gather(own, shared=True)
 
 
 def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
@@ -353,7 +341,13 @@ class Trainer:
             return Objective([batch[:, None] for batch in batches])
         self.encoder.eval()
         with torch.no_grad():
-            tuples = mined_tuples(options, self.images, self._embed, self.workers, epoch)
+            tuples = mined_tuples(
+                options,
+                self.images,
+                lambda pixels: self._embedding(self.encoder, pixels).vectors,
+                self.workers,
+                epoch,
+            )
         # A last batch of fewer tuples than micro-batches is left out.
         starts = range(0, len(tuples) - self.config.n_micro_batches + 1, options.batch)
         mined = [tuples[start : start + options.batch] for start in starts]
@@ -376,14 +370,20 @@ class Trainer:
         rows = (_by_role(batch[part]) for batch in objective.batches for part in parts)
         pixels = loaded(self.images, self.config.preprocessing, rows, self.workers.device)
         for step, batch in enumerate(objective.batches):
-            transforms = self._transforms(epoch, step, batch.size)
+            # Drawn alike on every worker, for all images of the step.
+            rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
+            transforms = self.options.augmentation.draw(
+                batch.size, self.config.preprocessing.size, rng
+            )
             places = np.arange(batch.size).reshape(batch.shape)
             total, n = torch.zeros((), device=self.workers.device), len(batch)
             embeddings = []
             for number, part in zip(self._own_micro_batches, parts, strict=True):
                 with self._synchronised(number):
                     transformed = transforms[_by_role(places[part])](next(pixels))
-                    embedding = self._forward(transformed, epoch, step, number)
+                    torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, number))
+                    self._statistics.start_part()
+                    embedding = self._embedding(self.model, transformed)
                     if objective.losses is None:
                         embeddings.append(embedding)
                         continue
@@ -408,11 +408,17 @@ class Trainer:
         """
         device = self.workers.device
         embedding = self._of_all(own, len(batch))
-        # By one worker for all: at a tie, different hardware might choose differently.
-        first = self.workers.rank == 0
-        rows, valid = self.workers.broadcast(
-            self._within(embedding.vectors.detach(), batch[:, 0], epoch, step) if first else None
-        )
+        mined = None
+        if self.workers.rank == 0:  # for all: at a tie, different hardware might choose differently
+            tuples = mine(
+                embedding.vectors.detach(),
+                self.images.relevance.subset(batch[:, 0]),
+                torch.arange(len(batch)),
+                self.options.mining,
+                torch_generator(self.config.seed, epoch, MINING, step),
+            )
+            mined = _by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
+        rows, valid = self.workers.broadcast(mined)
         if len(valid) == 0:
             return torch.zeros((), device=device), 0
         members = EmbeddedTuples(embedding[torch.from_numpy(rows).to(device)], valid.to(device))
@@ -421,34 +427,6 @@ class Trainer:
         loss = self.encoder.loss(members, self._loss_options).mean()
         loss.backward()
         return loss.detach(), len(valid)
-
-    def _within(
-        self, vectors: Tensor, batch: NDArray[np.int64], epoch: int, step: int
-    ) -> tuple[NDArray[np.int64], Tensor]:
-        """The tuples within a batch: places of their members, and which negatives count."""
-        tuples = mine(
-            vectors,
-            self.images.relevance.subset(batch),
-            torch.arange(len(batch)),
-            self.options.mining,
-            torch_generator(self.config.seed, epoch, MINING, step),
-        )
-        return _by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
-
-    def _transforms(self, epoch: int, step: int, n: int) -> TransformParameters:
-        """Random transforms of all images of a step, drawn alike on every worker."""
-        rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
-        return self.options.augmentation.draw(n, self.config.preprocessing.size, rng)
-
-    def _forward(self, pixels: Tensor, epoch: int, step: int, part: int) -> Embedding:
-        """Embed a micro-batch, with gradients."""
-        torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, part))
-        self._statistics.start_part()
-        return self._embedding(self.model, pixels)
-
-    def _embed(self, pixels: Tensor) -> Tensor:
-        """Embed images as they are, for the cache."""
-        return self._embedding(self.encoder, pixels).vectors
 
     def _embedding(self, model: nn.Module, pixels: Tensor) -> Embedding:
         config = self.config

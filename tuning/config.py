@@ -193,18 +193,15 @@ class TuningConfig:
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
         check_level("delta", self.delta)
-        for name, least in (("trials", 1), ("seeds", 1), ("interval", 1), ("reduction", 2)):
+        at_least = {"trials": 1, "seeds": 1, "interval": 1, "reduction": 2}
+        for name, least in (at_least | {"finalists": 0, "seed": 0}).items():
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
-        if self.finalists < 0:
-            raise InvalidConfig(f"finalists is {self.finalists}; at least 0")
         if self.finalists and self.final_seeds <= self.seeds:
             raise InvalidConfig(
                 f"final_seeds is {self.final_seeds} and seeds {self.seeds}: finalists train with "
                 "more seeds than other trials"
             )
-        if self.seed < 0:
-            raise InvalidConfig(f"seed is {self.seed}; at least 0")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
             raise InvalidConfig("objectives: give certified_size, recall_at_1, or both")
         if self.search != "tpe" and self.objectives != ("certified_size",):

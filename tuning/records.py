@@ -12,7 +12,6 @@ ray/                    Ray Tune's own files; restoring from them would read pic
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +133,9 @@ def read_records(folder: Path) -> Records | None:
         return None
     try:
         stored = json.loads(path.read_text())
-        trials = [_trial(values) for values in stored["trials"]]
+        # The folders follow from the rest.
+        fields = [{k: v for k, v in one.items() if k != "folders"} for one in stored["trials"]]
+        trials = [Trial(**each) for each in fields]
         return Records(
             folder,
             stored["config"],
@@ -147,10 +148,6 @@ def read_records(folder: Path) -> Records | None:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and sweep again"
         ) from error
-
-
-def _trial(values: Mapping[str, Any]) -> Trial:
-    return Trial(**{name: value for name, value in values.items() if name != "folders"})
 
 
 def trial_name(number: int) -> str:

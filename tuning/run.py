@@ -188,7 +188,9 @@ def sweep(config: TuningConfig) -> Records:
     earlier = _earlier_sweep(config, folder)
     if earlier is not None and earlier.finished:
         return earlier
-    all_values = _all_trials(config)
+    all_values = None  # where the trials cannot be drawn before any is trained
+    if config.search != "tpe":
+        all_values = draw(config.training, config.space, config.trials, config.seed)
     _check_trials(config, all_values)
     join_cluster()
     at_once = trials_at_once(config)
@@ -299,13 +301,6 @@ def _settings() -> Iterator[None]:
     finally:
         for name in own:
             os.environ.pop(name, None)
-
-
-def _all_trials(config: TuningConfig) -> list[Values] | None:
-    """Return all trials, if they can be drawn before any is trained."""
-    if config.search == "tpe":
-        return None
-    return draw(config.training, config.space, config.trials, config.seed)
 
 
 def _check_trials(config: TuningConfig, all_values: list[Values] | None) -> None:
