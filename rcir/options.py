@@ -116,12 +116,20 @@ def require_choices(options: object, *names: str) -> None:
     """Raise `InvalidConfig` of the first named option, a `Literal`, that is none of its values."""
     hints = get_type_hints(type(options))
     for name in names:
-        choices = get_args(hints[name])
-        if getattr(options, name) not in choices:
-            raise InvalidConfig(
-                f"encoder.options.{name} {getattr(options, name)!r} is unknown; choose one of "
-                f"{', '.join(choices)}"
-            )
+        require_choice(f"encoder.options.{name}", getattr(options, name), hints[name])
+
+
+def require_choice(name: str, value: object, literal: Any) -> None:
+    """Raise `InvalidConfig` unless a value is one of those of a `Literal`.
+
+    Example:
+        >>> require_choice("loss.form", "cubic", Literal["linear", "squared"])
+        Traceback (most recent call last):
+        rcir.errors.InvalidConfig: loss.form 'cubic' is unknown; choose one of linear, squared
+    """
+    if value not in get_args(literal):
+        choices = ", ".join(get_args(literal))
+        raise InvalidConfig(f"{name} {value!r} is unknown; choose one of {choices}")
 
 
 def spelled(words: Sequence[str], separator: str) -> list[str]:

@@ -62,7 +62,11 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
         The four or three, or none if there are too few images for all roles.
     """
     database = database_of(images.relevance)
-    folds = _folds(images) if database is None else _asking_folds(database)
+    if database is None:
+        folds = _folds(images)
+    else:
+        asked = np.random.default_rng(0).permutation(np.flatnonzero(~database))
+        folds = np.array_split(asked, N_FOLDS - 1)
     roles = []
     for turn in range(len(folds)):
         searched, *others = folds[turn:] + folds[:turn]
@@ -98,12 +102,6 @@ def certify_folds(
     return workers.share(
         len(folds), lambda number: _certify(vectors, uncertainty, images, folds[number])
     )
-
-
-def _asking_folds(database: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-    """Return the rows of images that query, in three folds."""
-    order = np.random.default_rng(0).permutation(np.flatnonzero(~database))
-    return np.array_split(order, N_FOLDS - 1)
 
 
 def _folds(images: ImageSet) -> list[NDArray[np.int64]]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rcir.data.images import ImageLike, Interpolation, Resizing, read_image, read_images
 from rcir.errors import InvalidConfig, InvalidImage
+from rcir.options import require_choice
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,7 @@ class Preprocessing:
                 f"preprocessing.mean {self.mean} and std {self.std} must each have one value, or "
                 f"one for each of {self.channels} channels, those of std above 0"
             )
-
-        if self.interpolation not in get_args(Interpolation):
-            raise InvalidConfig(
-                f"preprocessing.interpolation {self.interpolation!r} is unknown; choose one of "
-                f"{', '.join(get_args(Interpolation))}"
-            )
+        require_choice("preprocessing.interpolation", self.interpolation, Interpolation)
         if self.crop is not None and not 0 < self.crop <= 1:
             raise InvalidConfig(
                 f"preprocessing.crop is {self.crop}; it must lie in (0, 1], or be null for the "

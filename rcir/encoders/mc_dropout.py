@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +72,6 @@ class DropoutConv(nn.Module):
         return drop(output, self.probability) if self.training else output
 
 
-class AnyPasses(Protocol):
-    """Forward passes through thinned networks."""
-
-    def thinned(self, layer: DropoutConv, images: Tensor) -> Tensor:
-        """Return the thinned output of a layer, (passes * n, C, H, W)."""
-
-
 class IndependentPasses:
     """Forward passes side by side in which every image has masks of its own.
 
@@ -99,6 +92,7 @@ class IndependentPasses:
         self._layer = 0
 
     def thinned(self, layer: DropoutConv, images: Tensor) -> Tensor:
+        """The thinned output of a layer, (passes * n, C, H, W)."""
         output: Tensor = layer.conv(images)
         self._layer += 1
         shape = torch.Size((output.shape[1], 1, 1)) if layer.channels else output.shape[1:]
@@ -167,11 +161,11 @@ class Passes:
 
 # The passes that this thread computes. An argument of the layers in all but name: the backbones
 # around them pass on images alone.
-_passes: ContextVar[AnyPasses | None] = ContextVar("passes", default=None)
+_passes: ContextVar[Passes | IndependentPasses | None] = ContextVar("passes", default=None)
 
 
 @contextmanager
-def at_work(passes: AnyPasses) -> Iterator[None]:
+def at_work(passes: Passes | IndependentPasses) -> Iterator[None]:
     """Thin what this thread computes meanwhile."""
     before = _passes.set(passes)
     try:

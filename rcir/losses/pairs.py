@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcir.errors import InvalidConfig
 from rcir.losses.tuples import require_not_negative
+from rcir.options import require_choice
 
 
 @dataclass(frozen=True)
@@ -290,10 +290,7 @@ def pair_hessian_blocks(
     Raises:
         InvalidConfig: there is no such geometry.
     """
-    if geometry not in get_args(HessianGeometry):
-        raise InvalidConfig(
-            f"Hessian {geometry!r} is unknown; choose one of {', '.join(get_args(HessianGeometry))}"
-        )
+    require_choice("Hessian", geometry, HessianGeometry)
     n1, n2 = first.norm(dim=1, keepdim=True), second.norm(dim=1, keepdim=True)
     u1, u2 = first / n1, second / n2
     product = u1 * u2

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
+from rcir.options import require_choice
 
 ContrastiveForm = Literal["squared-gap", "linear", "hadsell", "soft"]
 
@@ -60,11 +61,7 @@ def contrastive_loss(
         >>> contrastive_loss(a, b, True), contrastive_loss(a, b, False, margin=1.0)
         (tensor(0.1250), tensor(0.3750))
     """
-    if form not in get_args(ContrastiveForm):
-        raise InvalidConfig(
-            f"contrastive form {form!r} is unknown; choose one of "
-            f"{', '.join(get_args(ContrastiveForm))}"
-        )
+    require_choice("contrastive form", form, ContrastiveForm)
     squared = (first - second).square().sum(-1)
     if form == "squared-gap":
         return (squared if match else F.relu(margin**2 - squared)) / 2
@@ -106,10 +103,7 @@ def triplet_loss(
         >>> triplet_loss(a, p, n, margin=0.5), triplet_loss(a, p, n, 0.5, "unsquared")
         (tensor(24.5000), tensor(4.5000))
     """
-    if form not in get_args(TripletForm):
-        raise InvalidConfig(
-            f"triplet form {form!r} is unknown; choose one of {', '.join(get_args(TripletForm))}"
-        )
+    require_choice("triplet form", form, TripletForm)
     near = (anchor - positive).square().sum(-1)
     far = (anchor - negative).square().sum(-1)
     if form == "squared":
@@ -154,10 +148,7 @@ class PointLossOptions:
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InvalidConfig(
-                f"loss.form {self.form!r} is unknown; choose one of {', '.join(FORMS)}"
-            )
+        require_choice("loss.form", self.form, PointForm)
         if self.margin is None:
             object.__setattr__(self, "margin", 0.7 if self.form in CONTRASTIVE else 0.1)
         require_not_negative("margin", cast(float, self.margin))

@@ -7,7 +7,7 @@ candidates only; where, given the rounding, these might not hold the answer, of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from rcir.data.relevance import Relevance, WithinRadius, database_of
 from rcir.errors import InvalidConfig
+from rcir.options import require_choice
 from rcir.torch_settings import copied, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
@@ -70,17 +71,12 @@ class MiningConfig:
     samples_per_class: int | None = None
 
     def __post_init__(self) -> None:
-        for name, choices, more in (
-            ("positive", Positive, (None,)),
-            ("negatives", Negatives, (None,)),
-            ("scope", Scope, ()),
-            ("cache", Cache, ()),
-        ):
-            if getattr(self, name) not in (*more, *get_args(choices)):
-                raise InvalidConfig(
-                    f"mining.{name} {getattr(self, name)!r} is unknown; choose one of "
-                    f"{', '.join(get_args(choices))}"
-                )
+        if self.positive is not None:
+            require_choice("mining.positive", self.positive, Positive)
+        if self.negatives is not None:
+            require_choice("mining.negatives", self.negatives, Negatives)
+        require_choice("mining.scope", self.scope, Scope)
+        require_choice("mining.cache", self.cache, Cache)
         if self.num_negatives < 1:
             raise InvalidConfig(
                 f"mining.num_negatives is {self.num_negatives}; at least 1 negative is needed"
