@@ -1,6 +1,7 @@
 """A stored retriever: a folder of immutable versions and one file that names the current version.
 
-    current.json                  format of this layout, and the name of the current version
+    current.json                  format of this layout, and names of the current and the previous
+                                  version
     lock                          held by a process while it saves
     versions/NAME/
         manifest.json             format of the version, and the SHA-256 of every other file
@@ -136,13 +137,14 @@ def save(retriever: StoredRetriever, folder: str | os.PathLike[str]) -> Path:
         place = target.resolve()
         previous = _find_version(place)
         _check_conflict(retriever.version_folder, place, previous)
+        _clean(place)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         version = place / VERSIONS / name
         try:
             write_folder(version, lambda aside: _write_version(retriever, aside))
-            _point_to(version)
+            _point_to(version, previous)
         finally:
-            _clean(place, previous)
+            _clean(place)
     return version
 
 
@@ -314,29 +316,35 @@ def _lock(folder: Path) -> BaseFileLock:
     return FileLock(folder.resolve() / LOCK, is_singleton=True)
 
 
-def _point_to(version: Path) -> None:
+def _point_to(version: Path, previous: Path | None) -> None:
     """Make a version the current one."""
     folder = version.parent.parent
     aside = folder / f".{POINTER}"
-    aside.write_text(json.dumps({"format": LAYOUT, "version": version.name}))
+    pointer = {"format": LAYOUT, "version": version.name}
+    if previous is not None and previous != folder:
+        pointer["previous"] = previous.name
+    aside.write_text(json.dumps(pointer))
     for path in (aside, folder.parent):
         sync(path)
     aside.replace(folder / POINTER)
     sync(folder)
 
 
-def _clean(folder: Path, previous: Path | None) -> None:
-    """Delete all versions but the current and the previous one, and partial versions.
+def _clean(folder: Path) -> None:
+    """Delete what the pointer does not name: old versions, and those of killed processes.
 
     If there are versions, files of the layout without versions are deleted, too. What cannot be
     deleted is left to the next writer.
     """
-    current = _find_version(folder)
+    retained: set[str | None] = set()
+    with suppress(FileNotFoundError):
+        pointer = json.loads((folder / POINTER).read_text())
+        retained = {pointer["version"], pointer.get("previous")}
     with suppress(OSError):
         for path in (folder / VERSIONS).iterdir():
-            if path not in (current, previous):
+            if path.name not in retained:
                 shutil.rmtree(path, ignore_errors=True)
-    if current == folder:
+    if _find_version(folder) == folder:
         return
     names = {name.partition("/")[0] for name in _listed_files(folder)} - {POINTER, LOCK, VERSIONS}
     with suppress(OSError):

@@ -1,8 +1,5 @@
 """`rcir recalibrate`, and `rcir retrieve` of vectors."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -50,17 +47,6 @@ def test_a_folder_is_brought_up_to_date(folder, capsys):
     assert [one.to_dict() for one in after.retrieve(asked, 0.2, 0.1)] == [
         one.to_dict() for one in expected.retrieve(asked, 0.2, 0.1)
     ]
-
-
-def test_parallel_recalibrations_are_both_applied(folder):
-    command = [sys.executable, "-m", "rcir.cli", "recalibrate", "own", "--remove"]
-    for name in ("3", "5"):
-        (folder.parent / name).write_text(name)
-    processes = [subprocess.Popen([*command, name]) for name in ("3", "5")]
-    assert [process.wait() for process in processes] == [0, 0]
-    loaded = rcir.load(folder)
-    assert set(map(str, range(300))) - set(loaded.ids) == {"3", "5"}
-    assert loaded.changes() == []
 
 
 def test_ids_to_remove_must_be_text(folder, capsys):

@@ -267,18 +267,6 @@ while code == -signal.SIGKILL:
 assert steps > 15 and code == 0 and seen == sorted(seen), (steps, code, seen)
 assert set(seen) == {"" if sys.argv[4] == "nothing" else "first-0", "second-0"}
 """
-READ = """
-def read():
-    while not folder.with_name("done").exists():
-        load()
-
-shutil.copytree(rcir.load(first).version_folder, folder)
-readers = [start(read) for _ in range(2)]
-for source in [second, first] * 15:
-    rcir.load(source).save(folder)
-folder.with_name("done").touch()
-assert finish(readers) == [0, 0]
-"""
 WRITE = """
 def write(name):
     retriever = rcir.load(folder)
@@ -299,8 +287,8 @@ assert set(rcir.load(first).ids) - set(rcir.load(folder).ids) == {names[codes.in
 
 @pytest.mark.parametrize(
     ("script", "before"),
-    [*((KILLED, name) for name in ("versions", "flat", "nothing")), (READ, ""), (WRITE, "")],
-    ids=["killed", "killed, flat", "killed, new", "readers", "writers"],
+    [*((KILLED, name) for name in ("versions", "flat", "nothing")), (WRITE, "")],
+    ids=["killed", "killed, flat", "killed, new", "writers"],
 )
 def test_processes_see_complete_versions_and_lose_no_update(pair, tmp_path, script, before):
     command = [sys.executable, "-c", COMMON + script, *map(str, pair), str(tmp_path / "it"), before]
