@@ -22,6 +22,8 @@ MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
 TEXT_COLUMNS = ("id", "group", "cluster")
 COLUMNS_READ = (*TEXT_COLUMNS, "vector", "label", "labels", "x", "y", "uncertainty")
 SEPARATORS = ";|"
+# What a file may take in memory: so many bytes, or so many times its own size if that is more.
+ALWAYS_ALLOWED, MAX_GROWTH = 256 * 2**20, 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +65,8 @@ def read_vectors(path: Path) -> VectorTable:
 
     Raises:
         DataUnavailable: there is no such file.
-        InvalidData: it cannot be read, lacks a column, or a value is missing or wrong.
+        InvalidData: it cannot be read, lacks a column, or a value is missing or wrong; or it would
+            take far more memory than files of its size do.
     """
     if not path.is_file():
         raise DataUnavailable(f"there is no file {path}")
@@ -91,25 +94,33 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
     """
     if not path.is_file():
         raise DataUnavailable(f"there is no table {path}")
+    names = ("query", "gallery")
     try:
-        table = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+        is_csv = path.suffix.lower() == ".csv"
+        table = _read_csv(path) if is_csv else _read_parquet(path, names)
+        for name in names:
+            if name not in table.column_names:
+                raise _absent(path, name, table.column_names)
+        values = [_objects(path, name, table[name]) for name in names]
+    except InvalidData:
+        raise
     except Exception as error:
         raise InvalidData(f"{path} cannot be read: {error}") from error
-    for name in ("query", "gallery"):
-        if name not in table.column_names:
-            raise _absent(path, name, table.column_names)
-    columns = [_texts(path, name, table[name].to_pylist()) for name in ("query", "gallery")]
+    columns = [_texts(path, name, of) for name, of in zip(names, values, strict=True)]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _parquet(path: Path) -> tuple[dict[str, Any], str | None]:
-    table = _read_parquet(path)
+    table = _read_parquet(path, COLUMNS_READ)
+    if "vector" not in table.column_names:
+        from pyarrow import parquet
+
+        raise _absent(path, "vector", parquet.read_schema(path).names)
     model = (table.schema.metadata or {}).get(MODEL.encode())
-    columns = {name: table[name] for name in table.column_names if name in COLUMNS_READ}
-    if "vector" not in columns:
-        raise _absent(path, "vector", table.column_names)
-    arrays: dict[str, Any] = {"vector": _matrix(path, columns.pop("vector"))}
-    arrays |= {name: values.to_pylist() for name, values in columns.items()}
+    arrays: dict[str, Any] = {
+        name: _matrix(path, table[name]) if name == "vector" else _objects(path, name, table[name])
+        for name in table.column_names
+    }
     return arrays, None if model is None else model.decode()
 
 
@@ -117,11 +128,26 @@ def _npz(path: Path) -> tuple[dict[str, Any], str | None]:
     with np.load(path, allow_pickle=False) as archive:
         if "vector" not in archive:
             raise _absent(path, "vector", list(archive))
+        sizes = [
+            member.file_size
+            for member in archive.zip.infolist()
+            if member.filename.removesuffix(".npy") in (*COLUMNS_READ, "model")
+        ]
+        _require_room(path, "the file", sum(sizes))
         columns = {name: archive[name] for name in archive if name in COLUMNS_READ}
         model = str(archive["model"]) if "model" in archive else None
-    return {
-        name: values if name == "vector" else values.tolist() for name, values in columns.items()
-    }, model
+    return columns, model
+
+
+def _require_room(path: Path, what: str, size: int) -> None:
+    """Raise `InvalidData` if something in a file takes far more memory than the file's size."""
+    limit = max(ALWAYS_ALLOWED, MAX_GROWTH * path.stat().st_size)
+    if size > limit:
+        raise InvalidData(
+            f"{path}: {what} would take {size:,} bytes in memory, and from a file of this size at "
+            f"most {limit:,} are read: if that is right, write it without compression and "
+            "dictionaries, and with shorter texts"
+        )
 
 
 def _npy(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -136,10 +162,43 @@ def _npy(path: Path) -> tuple[dict[str, Any], str | None]:
     return columns | {"vector": read_array(path)}, None
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path, names: Sequence[str]) -> Any:
+    """Read those columns of these names that there are, texts as dictionaries.
+
+    In a dictionary, a text that many rows have is in memory once, as it is in the file.
+    """
     from pyarrow import parquet
 
-    return parquet.read_table(path)
+    metadata = parquet.read_metadata(path)
+    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    read = {number: leaf for number, leaf in enumerate(leaves) if leaf.path.split(".")[0] in names}
+    size = 0
+    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for number, leaf in read.items():
+            chunk = row_group.column(number)
+            size += chunk.num_values * max(8, leaf.length) + chunk.total_uncompressed_size
+    _require_room(path, "the file", size)
+    texts = [leaf.path for leaf in read.values() if leaf.physical_type == "BYTE_ARRAY"]
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        return file.read([name for name in file.schema_arrow.names if name in names])
+
+
+def _objects(path: Path, name: str, column: Any) -> list[Any]:
+    """The values of a column, which may be lists of such."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    joined = column.combine_chunks()
+    leaf = joined if not pa.types.is_list(joined.type) else joined.flatten()
+    if pa.types.is_nested(leaf.type):
+        raise InvalidData(f"{path}: column {name} is of type {joined.type}: give texts or numbers")
+    if pa.types.is_dictionary(leaf.type) and len(leaf):
+        longest = compute.max(compute.binary_length(leaf.dictionary)).as_py() or 0
+        _require_room(path, f"column {name}", 4 * longest * len(leaf))
+        if leaf is joined:
+            joined = joined.dictionary_decode()  # much faster to list
+    values: list[Any] = joined.to_pylist()
+    return values
 
 
 def _read_csv(path: Path) -> Any:
@@ -161,8 +220,9 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
         raise InvalidData(f"{path} holds no vectors")
     joined = column.combine_chunks()
     kind = joined.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
-        not pa.types.is_fixed_size_list(kind)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (is_list or pa.types.is_fixed_size_list(kind)) or not (
+        pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
     ):
         raise InvalidData(f"{path}: column vector is of type {kind}; it must hold lists of numbers")
     if joined.null_count:
@@ -180,10 +240,14 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
 def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTable:
     vectors = _vectors(path, columns.pop("vector"))
     for name, values in columns.items():
-        if len(values) != len(vectors):
+        n = 1 if isinstance(values, np.ndarray) and not values.ndim else len(values)
+        if n != len(vectors):
             raise InvalidData(
-                f"{path}: {len(vectors)} vectors and {len(values)} values of {name}: give one each"
+                f"{path}: {len(vectors)} vectors and {n} values of {name}: give one each"
             )
+        if isinstance(values, np.ndarray):
+            _require_room(path, f"array {name}", 8 * values.size)
+            columns[name] = values.reshape(len(vectors), *values.shape[1:]).tolist()
     kinds = [name for name in ("label", "labels", "x") if name in columns]
     if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
         present = [name for name in ("label", "labels", "x", "y") if name in columns]
@@ -226,8 +290,8 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
             f"{path}: vectors are of type {vectors.dtype} and have shape {vectors.shape}; they "
             "must be real numbers, (n, d)"
         )
-    if not len(vectors):
-        raise InvalidData(f"{path} holds no vectors")
+    if not vectors.size:
+        raise InvalidData(f"{path} holds no vectors: their shape is {vectors.shape}")
     wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(wrong):
         raise InvalidData(
@@ -256,7 +320,13 @@ def _texts(path: Path, name: str, values: list[Any]) -> NDArray[np.str_]:
         raise InvalidData(
             f"{path}: column {name} holds {kind_names}: give whole numbers or texts throughout"
         )
-    return np.array([str(value) for value in values])
+    return _array(path, name, [str(value) for value in values])
+
+
+def _array(path: Path, name: str, texts: list[str]) -> NDArray[np.str_]:
+    """(n,) texts, each of which takes as much memory as the longest."""
+    _require_room(path, f"column {name}", 4 * len(texts) * max(map(len, texts), default=0))
+    return np.array(texts)
 
 
 def _lists(path: Path, values: list[Any]) -> list[list[str]]:
