@@ -119,7 +119,8 @@ class Retriever:
             SaveConflict: the retriever was loaded from or saved to this folder, and another version
                 has been saved to it since.
         """
-        parts = self.searcher, self.calibration, self.origin, self.version_folder
+        version = self._version
+        parts = version.searcher, version.calibration, self.origin, self.version_folder
         self.version_folder = storage.save(storage.StoredRetriever(*parts), folder)
         return Path(folder)
 
@@ -142,7 +143,8 @@ class Retriever:
 
     def __copy__(self) -> Retriever:
         """Return a retriever whose search and calibration can be replaced on their own."""
-        other = Retriever(copy(self.searcher), self.calibration)
+        version = self._version
+        other = Retriever(copy(version.searcher), version.calibration)
         other.origin, other.version_folder = self.origin, self.version_folder
         return other
 
@@ -407,7 +409,7 @@ class Retriever:
                 "the index is on a server and changes in place: call `add` or `remove`, then "
                 "`recalibrate`, on the retriever itself"
             )
-        before, changed = self._version, copy(self)
+        before, folder, changed = self._version, self.version_folder, copy(self)
         fingerprints = before.searcher.fingerprints()
         changed.searcher.index = deepcopy(before.searcher.index)
         yield changed
@@ -417,7 +419,8 @@ class Retriever:
             if before.searcher.fingerprints() != fingerprints:
                 raise InvalidData("the gallery changed during this update: repeat it")
             self._replace(before, changed._version)
-            self.version_folder = changed.version_folder
+            if changed.version_folder != folder:  # the block saved it
+                self.version_folder = changed.version_folder
 
     def recalibrate(self) -> CalibrationReport:
         """Calibrate anew with the same queries, after the gallery has changed.
@@ -500,4 +503,5 @@ class Retriever:
             InvalidData: the queries come in clusters: the tests are of independent ones.
             InvalidRiskLevel, RiskUnattainable: a level is out of range, or nothing certifies it.
         """
-        return check_recent(self.searcher, self._version.valid_calibration(), recent, alpha, delta)
+        version = self._version
+        return check_recent(version.searcher, version.valid_calibration(), recent, alpha, delta)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from copy import copy
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, IsRemote
+from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 
 RNG = np.random.default_rng(0)
@@ -111,6 +113,36 @@ def test_an_update_notices_its_changes_while_the_old_version_is_queried():
         next_version.searcher.max_depth = 50
     assert retriever.changes() == []
     assert answers(retriever)
+
+
+def test_what_is_saved_or_copied_during_a_change_is_one_version(tmp_path, monkeypatch):
+    retriever = built()
+    before, searcher, numbers = answers(retriever), Retriever.searcher, iter(range(2))
+
+    def change_after(self):
+        """Read the search, and then replace the version as another thread would."""
+        found = searcher.fget(self)
+        monkeypatch.undo()
+        with self.update() as next_version:
+            grow(next_version, next(numbers))
+        return found
+
+    monkeypatch.setattr(Retriever, "searcher", property(change_after))
+    saved = rcir.load(retriever.save(tmp_path / "saved"))
+    monkeypatch.setattr(Retriever, "searcher", property(change_after))
+    copied = copy(retriever)
+    assert saved.changes() == copied.changes() == []
+    assert answers(saved) == before
+
+
+def test_a_retriever_that_is_saved_during_an_update_can_be_saved_after_it(tmp_path):
+    retriever = built()
+    retriever.save(tmp_path / "retriever")
+    with retriever.update() as next_version:
+        grow(next_version, 0)
+        retriever.save(tmp_path / "retriever")
+    retriever.save(tmp_path / "retriever")
+    assert len(rcir.load(tmp_path / "retriever").ids) == 500
 
 
 def test_without_a_calibration_only_the_gallery_changes():
