@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -329,10 +330,7 @@ def read_image(
             wrong type.
     """
     resizing = None if size is None else Resizing(size)
-    if isinstance(source, np.ndarray):
-        return _read(source, channels, resizing)
-    with _no_warnings():
-        return _read(source, channels, resizing)
+    return _read(source, channels, resizing)
 
 
 def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple[int, int]:
@@ -347,11 +345,7 @@ def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple
         >>> image_size(file.getvalue())
         (2, 3)
     """
-    with (
-        _no_warnings(),
-        open_image(source) as file,
-        Image.open(file, formats=_formats(source)) as image,
-    ):
+    with open_image(source) as file, Image.open(file, formats=_formats(source)) as image:
         _check(image, image_name(source))
         return image.size
 
@@ -377,15 +371,13 @@ def read_images(
     # A PIL image may be given twice, and is decoded when first used: not by two threads at once.
     paths = all(isinstance(source, str | os.PathLike) for source in sources)
     threads = min(torch.get_num_threads(), len(sources)) if paths else 1
-    # Once for all threads, since the filters of warnings are shared between them.
-    with _no_warnings():
-        if threads <= 1:
-            for row in range(len(sources)):
-                work(row)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                for _ in pool.map(work, range(len(sources))):  # in order, and so is the first error
-                    pass
+    if threads <= 1:
+        for row in range(len(sources)):
+            work(row)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(work, range(len(sources))):  # in order, and so is the first error
+                pass
     return images
 
 
@@ -399,8 +391,7 @@ def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
             return str(error)
         return None
 
-    # Once for all threads, as in `read_images`.
-    with _no_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(fault, sources)
 
 
@@ -463,17 +454,31 @@ def _resized(pixels: NDArray[np.uint8], resizing: Resizing | None) -> NDArray[np
     return pixels if resizing is None else resizing.one(pixels)
 
 
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Silence Pillow on large images, which `_check` judges, and on metadata that is not used."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+_runs_pillow: ContextVar[bool] = ContextVar("runs_pillow", default=False)
+
+
+class _InPillow(type):
+    def __subclasscheck__(cls, category: type) -> bool:
+        return _runs_pillow.get()
+
+
+class _PillowWarning(Warning, metaclass=_InPillow):
+    """Stands for every category of warnings in a thread that runs Pillow, and for none in others.
+
+    `warnings.catch_warnings` is no way to silence Pillow: it replaces the filters of all threads,
+    and where two threads overlap, the last one puts back those that ignore everything.
+    """
 
 
 @contextmanager
 def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
-    """Run Pillow on an image: whatever it raises becomes `InvalidImage`."""
+    """Run Pillow on an image: whatever it raises becomes `InvalidImage`.
+
+    It does not warn of large images, which `_check` judges, nor of metadata that is not used.
+    """
+    if all(category is not _PillowWarning for _, _, category, _, _ in warnings.filters):
+        warnings.simplefilter("ignore", _PillowWarning)
+    token = _runs_pillow.set(True)
     try:
         yield
     except InvalidImage:
@@ -489,6 +494,8 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
         raise InvalidImage(
             f"{name} is truncated, damaged or not readable ({error}): replace it"
         ) from error
+    finally:
+        _runs_pillow.reset(token)
 
 
 def _check(image: Image.Image, name: str) -> None:

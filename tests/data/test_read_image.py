@@ -3,7 +3,9 @@
 import io
 import math
 import struct
+import threading
 import time
+import warnings
 import zlib
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ import pytest
 from PIL import EpsImagePlugin, Image, ImageFile
 
 from rcir.data import Preprocessing, images, read_image
-from rcir.data.images import UntrustedImage, image_size
+from rcir.data.images import UntrustedImage, image_size, to_pixels
 from rcir.errors import InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -110,6 +112,31 @@ def test_a_palette_with_transparency_is_read_without_a_warning(colours, tmp_path
     palette.save(tmp_path / "a.png", transparency=bytes(range(16)))
     expected = np.asarray(palette.convert("RGB"))
     np.testing.assert_array_equal(read_image(tmp_path / "a.png", 3), expected)
+
+
+def test_threads_that_read_at_once_silence_pillow_but_nobody_else(colours, tmp_path, monkeypatch):
+    Image.fromarray(colours).save(tmp_path / "a.png")
+    both, first_has_ended, pixels = threading.Barrier(2), threading.Event(), []
+
+    def overlapping(image, channels):
+        if both.wait(60):
+            first_has_ended.wait(60)
+        warnings.warn("a warning of Pillow", stacklevel=1)
+        return to_pixels(image, channels)
+
+    def read():
+        pixels.append(read_image(tmp_path / "a.png", 3))
+        first_has_ended.set()
+
+    monkeypatch.setattr(images, "to_pixels", overlapping)
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(pixels, [colours, colours])
+    with pytest.raises(UserWarning, match="another"):
+        warnings.warn("a warning of another thread", stacklevel=1)
 
 
 UPRIGHT = {  # by EXIF orientation
