@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
     StrictInt,
@@ -23,6 +24,20 @@ from rcir.options import DELTA
 from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
+# Of a JSON body, which is parsed while nothing else is done: many tiny parts take seconds.
+MOST_PARTS = 2**16  # lists, tables and fields
+MOST_NUMBERS = 2**22  # and texts
+MOST_DIMENSIONS = 2**16
+MOST_FAULTS = 100  # that are named
+
+
+class FirstFault(FailFast):
+    """Of the faults of a list, only the first is named: all of a million take seconds."""
+
+    __hash__ = object.__hash__  # so that it can be part of a union
+
+
+Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MOST_DIMENSIONS)]
 # Fields of a form that may be more than a text.
 STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
@@ -101,7 +116,7 @@ class Terms(_RequestBody):
 class Vector(Body):
     """A vector to be asked, of the model that embedded the gallery."""
 
-    vector: list[float] = Field(min_length=1)
+    vector: Numbers = Field(min_length=1)
     uncertainty: float | None = Field(None, description="Of the vector; larger is less certain.")
     model: str | None = Field(None, description="The model that embedded it.")
 
@@ -117,8 +132,8 @@ class VectorExploration(Vector, ExploreTerms):
 class VectorQueries(Terms):
     """Vectors to be asked, of the model that embedded the gallery."""
 
-    vectors: list[list[float]] = Field(min_length=1)
-    uncertainty: list[float] | None = Field(None, description="Of each vector.")
+    vectors: Annotated[list[Numbers], FirstFault()] = Field(min_length=1)
+    uncertainty: Numbers | None = Field(None, description="Of each vector.")
     model: str | None = Field(None, description="The model that embedded them.")
 
 
@@ -127,7 +142,7 @@ class Feedback(Body):
 
     answer: str = Field(description="The id of the answer.", max_length=64)
     match: StrictBool = Field(description="Whether the set held a true match.")
-    label: StrictInt | StrictStr | list[StrictStr] | None = Field(
+    label: StrictInt | StrictStr | Annotated[list[StrictStr], FirstFault()] | None = Field(
         None,
         description="The query's label, of the kind that the gallery has; where it has none, the "
         "ids of the query's true matches. With it the query can calibrate.",
@@ -164,14 +179,31 @@ def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
     Values may be text, as those of forms are; JSON must have the types of the fields.
 
     Raises:
-        InvalidConfig: they are none; every fault is named.
+        InvalidConfig: they are none, or a JSON text has too many parts. The faults are named.
     """
+    if isinstance(fields, bytes):
+        _require_few_parts(fields)
     try:
         if isinstance(fields, bytes):
             return kind.model_validate_json(fields, strict=True)
         return kind.model_validate(fields)
     except ValidationError as error:
+        if error.error_count() > MOST_FAULTS:
+            raise InvalidConfig(
+                f"the body has {error.error_count():,} faults: send the fields that "
+                "/openapi.json describes"
+            ) from None
         raise InvalidConfig(faults_of(error.errors())) from None
+
+
+def _require_few_parts(text: bytes) -> None:
+    """Raise `InvalidConfig` for a JSON text that would take long to parse."""
+    for signs, most, parts in (
+        ((b"[", b"{", b":"), MOST_PARTS, "lists, tables and fields"),
+        ((b",",), MOST_NUMBERS, "values"),
+    ):
+        if sum(map(text.count, signs)) > most:
+            raise InvalidConfig(f"the body has more than {most:,} {parts}: send less at a time")
 
 
 def faults_of(errors: list[Any]) -> str:

@@ -172,6 +172,31 @@ def test_an_invalid_request_is_refused(place, serving):
             assert len(response.json()["message"]) > 20
 
 
+def test_a_body_of_many_parts_or_faults_is_refused_in_a_few_words(place, serving):
+    """To parse them, or to name them all, would keep everybody else waiting."""
+    many, most = 2**17, 2**16 - 100
+    fields = [", ".join(f'"x{n}": 1' for n in range(n_fields)) for n_fields in (1000, many)]
+    bodies = {
+        "wrong numbers": f'{{"vectors": [[{"null, " * most} 0]]}}',
+        "many dimensions": f'{{"vectors": [[{"0, " * many} 0]]}}',
+        "many values": f'{{"vectors": [[0]], "uncertainty": [{"0," * 2**22} 0]}}',
+        "empty vectors": f'{{"vectors": [{"[], " * many} [0]]}}',
+        "vectors that are none": f'{{"vectors": [{"null, " * most} [0]]}}',
+        "unknown fields": f'{{"vectors": [[0]], {fields[0]}}}',
+        "many unknown fields": f'{{"vectors": [[0]], {fields[1]}}}',
+    }
+    with serving(place) as client:
+        for name, body in bodies.items():
+            headers = {"content-type": "application/json"}
+            response = client.post("/retrieve/batch", content=body, headers=headers)
+            assert refusal(response) == (400, "invalid-request"), name
+            assert len(response.json()["message"]) < 200, name
+        label = {"answer": "x", "match": True, "label": [1] * most}
+        response = client.post("/feedback", json=label)
+        assert refusal(response) == (400, "invalid-request")
+        assert len(response.json()["message"]) < 500
+
+
 def png_header(width, height):
     """A PNG file that declares a size, and holds nothing."""
 
