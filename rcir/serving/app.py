@@ -173,6 +173,7 @@ def routes_of(service: Service) -> APIRouter:
             "source": service.source.name,
             "version": live.served.version,
             "trouble": service.trouble,
+            "feedback_trouble": await asyncio.to_thread(service.feedback_trouble),
             "alarm": live.evidence.watch.alarm,
         }
         return JSONResponse(body, 200 if ready else 503)

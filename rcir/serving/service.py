@@ -333,6 +333,10 @@ class Service:
             for one, out in zip(batch, results, strict=True)
         ]
 
+    def feedback_trouble(self) -> str | None:
+        """Why answers and feedback are not kept; None if they are, or if none are to be."""
+        return None if self.store is None else self.store.trouble
+
     async def feed(self, feedback: Feedback) -> dict[str, Any]:
         """Take feedback on an answer; it is on disk when this returns.
 

@@ -220,6 +220,7 @@ class Store:
         self._lock = threading.Lock()
         self._since = 0
         self._locked_at = -math.inf  # when answers last waited in vain
+        self._failure: str | None = None  # of the last attempt to write
         with self._using():
             self._connection = sqlite3.connect(
                 path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
@@ -244,6 +245,18 @@ class Store:
         """Close the file."""
         with self._lock:
             self._connection.close()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why answers and feedback are not kept; None if the last ones were and the file is there.
+
+        A full disk or a lock shows when something is written, and is over when something is kept.
+        """
+        try:
+            self._require_files()
+        except StoreUnavailable as error:
+            return str(error)
+        return self._failure
 
     def add(self, answered: Iterable[tuple[str, Terms, Queries, Sequence[Retrieval]]]) -> list[str]:
         """Keep answers; return an id for each, that feedback names.
@@ -441,17 +454,22 @@ class Store:
         Raises:
             StoreUnavailable: they take longer, or the file is not the one that was opened.
         """
-        if not self._lock.acquire(timeout=seconds):
-            raise StoreUnavailable(f"{self.path} is in use: try again in a moment")
         try:
-            with self._using():
-                self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
-                self._connection.execute(f"PRAGMA synchronous = {synchronous}")
-                self._require_files()
-                yield
-                self._require_files()
-        finally:
-            self._lock.release()
+            if not self._lock.acquire(timeout=seconds):
+                raise StoreUnavailable(f"{self.path} is in use: try again in a moment")
+            try:
+                with self._using():
+                    self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+                    self._connection.execute(f"PRAGMA synchronous = {synchronous}")
+                    self._require_files()
+                    yield
+                    self._require_files()
+            finally:
+                self._lock.release()
+        except StoreUnavailable as error:
+            self._failure = str(error)
+            raise
+        self._failure = None
 
     def _require_files(self) -> None:
         """Raise `StoreUnavailable` where SQLite would go on with a file that nobody finds again."""

@@ -160,6 +160,7 @@ def test_a_locked_file_delays_one_batch_and_then_none_for_a_while(
     body = {"vector": drawn(1, 5)[0][0].tolist(), "alpha": ALPHA}
     with serving(place, store=file) as client:
         assert client.post("/retrieve", json=body).json()["answer"]
+        assert client.get("/ready").json()["feedback_trouble"] is None
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
@@ -167,6 +168,9 @@ def test_a_locked_file_delays_one_batch_and_then_none_for_a_while(
         assert time.monotonic() - began < module.LOCK_SECONDS / 2
         assert response.status_code == 200
         assert response.json()["answer"] is None
+        ready = client.get("/ready")
+        assert ready.status_code == 200
+        assert "locked" in ready.json()["feedback_trouble"]
         other.execute("ROLLBACK")
         other.close()
         # The next ones do not try the file.
@@ -174,6 +178,7 @@ def test_a_locked_file_delays_one_batch_and_then_none_for_a_while(
         assert client.post("/retrieve", json=body).json()["answer"] is None
         monkeypatch.setattr(module, "ANSWER_PAUSE_SECONDS", 0.0)
         assert client.post("/retrieve", json=body).json()["answer"]
+        assert client.get("/ready").json()["feedback_trouble"] is None
 
 
 @pytest.mark.parametrize("harm", ["removed", "truncated", "replaced"])
@@ -187,6 +192,7 @@ def test_feedback_is_not_acknowledged_without_its_file(file, vectors, tmp_path, 
     else:
         Store(tmp_path / "other.db").close()
         (tmp_path / "other.db").replace(file)
+    assert harm in store.trouble
     with pytest.raises(StoreUnavailable, match=harm):
         store.feed(Feedback(answer=answer, match=True))
     with pytest.raises(StoreUnavailable, match=harm):
@@ -201,9 +207,11 @@ def test_a_full_disk_loses_nothing_that_was_there(file, vectors):
     store._connection.execute(f"PRAGMA max_page_count = {pages}")  # like a full disk
     with pytest.raises(StoreUnavailable, match="full"):
         keep(store, vectors, 100)
+    assert "full" in store.trouble
     store._connection.execute(f"PRAGMA max_page_count = {10 * pages}")
     assert store.feed(Feedback(answer=name, match=True)) == 1
     assert len(keep(store, vectors, 100)) == 100
+    assert store.trouble is None
 
 
 WRITER = """
