@@ -1,0 +1,332 @@
+"""Answers while versions are replaced: each is that of exactly one version, and none is refused."""
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from contextlib import closing, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+
+import rcir
+from calibration import recalibrate
+from rcir.data import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.encoders import build_encoder
+from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
+from rcir.serving import Settings, create_app
+from rcir.serving.served import source_of
+from rcir.serving.server import configuration, listen
+from tests.methods import CERTAIN, TRAINED, config_of
+from tests.serving.conftest import png
+
+THREADS, CLASSES, QUERIES, SHAPE = 16, 5, 12, (8, 16)
+ALPHA, DELTA = 0.3, 0.1
+PARTS = ("ids", "distances", "uncertainty", "guarantee")
+
+
+@dataclass(frozen=True)
+class Load:
+    """How long the load lasts at least, and the seconds between two swaps and between two queries
+    of a thread.
+    """
+
+    seconds: float
+    queries: int
+    swaps: int
+    pause: float
+    rest: float
+
+
+LOADS = [
+    pytest.param(Load(0.5, 200, 20, 0.0, 0.3), id="short"),
+    pytest.param(Load(30.0, 5000, 10, 2.0, 0.0), id="long", marks=pytest.mark.slow),
+]
+
+
+def images(n, seed, prefix):
+    """Noisy pictures of a few labels, which networks with random weights tell apart roughly."""
+    rng = np.random.default_rng(seed)
+    patterns = np.random.default_rng(0).uniform(0, 255, (CLASSES, *SHAPE))
+    labels = rng.integers(CLASSES, size=n)
+    pixels = patterns[labels] + 110 * rng.standard_normal((n, *SHAPE))
+    ids = [f"{prefix} {row}" for row in range(n)]
+    return ImageSet(pixels.clip(0, 255).astype(np.uint8), labels, ids)
+
+
+GALLERY, TUNING, CALIBRATION = images(60, 1, "old"), images(40, 2, "t"), images(80, 3, "c")
+ADDED = images(50, 4, "new")
+PICTURES = images(QUERIES, 5, "query").images
+REMOVED = [*GALLERY.ids[20:40], *ADDED.ids[:20]]
+
+
+def built(method):
+    """A calibrated retriever with random weights, which is left in training mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(TRAINED.index(method))
+        encoder = build_encoder(config_of(method, dim=6), 1, SHAPE)
+    if method == "lam":
+        encoder.prior_precision.fill_(1.0)  # as if it was fitted: it then has an uncertainty
+    retriever = Retriever.build(encoder, Preprocessing(), GALLERY, depth=40)
+    retriever.calibrate_splits(
+        retriever.search_labelled(TUNING),
+        retriever.search_labelled(CALIBRATION),
+        "learned",
+        query_uncertainty="cosine" if method in CERTAIN else "encoder",
+    )
+    encoder.train()
+    return retriever
+
+
+def exchange(retriever):
+    with retriever.update() as next_version:
+        next_version.remove(GALLERY.ids[:20])  # moves the others to other positions
+        next_version.add(ADDED.images, ADDED.ids, ADDED.labels)
+
+
+def versions_of(retriever):
+    """The retriever, then with other items, and then with fewer."""
+    exchanged = copy(retriever)
+    exchange(exchanged)
+    shrunk = copy(exchanged)
+    with shrunk.update() as next_version:
+        next_version.remove(REMOVED)
+    return [retriever, exchanged, shrunk]
+
+
+def answers_of(retriever):
+    """What the retriever answers to each query, alone."""
+    return [retriever.retrieve(picture, ALPHA, DELTA).to_dict() for picture in PICTURES]
+
+
+def differences(answer, expected):
+    """The parts in which an answer differs from an expected one by more than rounding."""
+    differing = {name for name in ("ids", "guarantee") if answer[name] != expected[name]}
+    for name in ("distances", "uncertainty"):
+        values = [np.asarray(each[name]) for each in (answer, expected)]
+        if values[0].shape != values[1].shape or not np.allclose(*values, rtol=1e-4, atol=1e-5):
+            differing.add(name)
+    return differing
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """`expected[method]`: the retriever in its versions, and the answers of each."""
+    made = {method: versions_of(built(method)) for method in TRAINED}
+    return {
+        method: (versions, [answers_of(version) for version in versions])
+        for method, versions in made.items()
+    }
+
+
+def test_the_expected_answers_tell_versions_apart(expected):
+    for method, (_, versions) in expected.items():
+        for one, other in itertools.combinations(versions, 2):
+            parts = [differences(*pair) for pair in zip(one, other, strict=True)]
+            assert all(parts), method
+            assert set.union(*parts) >= {"ids", "distances", "guarantee"}, method
+
+
+@pytest.fixture
+def slow_search(monkeypatch):
+    """Searches that wait, so that many queries are under way whenever a version is replaced."""
+    candidates = Searcher.candidates
+
+    def slowly(*arguments):
+        time.sleep(0.02)
+        results = candidates(*arguments)
+        time.sleep(0.02)
+        return results
+
+    monkeypatch.setattr(Searcher, "candidates", slowly)
+
+
+@contextmanager
+def asked_by_threads(ask, rest):
+    """Call `ask(rng)` in many threads; gives the outcomes, to which errors belong, as they come."""
+    outcomes, done = [], threading.Event()
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        while not done.is_set():
+            try:
+                outcomes.append(ask(rng))
+            except Exception as error:  # the test says which
+                outcomes.append(error)
+            time.sleep(rest)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def under_load(ask, swaps, load):
+    """Make swaps, one after the other, while many threads ask; return the outcomes."""
+    began, n_swaps = time.monotonic(), 0
+    with asked_by_threads(ask, load.rest) as outcomes:
+        while (
+            time.monotonic() < began + load.seconds
+            or len(outcomes) < load.queries
+            or n_swaps < load.swaps
+        ):
+            assert time.monotonic() < began + 300
+            due = time.monotonic() + load.pause
+            next(swaps)()
+            n_swaps += 1
+            time.sleep(max(0.0, due - time.monotonic()))
+    print(f"{len(outcomes)} answers, {n_swaps} swaps")
+    return outcomes
+
+
+def require_whole(outcomes):
+    """Fail unless each outcome (method, query, answer, versions) is an answer of one version."""
+    wrong = Counter()
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            wrong[f"{type(outcome).__name__}: {outcome}"] += 1
+            continue
+        method, query, answer, versions = outcome
+        parts = [differences(answer, version[query]) for version in versions]
+        if all(parts):
+            nearest = min(range(len(parts)), key=lambda number: len(parts[number]))
+            wrong[f"{method}: nearest to version {nearest}, but for {sorted(parts[nearest])}"] += 1
+    assert not wrong, f"of {len(outcomes)} answers: {wrong.most_common(20)}"
+
+
+@pytest.mark.usefixtures("slow_search")
+@pytest.mark.parametrize("load", LOADS)
+def test_each_answer_of_many_threads_is_of_one_version(expected, tmp_path, load):
+    removed = tmp_path / "removed"
+    removed.write_text("\n".join(REMOVED))
+    live = {  # different methods begin with different versions
+        method: copy(expected[method][0][number % 3]) for number, method in enumerate(TRAINED)
+    }
+    for method, retriever in live.items():
+        retriever.save(tmp_path / method)
+
+    def update(method):
+        exchange(live[method])
+        live[method].save(tmp_path / method)
+
+    def recalibrate_and_load(method):
+        recalibrate(tmp_path / method, remove=removed)
+        live[method] = rcir.load(tmp_path / method)
+
+    def replace_and_load(method):
+        copy(expected[method][0][0]).save(tmp_path / method)
+        live[method] = rcir.load(tmp_path / method)
+
+    kinds = (update, recalibrate_and_load, replace_and_load)
+
+    def ask(rng):
+        method = swapped[-1] if rng.random() < 0.5 else TRAINED[rng.integers(len(TRAINED))]
+        query = rng.integers(QUERIES)
+        answer = live[method].retrieve(PICTURES[query], ALPHA, DELTA)
+        return method, query, answer.to_dict(), expected[method][1]
+
+    def swap(kind, method):
+        swapped.append(method)
+        kinds[kind](method)
+
+    swapped = [TRAINED[0]]  # methods, the last of which half of the queries are for
+    swaps = (  # kind k leads from version k of a method to the next
+        partial(swap, (start + number) % 3, method)
+        for start in itertools.count()
+        for number, method in enumerate(TRAINED)
+    )
+    require_whole(under_load(ask, swaps, load))
+
+
+# Over HTTP
+
+
+def body_of(picture):
+    """A multipart body with a picture, and the headers for it."""
+    fields = {"alpha": ALPHA, "delta": DELTA}
+    parts = [
+        f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    head = b'--x\r\ncontent-disposition: form-data; name="picture"; filename="q"\r\n\r\n'
+    return b"".join([*parts, head, png(picture), b"\r\n--x--\r\n"])
+
+
+BODIES = [body_of(picture) for picture in PICTURES]
+HEADERS = {"content-type": "multipart/form-data; boundary=x"}
+
+
+@contextmanager
+def running(folder, **settings):
+    """The port of a server of a folder, in a thread of this process."""
+    settings = Settings(port=0, **settings)
+    with listen(settings) as listening:
+        app = create_app(source_of(folder), settings)
+        server = uvicorn.Server(configuration(app, settings))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.mark.usefixtures("slow_search")
+@pytest.mark.parametrize("load", LOADS)
+def test_each_response_is_of_the_version_that_it_names(expected, tmp_path, load):
+    """The folder of a server is replaced by retrievers of all methods, and recalibrated."""
+    folder, removed = tmp_path / "retriever", tmp_path / "removed"
+    removed.write_text("\n".join(REMOVED))
+    names = {}
+
+    def named(method, number):
+        names[source_of(folder).version()] = method, number
+
+    def replace(method):
+        copy(expected[method][0][1]).save(folder)
+        named(method, 1)
+
+    def shrink(method):
+        recalibrate(folder, remove=removed)
+        named(method, 2)
+
+    def ask(rng):
+        query = rng.integers(QUERIES)
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            connection.request("POST", "/retrieve", BODIES[query], HEADERS)
+            response = connection.getresponse()
+            return response.status, query, json.loads(response.read())
+
+    swaps = (
+        partial(swap, method) for method in itertools.cycle(TRAINED) for swap in (replace, shrink)
+    )
+    replace(TRAINED[-1])
+    with running(folder, poll=0.02, store=tmp_path / "feedback.db") as port:
+        responses = under_load(ask, swaps, load)
+    assert Counter(one[0] for one in responses if isinstance(one, tuple)).keys() == {200}, responses
+    outcomes = []
+    for response in responses:
+        if isinstance(response, tuple):
+            _, query, answer = response
+            method, number = names[answer["version"]]
+            response = method, query, answer, [expected[method][1][number]]
+        outcomes.append(response)
+    require_whole(outcomes)
+    served = {names[one[2]["version"]] for one in responses if isinstance(one, tuple)}
+    print(f"{len(served)} versions answered")
+    assert len(served) > 2
