@@ -5,32 +5,33 @@
     answer = retriever.retrieve("query.png", alpha=0.1, delta=0.1)
     print(answer)
 
-Public names are resolved on first use, so that `import rcir.risk` loads neither torch nor faiss.
+Names other than errors are resolved on first use, so that `import rcir.risk` loads neither torch
+nor faiss.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rcir.errors import (
+    CorruptRetriever,
+    DataUnavailable,
+    InvalidConfig,
+    InvalidData,
+    InvalidImage,
+    InvalidRiskLevel,
+    NoRetriever,
+    RcirError,
+    RiskUnattainable,
+    SaveConflict,
+    StaleCalibration,
+    TrackingUnavailable,
+    TrainingDiverged,
+)
 from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from rcir.api import load, retrieve, use
-    from rcir.errors import (
-        CorruptRetriever,
-        DataUnavailable,
-        InvalidConfig,
-        InvalidData,
-        InvalidImage,
-        InvalidRiskLevel,
-        NoRetriever,
-        RcirError,
-        RiskUnattainable,
-        SaveConflict,
-        StaleCalibration,
-        TrackingUnavailable,
-        TrainingDiverged,
-    )
     from rcir.retrieval.answer import Retrieval
     from rcir.retrieval.retriever import Retriever
     from rcir.risk.guarantee import Guarantee
@@ -39,21 +40,6 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "rcir.api": ("load", "retrieve", "use"),
-    "rcir.errors": (
-        "CorruptRetriever",
-        "DataUnavailable",
-        "InvalidConfig",
-        "InvalidData",
-        "InvalidImage",
-        "InvalidRiskLevel",
-        "NoRetriever",
-        "RcirError",
-        "RiskUnattainable",
-        "SaveConflict",
-        "StaleCalibration",
-        "TrackingUnavailable",
-        "TrainingDiverged",
-    ),
     "rcir.retrieval.answer": ("Retrieval",),
     "rcir.retrieval.retriever": ("Retriever",),
     "rcir.risk.guarantee": ("Guarantee",),

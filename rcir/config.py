@@ -52,8 +52,10 @@ def parse(
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
     if "alphas" in names and "alpha" not in names:
         words = _joined_alphas(words)
-    for file in _config_files(words):
-        _check_yaml(file)
+    files = [word for last, word in pairwise(words) if last == "--config"]
+    files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    for file in files:
+        _check_yaml(Path(file))
     filled = parser.instantiate(parser.parse_args(words))
     if reads_folders:
         trust.apply_arguments(filled)
@@ -62,12 +64,6 @@ def parse(
 
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1 << 20, 50, 20_000
-
-
-def _config_files(words: Sequence[str]) -> list[Path]:
-    named = [word for last, word in pairwise(words) if last == "--config"]
-    named += [word.partition("=")[2] for word in words if word.startswith("--config=")]
-    return [Path(name) for name in named]
 
 
 def _check_yaml(file: Path) -> None:

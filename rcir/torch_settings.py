@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -91,7 +91,9 @@ def _ieee() -> Iterator[None]:
     before = [operation.fp32_precision for operation in operations]
     set_ieee()
     # The older settings have to agree with these: otherwise whoever reads them gets an error.
-    matmul, tf32 = torch.get_float32_matmul_precision(), _older_tf32()
+    matmul, tf32 = torch.get_float32_matmul_precision(), True
+    with suppress(RuntimeError):  # the older setting contradicts the newer ones
+        tf32 = backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     backends.cudnn.allow_tf32 = False
     set_ieee()
@@ -102,14 +104,6 @@ def _ieee() -> Iterator[None]:
         backends.cudnn.allow_tf32 = tf32
         for operation, precision in zip(operations, before, strict=True):
             operation.fp32_precision = precision
-
-
-def _older_tf32() -> bool:
-    """Return ``torch.backends.cudnn.allow_tf32`` where the newer settings say "ieee"."""
-    try:
-        return torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # it contradicts them
-        return True
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
