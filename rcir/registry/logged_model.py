@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,20 +58,18 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         inputs = [_list_column(VECTOR, "double")]
         if asks_uncertainty(retriever):
             inputs.append(_column(UNCERTAINTY, "double"))
-    outputs = [_list_column("ids", "string")]
-    if retriever.labels is not None:
-        outputs.append(_list_column("labels", "string" if retriever.label_names else "long"))
-    outputs += [
+    has_labels = retriever.labels is not None
+    outputs = [
+        _list_column("ids", "string"),
+        _list_column("labels", "string" if retriever.label_names else "long"),
         _list_column("distances", "double"),
         _column("size", "long"),
         _column("abstained", "boolean"),
-    ]
-    if retriever.labels is not None:
-        outputs.append(_column("covered", "boolean"))
-    outputs += [
+        _column("covered", "boolean"),
         _column(UNCERTAINTY, "double"),
         _column("guarantee", "string"),
     ]
+    outputs = [one for one in outputs if has_labels or one["name"] not in ("labels", "covered")]
     params = [
         {"name": name, "type": kind, "default": value, "shape": None}
         for name, (kind, value) in PARAMETERS.items()
@@ -204,8 +203,11 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             "|---|---|---|---|---|---|---|",
             *map(_row, rows),
         ]
+        counted = str(n_calibration)
+        if (cluster := results["cluster"]) is not None:
+            counted += f", of {results['n_clusters']} clusters ({printable(str(cluster))})"
         facts = {
-            "calibration queries": _counted(results),
+            "calibration queries": counted,
             "uncertainty of queries": results["uncertainty"],
             "bound": rule.bound,
             "recall at 1": _number(results["quality"].get("recall_at_1")),
@@ -271,12 +273,9 @@ def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         request = GuaranteeRequest(row["alpha"], row["delta"])
-        try:
-            guarantee = retriever.require_calibration().guarantee(request)
-        except RiskUnattainable:
-            continue
-        lines = [f"> {guarantee}"]
-        break
+        with suppress(RiskUnattainable):
+            lines = [f"> {retriever.require_calibration().guarantee(request)}"]
+            break
     if (among := retriever.require_calibration().chosen_among) > 1:
         lines += ["", f"It answers at delta / {among}; measured was at delta."]
     return lines or ["Nothing of what was asked is certified."]
@@ -293,13 +292,6 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _counted(results: Mapping[str, Any]) -> str:
-    count = str(results["n_calibration"])
-    if results["cluster"] is not None:
-        count += f", of {results['n_clusters']} clusters ({printable(str(results['cluster']))})"
-    return count
 
 
 CARD = "README.md"

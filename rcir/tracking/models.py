@@ -11,8 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,7 +94,10 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
         logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
     own: str = logged.model_id
     model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=own, model_id=own)
-    with tempfile.TemporaryDirectory() as place, settings(ALONE), _quietly():
+    with tempfile.TemporaryDirectory() as place, settings(ALONE), warnings.catch_warnings():
+        # MLflow warns of its own use of pandas, and of type hints of its own.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
         local = Path(place) / LOGGED
         mlflow_package().pyfunc.save_model(
             str(local),
@@ -120,15 +122,6 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
             client.finalize_logged_model(own, "READY")
             client.log_outputs(run.id, [LoggedModelOutput(own, 0)])
     return own
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what MLflow warns of by itself: its use of pandas, and type hints of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
-        yield
 
 
 def find_model(run: TrackedRun) -> str | None:
@@ -235,12 +228,7 @@ def create_version(
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = client.create_model_version(
-            name,
-            f"models:/{model}",
-            run.id,
-            dict(tags),
-            description=description,
-            model_id=model,
+            name, f"models:/{model}", run.id, dict(tags), description=description, model_id=model
         )
     return RegisteredVersion(name, int(version.version), model)
 
