@@ -109,7 +109,10 @@ class Features:
         """
         self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
-        normal = self._normal(results.uncertainty)[:, None]
+        # Standard normal quantiles of the places of the uncertainties in the tuning split. They are
+        # `widened`, so that an image of the split itself counts, however it is rounded.
+        below = np.searchsorted(self.sample, widened(results.uncertainty), side="right")
+        normal = ndtri((below + 0.5) / (len(self.sample) + 1))[:, None]
         features: list[NDArray[Any]] = [number, normal, number * normal]
         if self.uses[0] and results.distances is not None:
             features += _neighbourhood(results.distances, columns)
@@ -126,12 +129,6 @@ class Features:
         if self.uses[3] and results.votes is not None:
             features.append(results.votes[:, :columns])
         return features
-
-    def _normal(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return standard normal quantiles of the places of uncertainties in the tuning split."""
-        # `widened`, so that an image of the split itself counts, however it is rounded.
-        below = np.searchsorted(self.sample, widened(uncertainty), side="right")
-        return ndtri((below + 0.5) / (len(self.sample) + 1))  # type: ignore[no-any-return]
 
 
 def _neighbourhood(distances: Floats, columns: int) -> list[NDArray[Any]]:

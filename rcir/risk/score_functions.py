@@ -121,8 +121,12 @@ class ScoreFunction(ABC):
             ranks: (n,) of the candidates in the search results, from 1; infinite for none, which
                 gives an infinite score.
         """
-        ranking = self.rank(results)
-        return score_at_rank(ranking.scores, _ranks_in_order(ranking, ranks))
+        ranking, places = self.rank(results), np.asarray(ranks, np.float64)
+        if ranking.columns is not None:
+            finite = np.isfinite(places)
+            columns = np.where(finite, places, 1)[:, None] - 1
+            places = np.where(finite, np.argmax(ranking.columns == columns, axis=1) + 1.0, np.inf)
+        return score_at_rank(ranking.scores, places)
 
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
         """(n,) set sizes at a threshold, at least 1."""
@@ -303,16 +307,6 @@ class Quantile(ScaledScore):
     @classmethod
     def from_state(cls, state: FittedState) -> Self:
         return cls(state["sample"])
-
-
-def _ranks_in_order(ranking: Ranking, ranks: Floats) -> NDArray[np.float64]:
-    """(n,) ranks in the order of a ranking of candidates with (n,) ranks in the search results."""
-    values = np.asarray(ranks, np.float64)
-    if ranking.columns is None:
-        return values
-    finite = np.isfinite(values)
-    places = np.argmax(ranking.columns == np.where(finite, values, 1)[:, None] - 1, axis=1)
-    return np.where(finite, places + 1.0, np.inf)
 
 
 def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:

@@ -72,14 +72,13 @@ class Fits:
     def cross_fitted(self, kind: type[ScoreFunction]) -> ScoredResults:
         """Return the queries, each fold scored by a score function fitted on the others."""
         if kind.name not in self._cross_fitted:
-            first, *others = (self._scored(kind, fold) for fold in range(FOLDS))
+            split = self.split
+            independent = LabelledResults(split.results, split.relevant, split.n_relevant)
+            first, *others = (
+                score(self.fitted(kind, fold), independent[fold::FOLDS]) for fold in range(FOLDS)
+            )
             self._cross_fitted[kind.name] = first.joined(*others)
         return self._cross_fitted[kind.name]
-
-    def _scored(self, kind: type[ScoreFunction], fold: int) -> ScoredResults:
-        queries = self.split[fold::FOLDS]
-        independent = LabelledResults(queries.results, queries.relevant, queries.n_relevant)
-        return score(self.fitted(kind, fold), independent)
 
     def first_of_each_label(self) -> Fits:
         """Return fits on the nearest item of each label; those that rank labels are kept."""
