@@ -112,32 +112,17 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         help="SQLite file that keeps answers and feedback on them",
     )
     parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
-    parser.add_argument(
-        "--poll",
-        type=float,
-        default=Settings.poll,
-        help="seconds between looks for a new version; 0: none",
-    )
-    parser.add_argument(
-        "--capacity",
-        type=int,
-        default=Settings.capacity,
-        help="queries that may wait for the model",
-    )
     for name, what in (
+        ("poll", "seconds between looks for a new version; 0: none"),
+        ("capacity", "queries that may wait for the model"),
         ("decode-seconds", "seconds to decode the images of a request"),
         ("header-seconds", "seconds for the headers of a request to arrive"),
         ("body-seconds", "seconds for the body of a request to arrive"),
         ("client-connections", "connections of one address, such as that of a reverse proxy"),
+        ("feedback-days", "days after which a monitored query without feedback counts as a miss"),
     ):
         default = getattr(Settings, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
-    parser.add_argument(
-        "--feedback-days",
-        type=float,
-        default=Settings.feedback_days,
-        help="days after which a monitored query without feedback counts as a miss",
-    )
     parser.add_argument(
         "--replicas",
         type=int,

@@ -307,7 +307,7 @@ def _size(comparison: Comparison, number: int, alpha: float) -> str:
     """A size with its interval; of a trial that was stopped only what it reported."""
     size, one = comparison.sizes[alpha].get(number), comparison.results[number]
     if size is not None:
-        return f"{_short(size.value)} {_ends(size)}"
+        return _estimate(size)
     if one is not None and one.parts:
         return "not certified"
     reported = (
@@ -321,9 +321,9 @@ def _size(comparison: Comparison, number: int, alpha: float) -> str:
 def _options(comparison: Comparison) -> Table:
     table = _table("run", *(name.replace(".", ".\n") for name in comparison.differing))
     for run in comparison.runs:
-        table.add_row(
-            run.name, *(_text(run.options.get(name, "-")) for name in comparison.differing)
-        )
+        values = (run.options.get(name, "-") for name in comparison.differing)
+        texts = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+        table.add_row(run.name, *texts)
     return table
 
 
@@ -333,15 +333,11 @@ def _differences(comparison: Comparison) -> Table:
     for number, run in enumerate(comparison.runs):
         cells = [comparison.differences[alpha].get(number) for alpha in levels]
         if any(cells):
-            table.add_row(run.name, *(_difference(cell) for cell in cells))
+            texts = (
+                _estimate(cell, "+") + " *" * cell.beyond_noise if cell else "-" for cell in cells
+            )
+            table.add_row(run.name, *texts)
     return table
-
-
-def _difference(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    mark = " *" if estimate.beyond_noise else ""
-    return f"{_short(estimate.value, '+')} {_ends(estimate, '+')}{mark}"
 
 
 def _table(*columns: str) -> Table:
@@ -352,20 +348,17 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _ends(estimate: Estimate, sign: str = "") -> str:
-    """The interval; where there is none, a note says why."""
-    if estimate.low is None or estimate.high is None:
-        return "(no interval)"
-    return f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
+def _estimate(estimate: Estimate, sign: str = "") -> str:
+    """A size with its interval; where there is none, a note says why."""
+    ends = "(no interval)"
+    if estimate.low is not None and estimate.high is not None:
+        ends = f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
+    return f"{_short(estimate.value, sign)} {ends}"
 
 
 def _short(size: float, sign: str = "") -> str:
     """With three digits or so."""
     return f"{size:{sign}.{2 if abs(size) < 10 else 1}f}"
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
