@@ -111,20 +111,17 @@ def _check_yaml(file: Path) -> None:
 def _joined_alphas(words: Sequence[str]) -> list[str]:
     """Return the words with the levels that follow `--alpha` as the one value of `--alphas`."""
     joined: list[str] = []
-    levels: list[str] | None = None
-    for word in [*words, "--"]:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
         name, _, value = word.partition("=")
-        if levels is not None and not word.startswith("--"):
-            levels.append(word)
-            continue
-        if levels is not None:
-            joined.append(f"--alphas=[{','.join(levels)}]")
-            levels = None
         if name == "--alpha":
             levels = [value] if value else []
-        else:
-            joined.append(word)
-    return joined[:-1]
+            while rest and not rest[0].startswith("--"):
+                levels.append(rest.pop(0))
+            word = f"--alphas=[{','.join(levels)}]"
+        joined.append(word)
+    return joined
 
 
 def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:

@@ -171,8 +171,6 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
     """
     alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
     check_bound(bound)
-    if not isinstance(n, Integral) or n < 0:
-        raise InvalidData(f"n is {n!r}; the number of queries must be an integer, at least 0")
     return most_misses(n, lambda misses: _certifies(misses, n, alpha, delta, bound))
 
 
@@ -184,10 +182,15 @@ def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
         certifies: returns True if a number of misses certifies. It must be True up to some number
             of misses and False above it.
 
+    Raises:
+        InvalidData: n is not an integer of at least 0.
+
     Example:
         >>> most_misses(100, lambda misses: misses <= 7)
         7
     """
+    if not isinstance(n, Integral) or n < 0:
+        raise InvalidData(f"n is {n!r}; the number of queries must be an integer, at least 0")
     low, high = -1, n  # `low` misses certify, `high` misses do not
     while high - low > 1:
         middle = (low + high) // 2
@@ -218,13 +221,18 @@ def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial"
     """
     delta = check_level("delta", delta)
     check_bound(bound)
+    check_misses(misses, n)
+    return mean_bound(misses, n, delta, bound)
+
+
+def check_misses(misses: int, n: int) -> None:
+    """Raise `InvalidData` unless a number of misses among n >= 1 queries is possible."""
     integers = isinstance(misses, Integral) and isinstance(n, Integral)
     if not integers or not 0 <= misses <= n or n < 1:
         raise InvalidData(
             f"misses is {misses!r} and n is {n!r}; they must be integers with 0 <= misses <= n and "
             "n >= 1"
         )
-    return mean_bound(misses, n, delta, bound)
 
 
 def mean_bound(total: float, n: int, delta: float, bound: Bound) -> float:

@@ -57,6 +57,7 @@ from rcir.errors import InvalidData
 from rcir.risk.bounds import (
     allowed_misses,
     check_level,
+    check_misses,
     exact_bounds,
     fewest_queries,
     most_misses,
@@ -94,8 +95,6 @@ def anytime_allowed_misses(n: int, alpha: float, delta: float) -> int:
         [-1, 0, 74]
     """
     alpha, delta = check_level("alpha", alpha), check_level("delta", delta)
-    if not isinstance(n, Integral) or n < 0:
-        raise InvalidData(f"n is {n!r}; a number of queries is an integer, at least 0")
     return most_misses(n, lambda misses: _anytime_p_value(misses, n, alpha) <= delta)
 
 
@@ -115,11 +114,7 @@ def anytime_miss_rate_bound(misses: int, n: int, delta: float) -> float:
         True
     """
     delta = check_level("delta", delta)
-    whole = isinstance(misses, Integral) and isinstance(n, Integral)
-    if not whole or not 0 <= misses <= n or n < 1:
-        raise InvalidData(
-            f"misses is {misses!r} of n = {n!r}; needed: integers, 0 <= misses <= n and n >= 1"
-        )
+    check_misses(misses, n)
     if misses == n:
         return 1.0
     lowest = max(misses / n, math.ulp(0.0))
