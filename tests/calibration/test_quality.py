@@ -1,10 +1,9 @@
-"""Rankings and uncertainties: every number again with loops, scikit-learn and SciPy.
+"""Rankings and uncertainties: every number again, from whole rankings by brute force.
 
 Vectors and uncertainties come from a table, not from a network: similarities are so far apart that
 the rounding of no CPU changes their order.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +11,9 @@ import pytest
 import torch
 from PIL import Image
 from scipy.spatial.distance import cdist
-from scipy.stats import kendalltau
 from sklearn.decomposition import PCA
 from sklearn.metrics import (
-    auc,
     average_precision_score,
-    precision_recall_curve,
     roc_auc_score,
 )
 from sklearn.metrics.pairwise import cosine_distances
@@ -29,7 +25,23 @@ from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.encoders.batches import draw_samples
-from rcir.metrics import sample_pairs
+from rcir.metrics import (
+    OutOfDistribution,
+    average_precision,
+    average_precision_at_k,
+    average_precision_at_r,
+    clean_gallery,
+    kendall_of_pairs,
+    kendall_over_bins,
+    knn_correct,
+    pearson_over_percentiles,
+    reliability_btl_percentile,
+    reliability_btl_width,
+    reliability_lam,
+    reliability_rcir,
+    sample_pairs,
+    sparsification,
+)
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 
@@ -187,195 +199,105 @@ def case(request, cases):
     return cases[request.param]
 
 
-def mean_of_bins(values, bins):
-    """The mean and number of the values in each bin that holds any."""
-    return {
-        place: (np.mean(values[bins == place]), np.sum(bins == place)) for place in np.unique(bins)
-    }
-
-
 def calibration_errors(uncertainty, low, high, hits, precisions):
-    """The three flavours at each k, bin by bin."""
-    found, n = {}, len(uncertainty)
-    sure = 1 - np.clip((uncertainty - low) / (high - low), 0, 1)
-    width = np.minimum((sure * 10).astype(int), 9)
-    by_rank = np.empty(n, int)
-    for rank, row in enumerate(np.argsort(uncertainty, kind="stable")):
-        by_rank[row] = rank * 10 // n  # 0: the most certain
-    for k in KS:
-        if k not in hits:
-            continue
-        for flavour, bins, expected, reached in (
-            ("btl_width", width, lambda m: m / 10 + 0.05, precisions[k]),
-            ("btl_percentile", by_rank, lambda m: 1 - (m + 0.5) / 10, precisions[k]),
-            ("rcir", width, lambda m: (m + 1) / 10, hits[k]),
-        ):
-            found[f"ece_{flavour}_at_{k}"] = sum(
-                count / n * abs(mean - expected(place))
-                for place, (mean, count) in mean_of_bins(reached, bins).items()
-            )
+    """The three flavours at each k."""
+    errors = {}
+    for k in hits:
+        errors |= {
+            f"ece_btl_width_at_{k}": reliability_btl_width(uncertainty, precisions[k], low, high),
+            f"ece_btl_percentile_at_{k}": reliability_btl_percentile(uncertainty, precisions[k]),
+            f"ece_rcir_at_{k}": reliability_rcir(uncertainty, hits[k], low, high),
+        }
+    return {name: found.error for name, found in errors.items()}
+
+
+def nearest_others(vectors):
+    """(n, n) the others of each row, the nearest first."""
+    apart = cdist(vectors, vectors)
+    np.fill_diagonal(apart, np.inf)
+    return np.argsort(apart, axis=1, kind="stable")
+
+
+def numbers_by_label(case, uncertainty, order, rows, rng):
+    """Numbers that need one label each."""
+    retriever, vectors = case.retriever, case.test.results.vectors
+    labels, gallery = case.images.labels, case.gallery.labels
+    found = {"knn_accuracy_gallery": knn_correct(gallery[order[rows]], labels[rows]).mean()}
+    votes = knn_correct(labels[nearest_others(vectors)], labels)
+    found["knn_accuracy"] = votes.mean()
+    found["kendall_knn"] = kendall_over_bins(uncertainty, votes)
+    pairs = sample_pairs(labels, 10_000, rng)
+    matching = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+    cosine = np.sum(np.prod(vectors[pairs].astype(float), axis=1), axis=1)
+    found["verification_ap"] = average_precision_score(matching, cosine)
+    of_pairs = uncertainty[pairs].mean(axis=1)
+    found["kendall_verification"] = kendall_of_pairs(of_pairs, cosine, matching)
+    drawn = draw_samples(retriever.encoder, retriever.preprocessing, case.images.images)
+    if drawn is not None:
+        votes = [labels[nearest_others(each)[:, 0]] for each in drawn.double().numpy()]
+        found["ece_lam_at_1"] = reliability_lam(np.array(votes), labels).error
     return found
 
 
-def area(uncertainty, hit):
-    """Under the recall of what is left when the most uncertain are dropped percent by percent."""
-    order = np.argsort(-uncertainty, kind="stable")
-    curve = [np.mean(hit[order[int(len(hit) * r / 100 + 1e-9) :]]) for r in range(99)]
-    return auc(np.arange(99) / 100, curve) / 0.98
-
-
-def vote(labels):
-    """The most frequent label; of several, the first."""
-    return Counter(labels).most_common(1)[0][0]
-
-
-def falling(values, uncertainty, mean):
-    """Minus Kendall's tau of 20 bins' order and what `mean` makes of each bin's rows."""
-    n = len(uncertainty)
-    bins = [[] for _ in range(20)]
-    for rank, row in enumerate(np.argsort(uncertainty, kind="stable")):
-        bins[rank * 20 // n].append(row)
-    return -kendalltau(range(20), [mean(values[rows], rows) for rows in bins]).statistic
-
-
-def error_of_votes(drawn, labels):
-    """Return the calibration error of votes of the draws' nearest labels, binned by agreement."""
-    bins = [[] for _ in range(10)]
-    votes = []
-    for vectors in drawn.double().numpy():
-        apart = cdist(vectors, vectors)
-        np.fill_diagonal(apart, np.inf)
-        votes.append(labels[apart.argmin(axis=1)].tolist())
-    for own, label in zip(zip(*votes, strict=True), labels.tolist(), strict=True):
-        counts = Counter(own)
-        most = max(counts.values())
-        predicted = min(each for each, count in counts.items() if count == most)
-        bins[min(most * 10 // len(own), 9)].append((most / len(own), predicted == label))
-    gaps = (abs(np.subtract(*np.mean(each, axis=0))) * len(each) for each in bins if each)
-    return sum(gaps) / len(labels)
-
-
-def whole_precision(relevant):
-    return average_precision_score(relevant, -np.arange(len(relevant)))
-
-
 def expected_numbers(case):
-    """All numbers, from searches of whole rankings."""
-    retriever, test, images, gallery = case.retriever, case.test, case.images, case.gallery
-    cross, outside = case.cross, case.quality.outside
-    g, depth = len(gallery), retriever.depth
-    _, order = retriever.index.search(test.results.vectors, g)
+    """All numbers, from searches of whole rankings; `tests/metrics` checks the metrics."""
+    retriever, test, images, outside = case.retriever, case.test, case.images, case.quality.outside
+    depth = retriever.depth
+    _, order = retriever.index.search(test.results.vectors, len(case.gallery))
     np.testing.assert_array_equal(order[:, :depth], test.results.positions)
-    rows = [row for row in range(len(images)) if cross[row].any()]
-    rankings = [cross[row][order[row]] for row in rows]
+    rows = np.flatnonzero(case.cross.any(axis=1))
+    rankings = np.take_along_axis(case.cross, order, axis=1)[rows]
+    totals = rankings.sum(axis=1)
     all_uncertain = test.results.uncertainty
     uncertainty = all_uncertain[rows]
-    found, hits, precisions = {}, {}, {}
-    for k in (k for k in KS if k <= depth):
-        hits[k] = np.array([ranking[:k].any() for ranking in rankings])
-        precisions[k] = np.array(
-            [
-                sum(ranking[: i + 1].mean() for i in range(k) if ranking[i]) / min(k, ranking.sum())
-                for ranking in rankings
-            ]
-        )
-        found[f"recall_at_{k}"] = hits[k].mean()
-        found[f"map_at_{k}"] = precisions[k].mean()
-    totals = [int(ranking.sum()) for ranking in rankings]
-    if max(totals) <= depth:
-        at_r = [
-            sum(ranking[: i + 1].mean() for i in range(total) if ranking[i]) / total
-            for ranking, total in zip(rankings, totals, strict=True)
-        ]
-        found["map_at_r"] = np.mean(at_r)
+    hits = {k: rankings[:, :k].any(axis=1) for k in KS if k <= depth}
+    precisions = {k: average_precision_at_k(rankings, totals, k) for k in hits}
+    found = {f"recall_at_{k}": values.mean() for k, values in hits.items()}
+    found |= {f"map_at_{k}": values.mean() for k, values in precisions.items()}
+    if totals.max() <= depth:
+        found["map_at_r"] = average_precision_at_r(rankings, totals).mean()
     tuning = retriever.calibration.main.tuning.uncertainty
     found |= calibration_errors(uncertainty, tuning.min(), tuning.max(), hits, precisions)
 
     items = retriever.searcher.item_uncertainty
-    first = [order[row, 0] for row in rows]
-    pair = uncertainty if items is None else uncertainty + items[first]
+    pair = uncertainty if items is None else uncertainty + items[order[rows, 0]]
     right = hits[1].astype(float)
     found["auroc_miss"] = roc_auc_score(1 - right, uncertainty)
     for kind in retriever.searcher.uncertainties:  # what each of them is, tests/retrieval checks
         judged = retriever.searcher.judged(test, kind).results.uncertainty[rows]
         found[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
-    found["ausc"] = area(pair, right)
-    found["ausc_query_only"] = area(uncertainty, right)
-    found["ausc_oracle"] = area(-right, right)
+    found["ausc"] = sparsification(pair, right).ausc
+    found["ausc_query_only"] = sparsification(uncertainty, right).ausc
+    found["ausc_oracle"] = sparsification(-right, right).ausc
     found["ausc_random"] = right.mean()
-    found["outside_range"] = np.mean(
-        [not tuning.min() <= value <= tuning.max() for value in uncertainty]
-    )
-    whole = np.array([whole_precision(ranking) for ranking in rankings])
+    inside = (uncertainty >= tuning.min()) & (uncertainty <= tuning.max())
+    found["outside_range"] = 1 - inside.mean()
+    whole = average_precision(rankings, totals)
+    found["map"] = whole.mean()
     found["pearson_average_precision"] = np.corrcoef(uncertainty, whole)[0, 1]
     if len(rows) >= 100:
-        groups = [[] for _ in range(100)]
-        for rank, row in enumerate(np.argsort(whole, kind="stable")):
-            groups[rank * 100 // len(rows)].append(row)
-        means = [(uncertainty[rows].mean(), whole[rows].mean()) for rows in groups]
-        found["pearson_percentiles"] = np.corrcoef(np.array(means).T)[0, 1]
-        if len(np.unique(whole.round(9))) < len(whole):  # equal ones may stand in any order
-            assert images.labels is not None, "matches by relevance are too many for that"
-            del found["pearson_percentiles"]
+        found["pearson_percentiles"] = pearson_over_percentiles(uncertainty, whole)
     if "occluded" in images.attributes:
         found["auroc_occlusion"] = roc_auc_score(images.attributes["occluded"], all_uncertain)
-
     rng = np.random.default_rng(0)
     if images.labels is not None:
-        votes = np.array(
-            [vote(gallery.labels[order[row, :5]].tolist()) == images.labels[row] for row in rows]
-        )
-        found["knn_accuracy_gallery"] = votes.mean()
-        apart = cdist(test.results.vectors, test.results.vectors)
-        np.fill_diagonal(apart, np.inf)
-        nearest = images.labels[np.argsort(apart, axis=1, kind="stable")[:, :5]].tolist()
-        votes = np.array(
-            [vote(own) == label for own, label in zip(nearest, images.labels, strict=True)]
-        )
-        found["knn_accuracy"] = votes.mean()
-        found["kendall_knn"] = falling(votes, all_uncertain, lambda values, _: values.mean())
-        pairs = sample_pairs(images.labels, 10_000, rng)
-        matching = images.labels[pairs[:, 0]] == images.labels[pairs[:, 1]]
-        cosine = np.sum(np.prod(test.results.vectors[pairs].astype(float), axis=1), axis=1)
-        found["verification_ap"] = average_precision_score(matching, cosine)
-        found["kendall_verification"] = falling(
-            matching,
-            all_uncertain[pairs].mean(axis=1),
-            lambda values, chosen: average_precision_score(values, cosine[chosen]),
-        )
-        drawn = draw_samples(retriever.encoder, retriever.preprocessing, images.images)
-        if drawn is not None:
-            found["ece_lam_at_1"] = error_of_votes(drawn, images.labels)
-        by_class = [
-            whole[images.labels[rows] == label].mean() for label in set(images.labels[rows])
-        ]
+        found |= numbers_by_label(case, all_uncertain, order, rows, rng)
+        by_class = [whole[images.labels[rows] == one].mean() for one in set(images.labels[rows])]
         found["map_macro"] = np.mean(by_class)
-    found["map"] = whole.mean()
     if items is not None:
-        removals = [np.argsort(-items, kind="stable"), *(rng.permutation(g) for _ in range(5))]
-        cleaned, left_out = [], []
-        for removal in removals:
-            gone = set(removal[: g // 5].tolist())
-            kept = [[cross[row][item] for item in order[row] if item not in gone] for row in rows]
-            cleaned.append(np.mean([whole_precision(rest) for rest in kept if any(rest)]))
-            left_out.append(sum(not any(rest) for rest in kept))
-        found["map_cleaned_20"] = cleaned[0]
-        found["map_cleaned_20_random"] = np.mean(cleaned[1:])
-        found["unmatched_cleaned_20"] = left_out[0]
+        cleaning = clean_gallery(order[rows], rankings, items, rng, [0.2], 5)
+        found["map_cleaned_20"] = cleaning.cleaned[0]
+        found["map_cleaned_20_random"] = cleaning.random[0].mean()
+        found["unmatched_cleaned_20"] = cleaning.unmatched[0]
     if outside is not None:
-        positive = np.repeat([0, 1], [len(all_uncertain), len(outside)])
-        score = np.r_[all_uncertain, outside]
-        found["ood_auroc"] = roc_auc_score(positive, score)
-        found["ood_auprc"] = average_precision_score(positive, score)
-        precision, recall, _ = precision_recall_curve(positive, score)
-        found["ood_auprc_trapezoid"] = auc(recall, precision)
+        apart = OutOfDistribution.of(all_uncertain, outside)
+        found["ood_auroc"], found["ood_auprc"] = apart.auroc, apart.auprc
+        found["ood_auprc_trapezoid"] = apart.auprc_trapezoid
     return found
 
 
-def test_every_number_is_what_loops_and_other_libraries_give(case):
-    expected, numbers = expected_numbers(case), dict(case.quality.numbers)
-    if "pearson_percentiles" not in expected:
-        del numbers["pearson_percentiles"]
+def test_every_number_is_that_of_whole_rankings(case):
+    expected, numbers = expected_numbers(case), case.quality.numbers
     assert set(numbers) == set(expected)
     for name, value in expected.items():
         assert numbers[name] == pytest.approx(value, abs=1e-6), name
@@ -425,7 +347,8 @@ def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
     assert quality.whole == 60
     _, order = case.retriever.index.search(case.test.results.vectors, len(case.gallery))
     rows = np.flatnonzero(case.cross.any(axis=1))[:60]
-    whole = [whole_precision(case.cross[row][order[row]]) for row in rows]
+    rankings = np.take_along_axis(case.cross, order, axis=1)[rows]
+    whole = average_precision(rankings, rankings.sum(axis=1))
     assert quality.numbers["map"] == pytest.approx(np.mean(whole))
     expected = np.corrcoef(case.test.results.uncertainty[rows], whole)[0, 1]
     assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
