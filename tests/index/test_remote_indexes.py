@@ -3,8 +3,11 @@
 The contract that they share with local indexes is tested in `test_indexes.py`.
 """
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from copy import deepcopy
@@ -689,3 +692,30 @@ def test_milvus_killed_at_work_is_used_again_when_it_restarts(remote, mortal, me
     assert count(mortal.client(), index.options.collection) == len(index) == 2000
     index.add(gallery[:1])
     assert nearest(index, gallery[:1], 2) == [[0, 2000]]
+
+
+# Killed processes
+
+
+@slow
+@pytest.mark.parametrize("name", ["pgvector hnsw", "milvus FLAT", "Milvus Lite"])
+def test_killed_processes_leave_a_whole_or_a_stale_retriever(name, request, tmp_path):
+    if name == "Milvus Lite":
+        pytest.importorskip("milvus_lite")
+        config = IndexConfig("milvus", {"uri": str(tmp_path / "own.db")})
+    else:
+        config = request.getfixturevalue("remote")(name)
+    option = "table" if config.kind == "pgvector" else "collection"
+    values = json.dumps({"kind": config.kind, "options": config.options, "name": option})
+    root = Path(__file__).parents[2]
+    command = [sys.executable, root / "tests" / "index" / "remote_kills.py", values]
+    environment = os.environ | {"PYTHONPATH": str(root), "RCIR_TRUST_SERVERS": "*"}
+    process = subprocess.run(
+        [*command, tmp_path / "own", "20"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(process.stdout)
+    assert process.returncode == 0, process.stderr
