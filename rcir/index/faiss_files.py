@@ -70,9 +70,11 @@ def read_faiss(path: Path, digest: str) -> tuple[Any, WatchedFile]:
 
 def unmapped(index: Any) -> Any:
     """The same index in memory of its own: FAISS ends the process that adds to a mapped one."""
-    with tempfile.NamedTemporaryFile(prefix="rcir-index-") as file:
-        faiss.write_index(index, file.name)
-        return faiss.read_index(file.name, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+    with tempfile.TemporaryFile() as file:  # without a name, which a killed process would leave
+        path = f"/dev/fd/{file.fileno()}"
+        faiss.write_index(index, path)
+        file.seek(0)
+        return faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
 
 
 _FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"

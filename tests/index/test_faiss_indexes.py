@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tempfile
 from copy import copy, deepcopy
 from dataclasses import replace
 from pickle import dumps, loads
@@ -13,7 +14,7 @@ import pytest
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import IndexConfig, auto, build_index, find_index
+from rcir.index import IndexConfig, auto, build_index, faiss_files, find_index
 from rcir.index.auto import exact_positions, recall_of
 from tests.index.conftest import brute_force
 
@@ -194,6 +195,22 @@ def test_a_copy_of_a_loaded_index_grows_alone(config, folder):
         other.add(GALLERY[300:302])
         assert (len(other), len(loaded)) == (302, 300)
         assert other.search(GALLERY[300:302], 1)[1].tolist() == [[300], [301]]
+
+
+def test_a_loaded_index_grows_without_a_file_that_a_kill_would_leave(
+    config, folder, tmp_path, monkeypatch
+):
+    loaded, names, read = load(folder, config), [], faiss_files.faiss.read_index
+
+    def reading(*arguments):
+        names.append([path.name for path in (tmp_path / "temporary").iterdir()])
+        return read(*arguments)
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(faiss_files.faiss, "read_index", reading)
+    loaded.add(GALLERY[300:302])
+    assert (len(loaded), names) == (302, [[]])
 
 
 def test_indexes_that_share_contents_see_each_others_changes(config, folder):
