@@ -6,7 +6,7 @@ feedback. CPU seconds are those that the server's process took, all of its threa
 those of `Retriever.retrieve` on batches of 16 in this process. A swap replaces the folder under
 load: requests without an answer, and the longest time in which none was answered. At last, small
 files that are slow to decode are uploaded, while other clients ask as before: the longest time that
-one of them waits for its answer.
+one of them waits for its answer; and likewise JSON bodies that are slow to parse.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ BOMB_BYTES = sized(4 << 20, 1 << 16)  # of a file that is slow to decode
 BATCH, DIRECT = 16, sized(2_000, 32)
 ALPHA, DELTA = sized(0.1, 0.5), 0.1
 BOUNDARY = "rcir"
+MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 def trained(folder: Path) -> Path:
@@ -74,6 +75,12 @@ def bombs() -> list[bytes]:
     ]
 
 
+def long_json() -> list[bytes]:
+    """JSON bodies that are slow to parse: of many numbers, wrong numbers, or lists."""
+    parts = (b"0.123456789,", b"null,", b"[],")
+    return [b'{"vector": [' + part * (BOMB_BYTES // len(part)) + b"0]}" for part in parts]
+
+
 def body_of(file: bytes) -> bytes:
     """A request's body: the file of a picture, alpha and delta."""
     parts = [
@@ -102,11 +109,13 @@ def serving(retriever: Path, folder: Path) -> Iterator[tuple[int, int]]:
             process.terminate()
 
 
-def clients(port: int, bodies: list[bytes], seconds: float, requests: int) -> list[tuple]:
+def clients(
+    port: int, bodies: list[bytes], seconds: float, requests: int, kind: str = MULTIPART
+) -> list[tuple]:
     """(began, ended, status) of each request of all clients, for a time or up to a number."""
     answers: list[tuple[float, float, int]] = []
     end = time.monotonic() + seconds
-    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+    headers = {"Content-Type": kind}
 
     def client(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -184,12 +193,19 @@ def main() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port)
             connection.request("GET", "/ready")
             ready = json.loads(connection.getresponse().read())
-            asking = pool.apply_async(clients, (port, bodies, SECONDS / 3, sys.maxsize))
-            clients(port, [body_of(file) for file in bombs()], SECONDS / 3, sys.maxsize)
-            bombed = np.array(asking.get())
+            slow = (
+                ([body_of(file) for file in bombs()], MULTIPART),
+                (long_json(), "application/json"),
+            )
+            stalled = []
+            for attack, kind in slow:
+                asking = pool.apply_async(clients, (port, bodies, SECONDS / 3, sys.maxsize))
+                clients(port, attack, SECONDS / 3, sys.maxsize, kind)
+                stalled.append(np.array(asking.get()))
     milliseconds = 1e3 * (load_figures[:, 1] - load_figures[:, 0])
     p50, p99 = np.percentile(milliseconds, [50, 99])
-    errors = int(np.count_nonzero(np.concatenate([load_figures, bombed])[:, 2] != 200))
+    errors = int(np.count_nonzero(np.concatenate([load_figures, *stalled])[:, 2] != 200))
+    by_bombs, by_json = (float((each[:, 1] - each[:, 0]).max()) for each in stalled)
     stall = float(np.diff(np.sort(swapped[:, 1])).max())
     lost = int(np.count_nonzero(swapped[:, 2] != 200))
     figures = {
@@ -199,7 +215,8 @@ def main() -> None:
         "errors": errors,
         "lost_in_swap": lost,
         "swap_stall_seconds": stall,
-        "stall_under_bombs_seconds": float((bombed[:, 1] - bombed[:, 0]).max()),
+        "stall_under_bombs_seconds": by_bombs,
+        "stall_under_json_seconds": by_json,
         "memory_growth": grown[1] / grown[0] - 1,
     }
     rows = [

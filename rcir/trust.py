@@ -28,6 +28,11 @@ _built_on: set[str] = set()  # servers that this program built an index on
 def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]:
     """Read a folder inside the block: what it names needs a permission.
 
+    The block applies to its own thread, so that threads can read folders with different
+    permissions. A thread that is started inside does not inherit it, and would take what the folder
+    names for the program's own choice: read folders in the calling thread alone, or pass the
+    context on (`asyncio.to_thread`, or `contextvars.copy_context().run`).
+
     Args:
         code: whether classes outside rcir are allowed.
         servers: hosts, and paths of Milvus Lite's files, that are allowed; "*" allows all.
