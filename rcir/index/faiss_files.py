@@ -89,7 +89,6 @@ class FaissContents:
     Attributes:
         index: FAISS's own, on which no search parameter is ever set.
         stored: the same vectors by number, in half precision on disk; None where they are not kept.
-        restored_digest: digest of the contents as they were loaded; None where it is not known.
     """
 
     def __init__(self, index: Any, stored: StoredVectors | None) -> None:
@@ -98,13 +97,15 @@ class FaissContents:
         self._live: NDArray[np.int64] | None = None  # numbers, ascending; None: all
         self._selector: Any = None  # of these
         self._watched: WatchedFile | None = None  # where the index is mapped into memory
-        self._known: tuple[str, int] | None = None  # digest and size, until something changes
-        self.restored_digest: str | None = None
+        # Until something is added: digests of FAISS's index and of the stored vectors; the size of
+        # FAISS's index. And of what was not removed, until something is.
+        self._digests: list[str] | None = None
+        self._size: int | None = None
+        self._live_digest: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # FAISS gives a copy memory of its own.
-        unknown = dict.fromkeys(("_watched", "_selector", "_known", "restored_digest"))
-        return self.__dict__ | unknown
+        return self.__dict__ | dict.fromkeys(("_watched", "_selector", "_digests", "_size"))
 
     def __len__(self) -> int:
         return int(self.index.ntotal) if self._live is None else len(self._live)
@@ -131,6 +132,7 @@ class FaissContents:
 
     def grown(self, first: int, kept: bool = True) -> None:
         """Give positions to the numbers from the first one on, or pass over them."""
+        self._digests = self._size = None
         if kept and self._live is None:
             self._changed(None)
             return
@@ -141,7 +143,7 @@ class FaissContents:
         self._changed(np.append(old, new))
 
     def _changed(self, live: NDArray[np.int64] | None) -> None:
-        self._live, self._selector, self._known, self.restored_digest = live, None, None, None
+        self._live, self._selector, self._live_digest = live, None, None
 
     def _numbers(self) -> NDArray[np.int64]:
         return np.arange(self.index.ntotal) if self._live is None else self._live
@@ -166,14 +168,32 @@ class FaissContents:
         """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
         if self._watched is not None:
             self.index, self._watched = unmapped(self.index), None
-            self._known = self.restored_digest = None
+            self._digests = self._size = None
 
     @property
     def digest(self) -> str:
         """Digest of the contents; a new one each time if the files were written to."""
         if self.changed:
             return f"written to {secrets.token_hex()}"
-        return self.restored_digest or self._content()[0]
+        first, *stored = self.digests()
+        if self._live is not None and self._live_digest is None:
+            self._live_digest = hashlib.sha256(self._live.data).hexdigest()
+        return "".join([first, self._live_digest or "", *stored])
+
+    def digests(self) -> list[str]:
+        """Return the digests of FAISS's index and, if there are any, of the stored vectors."""
+        digests = None if self.changed else self._digests
+        if digests is None:
+            digest, self._size = faiss_content(self.index)
+            digests = [digest] if self.stored is None else [digest, self.stored.digest()]
+            self._digests = digests
+        return digests
+
+    def restore_digests(self, digests: list[str]) -> None:
+        """See `KeepsDigests`."""
+        if len(digests) != 1 + (self.stored is not None):
+            raise InvalidData(f"{len(digests)} digests of an index of another kind")
+        self._digests = digests
 
     @property
     def changed(self) -> bool:
@@ -184,18 +204,9 @@ class FaissContents:
     @property
     def memory(self) -> int:
         """Bytes in memory; those of vectors on disk are not counted."""
-        return self._content()[1]
-
-    def _content(self) -> tuple[str, int]:
-        if self._known is None:
-            digest, size = faiss_content(self.index)
-            if self._live is not None:
-                digest += hashlib.sha256(self._live.data).hexdigest()
-                size += self._live.nbytes
-            if self.stored is not None:
-                digest += self.stored.digest()
-            self._known = digest, size
-        return self._known
+        if self._size is None:
+            self._size = faiss_content(self.index)[1]
+        return self._size + (0 if self._live is None else self._live.nbytes)
 
     def save(self, folder: Path) -> None:
         """Write files into an empty folder."""

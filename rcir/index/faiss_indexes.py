@@ -284,11 +284,11 @@ class FaissIndex:
 
     def digests(self) -> list[str]:
         """See `KeepsDigests`."""
-        return [self._contents.digest]
+        return self._contents.digests()
 
     def restore_digests(self, digests: list[str]) -> None:
         """See `KeepsDigests`."""
-        (self._contents.restored_digest,) = digests
+        self._contents.restore_digests(digests)
 
     @property
     def memory(self) -> int:

@@ -1,7 +1,7 @@
 """Processes that save, change and load one retriever folder; `test_folder_processes.py` runs this.
 
-Arguments: the name of a function; a folder with the retrievers "first" and "second", of which
-nothing is the same; a number.
+Arguments: a folder with the retrievers "first" and "second", of which nothing is the same; then
+names of functions, each with a number.
 """
 
 import multiprocessing
@@ -204,7 +204,7 @@ def kill_holder(pair, count):
     prepare_change(pair)
     (pair / "gone.txt").write_text("first-7\n")
     for number in range(count):
-        folder, holds = shutil.copytree(pair / "first", pair / f"it{number}"), FORK.Event()
+        folder, holds = shutil.copytree(pair / "first", pair / f"held{number}"), FORK.Event()
         before = set(rcir.load(folder).ids)
 
         def hold(folder=folder, holds=holds):
@@ -246,4 +246,5 @@ def hold_version(pair, count):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    for name, number in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        globals()[name](Path(sys.argv[1]), int(number))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,24 +30,25 @@ def pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("work", "count"),
+    "works",
     [
-        ("load", 100),
-        ("pairs", 1),
-        ("kill_holder", 1),
+        {"load": 100, "pairs": 1, "kill_holder": 1},
         *(
-            pytest.param(work, count, marks=slow)
+            pytest.param({work: count}, marks=slow)
             for work, count in {
                 **{"load": 2000, "load_slowly": 2000, "save": 150, "kill_recalibration": 150},
                 **{"pairs": 15, "kill_holder": 5, "hold_version": 50, "save_together": 30},
             }.items()
         ),
     ],
+    ids=",".join,
 )
-def test_processes_see_whole_versions_and_lose_no_change(pair, work, count):
+def test_processes_see_whole_versions_and_lose_no_change(pair, works):
     script = ROOT / "tests" / "retrieval" / "folder_processes.py"
-    command = [sys.executable, script, work, pair, str(count)]
+    command = [sys.executable, script, pair, *chain.from_iterable(works.items())]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        map(str, command), env=environment, capture_output=True, text=True, check=False
+    )
     print(process.stdout)
     assert process.returncode == 0, process.stderr

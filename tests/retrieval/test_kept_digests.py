@@ -1,6 +1,7 @@
 """Digests of gallery and index: kept with the folder, bound to its files, computed in chunks."""
 
 import hashlib
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import rcir
 from rcir.errors import StaleCalibration
 from rcir.index import IndexConfig, build_index, flat
+from rcir.index.flat import FlatIndex
 from rcir.retrieval.storage import current_version
 from tests.retrieval.retrievers import build, calibrate, retrieve
 
@@ -56,10 +58,15 @@ def test_the_first_query_after_loading_digests_neither_gallery_nor_index(version
     loaded = rcir.load(version)
     digested()
     retrieve(loaded, 0.5)
-    assert digested() < 1000 < loaded.index.vectors_at(np.arange(300)).nbytes
+    size = loaded.index.vectors_at(np.arange(300)).nbytes
+    assert digested() < 1000 < size
     loaded.remove(["0"])
     with pytest.raises(StaleCalibration, match="gallery, index"):
         retrieve(loaded, 0.5)
+    if not isinstance(loaded.index, FlatIndex):  # FAISS's index keeps what is removed
+        digested()
+        assert loaded.index.version == deepcopy(loaded.index).version
+        assert digested() > size
 
 
 def test_a_file_that_was_changed_with_its_checksum_has_another_digest(version, sign):
@@ -74,6 +81,20 @@ def test_a_file_that_was_changed_with_its_checksum_has_another_digest(version, s
         assert rcir.load(version).changes() == changed
     with pytest.raises(StaleCalibration, match="gallery"):
         retrieve(rcir.load(version), 0.5)
+
+
+def test_what_was_written_to_while_it_was_loaded_is_not_saved_with_its_old_digest(
+    version, tmp_path
+):
+    loaded, files = rcir.load(version), version / "index"
+    if isinstance(loaded.index, FlatIndex):
+        pytest.skip("it is not mapped into memory")
+    vectors = files / "vectors.npy"
+    with (vectors if vectors.exists() else files / "index.faiss").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"7")
+    loaded.save(tmp_path / "other")
+    assert rcir.load(tmp_path / "other").changes() == ["index"]
 
 
 def test_only_chunks_that_changed_are_digested_again(monkeypatch, digested):
