@@ -5,6 +5,7 @@ And how errors are printed, with names of files and classes as text that can be 
 
 from __future__ import annotations
 
+import errno
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -100,6 +101,26 @@ class RiskUnattainable(RcirError):
         self.required_calibration = required_calibration
 
 
+_ADVICE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there, and give the command again"
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "change the permissions of the file or its folder, or choose another place",
+    ),
+}
+
+
+def _with_advice(error: RcirError | OSError) -> str:
+    """Return the message of an error, with what to do about one of the operating system."""
+    if not isinstance(error, OSError) or error.errno not in _ADVICE:
+        return str(error)
+    path = error.filename2 or error.filename  # of a copy, the file that was written
+    where = "" if path is None else f"{path}: "
+    return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
+
+
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """End the process with one line, not a traceback, for what its user can mend.
@@ -112,7 +133,7 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except (RcirError, OSError) as error:
-        print(f"error: {printable(error)}", file=sys.stderr)
+        print(f"error: {printable(_with_advice(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

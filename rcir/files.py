@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-OWNED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-gone)?")
+OWNED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-gone|-journal)?")
 
 
 def read_array(path: Path) -> NDArray[Any]:
@@ -38,16 +38,23 @@ def read_array(path: Path) -> NDArray[Any]:
     return values
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file aside, then rename it into place."""
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield the place to write a file to, which is renamed to its path behind the block."""
     settle(path)
     aside = _aside(path)
     try:
         with _naming(path):
-            aside.write_bytes(content)
+            yield aside
             aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file aside, then rename it into place."""
+    with written_aside(path) as aside:
+        aside.write_bytes(content)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -81,12 +88,12 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy gives no number.
+        # NumPy gives no number where it wrote less than it wanted to.
         full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if error.filename is not None or not full:
             raise
-        words = error.strerror or str(error)
-        raise OSError(error.errno or errno.EIO, words, str(path)) from error
+        number = error.errno or errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def settle(path: Path) -> None:

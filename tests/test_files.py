@@ -134,7 +134,7 @@ def test_exception_leaves_the_old_content(tmp_path):
         fill("new")(folder)
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="No space"):
         write_folder(target, full)
     assert contents(target) == OLD
     assert [path.name for path in tmp_path.iterdir()] == ["it"]

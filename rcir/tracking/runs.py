@@ -26,7 +26,7 @@ from urllib.parse import urlencode, urlsplit
 from filelock import FileLock
 
 from rcir.errors import TrackingUnavailable, UntrustedFolder
-from rcir.files import is_dead, owner
+from rcir.files import is_dead, owner, written_aside
 from rcir.imports import naming_extras
 from rcir.terminal import console
 from rcir.trust import allow_servers, allows_server
@@ -51,14 +51,21 @@ def mlflow_package() -> Any:
     # imported: these are set after it.
     for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").addFilter(_has_no_traceback)
     return mlflow
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    """Leave out the exceptions of a store that MLflow logs before it raises them."""
+    return record.exc_info is None
 
 
 def client_of(uri: str) -> MlflowClient:
     """MLflow's client of a store, and of the model registry that belongs to it.
 
     The first client of an SQLite file makes its tables, one by one. Two processes that did so at
-    once would leave a broken store: they wait for each other, half a minute at most.
+    once would leave a broken store: they wait for each other, half a minute at most. So would one
+    that is killed, or finds the disk full: the file is renamed into place when it is complete.
     """
     with naming_extras():
         connect = mlflow_package().MlflowClient
@@ -69,6 +76,15 @@ def client_of(uri: str) -> MlflowClient:
             # Where none can be had, in time or at all, it goes without.
             with suppress(OSError):
                 alone.enter_context(lock)
+            if not os.access(*((file, os.R_OK) if file.exists() else (file.parent, os.W_OK))):
+                # MLflow would try again for minutes.
+                raise TrackingUnavailable(
+                    f"the tracking store {file} cannot be read, or not be made in its folder: "
+                    "change the permissions, or set MLFLOW_TRACKING_URI to another"
+                )
+            if lock.is_locked and not file.exists():
+                with written_aside(file) as aside:
+                    connect(tracking_uri=f"{SQLITE}{aside}")
         client: MlflowClient = connect(tracking_uri=uri)
     return client
 
@@ -153,14 +169,16 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 def reachable(uri: str) -> Iterator[None]:
     """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use."""
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError  # of tables that cannot be made
 
     try:
         with settings(IMPATIENT):
             yield
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         reason = str(error).strip().partition("\n")[0]
+        mend = "make room there, check its permissions" if sqlite_file(uri) else "start its server"
         raise TrackingUnavailable(
-            f"MLflow cannot use the tracking store {uri} ({reason}): start its server, or set "
+            f"MLflow cannot use the tracking store {uri} ({reason}): {mend}, or set "
             "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
         ) from error
 
