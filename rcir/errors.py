@@ -78,7 +78,7 @@ class CheckpointFailed(RcirError):
 
 
 class WorkersLost(RcirError):
-    """The workers of a training failed again and again without getting further."""
+    """The workers of a training, or those that embed, failed repeatedly at the same place."""
 
 
 class RiskUnattainable(RcirError):

@@ -12,22 +12,24 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import BATCH, embed_block
-from rcir.errors import RcirError
+from rcir.errors import RcirError, WorkersLost
 from rcir.torch_settings import keep_freed_memory
+
+MAX_DEATHS = 4  # of replicas that embed the same block
 
 
 class Replicas:
     """Processes on Ray's workers that embed blocks of images side by side, by any encoder.
 
     They start with the first blocks, stay from call to call, and end with the `with` block. One
-    that dies is replaced. Ray is started, or the cluster that RAY_ADDRESS names is joined, unless
+    that dies is replaced, and its block embedded again, unless that block has ended several. Ray is started, or the cluster that RAY_ADDRESS names is joined, unless
     the process has done so.
 
     Args:
@@ -66,6 +68,7 @@ class Replicas:
         Raises:
             InvalidImage: of an image that cannot be read.
             InvalidConfig: a GPU is asked for and the cluster has none.
+            WorkersLost: one block has ended as many replicas as `MAX_DEATHS`.
         """
         self._start(min(self._count, len(blocks)))
         # In a list, for Ray hands on what a reference by itself refers to.
@@ -78,7 +81,14 @@ class Replicas:
         while n_missing:
             (finished,), _ = ray.wait(list(pending))
             replica, number = pending.pop(finished)
-            arrays = _result(finished)
+            try:
+                arrays = _result(finished)
+            except RayActorError as error:
+                what = "started" if number is None else f"embedded {_described(blocks[number])}"
+                raise WorkersLost(
+                    f"{MAX_DEATHS} replicas died, one after the other, as they {what}: check these "
+                    "images and the memory of the nodes, and embed fewer images at a time (batch)"
+                ) from error
             if (following := next(numbers, None)) is not None:
                 result = replica.embed.remote(model, _absolute(blocks[following]))
                 pending[result] = (replica, following)
@@ -96,7 +106,7 @@ class Replicas:
             num_gpus=1 if self._use_gpu else 0,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
-            max_task_retries=-1,
+            max_task_retries=MAX_DEATHS - 1,
         )(Replica)
         while len(self._replicas) < count:
             self._replicas.append(kind.remote(threads))
@@ -140,6 +150,14 @@ def _result(reference: ray.ObjectRef[Any]) -> Any:
         return ray.get(reference)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, RcirError) else error from None
+
+
+def _described(images: Images) -> str:
+    """The number of images of a block, and the first and the last file."""
+    n = f"{len(images)} images"
+    if isinstance(images[0], str | os.PathLike):
+        return f"{n}, {images[0]} to {images[-1]}"  # type: ignore[str-bytes-safe]
+    return n
 
 
 def _absolute(images: Images) -> Images:

@@ -15,7 +15,8 @@ from rcir.data import Preprocessing
 from rcir.encoders import batches, build_encoder
 from rcir.encoders.batches import embed
 from rcir.encoders.embedder import Embedder
-from rcir.errors import InvalidConfig, InvalidImage
+from rcir.encoders.replicas import MAX_DEATHS
+from rcir.errors import InvalidConfig, InvalidImage, WorkersLost
 from tests.methods import config_of
 
 COUNT, BLOCK = 110, 25
@@ -261,6 +262,22 @@ class TestOnRay:
         embedding = Embedder(num_workers=2)(build(), Deadly(), IMAGES)
         assert died.exists()
         assert_close(embedding, embed(build(), Preprocessing(), IMAGES))
+
+    def test_a_block_that_ends_every_replica_is_named(self, paths, tmp_path):
+        class Deadly(Preprocessing):
+            """Ends each process that gets the last block."""
+
+            def resized(self, images):
+                if len(images) == BLOCKS[-1]:
+                    (tmp_path / f"died-{os.getpid()}").touch()
+                    os._exit(1)
+                return super().resized(images)
+
+        counting = Counting(tmp_path / "parts", num_workers=2)
+        with pytest.raises(WorkersLost, match=r"10 images, .*100\.png to .*109\.jpg"):
+            counting(paths, preprocessing=Deadly())
+        assert len(list(tmp_path.glob("died-*"))) == MAX_DEATHS
+        assert set(counting.embedded) == {25}
 
     def test_an_image_that_a_replica_cannot_read_is_named(self, paths, tmp_path):
         paths[60].write_bytes(b"not an image")
