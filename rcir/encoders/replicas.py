@@ -29,8 +29,8 @@ class Replicas:
     """Processes on Ray's workers that embed blocks of images side by side, by any encoder.
 
     They start with the first blocks, stay from call to call, and end with the `with` block. One
-    that dies is replaced, and its block embedded again, unless that block has ended several. Ray is started, or the cluster that RAY_ADDRESS names is joined, unless
-    the process has done so.
+    that dies is replaced, and its block embedded again, unless that block has ended several. Ray is
+    started, or the cluster that RAY_ADDRESS names is joined, unless the process has done so.
 
     Args:
         count: the most processes, each with one CPU; as many of them work as there are blocks, and
