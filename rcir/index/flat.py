@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import faiss
 import numpy as np
@@ -132,7 +132,7 @@ class FlatIndex:
     """Exact search: all vectors are compared one by one.
 
     Attributes:
-        vectors: (n, d).
+        vectors: (n, d), not to be written to, because their digests are kept.
 
     Example:
         >>> import numpy as np
@@ -159,7 +159,12 @@ class FlatIndex:
         other = type(self)(self.vectors.shape[1], self.options)
         other.vectors = self.vectors.copy()  # one of them may grow where it lies
         other._digests = self._digests
+        other.vectors.setflags(write=False)
         return other
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.vectors.setflags(write=False)  # which a copy forgets
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -169,13 +174,16 @@ class FlatIndex:
         vectors = check_vectors(vectors, dim)
         if not self.vectors.flags.owndata:
             self.vectors = self.vectors.copy()
+        self.vectors.setflags(write=True)
         # FAISS's own index doubles what it holds, and copies it, where this is extended.
         self.vectors.resize((n + len(vectors), dim), refcheck=False)
         self.vectors[n:] = vectors
+        self.vectors.setflags(write=False)
         self._digests = self._digests[: n // self._chunk_rows]
 
     def remove(self, positions: NDArray[np.int64]) -> None:
         self.vectors = np.delete(self.vectors, positions, axis=0)
+        self.vectors.setflags(write=False)
         first = np.min(positions, initial=len(self))
         self._digests = self._digests[: first // self._chunk_rows]
 
@@ -240,4 +248,5 @@ class FlatIndex:
         vectors = check_vectors(vectors)
         index = cls(vectors.shape[1], options)
         index.vectors = vectors
+        vectors.setflags(write=False)
         return index

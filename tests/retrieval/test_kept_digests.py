@@ -1,7 +1,7 @@
 """Digests of gallery and index: kept with the folder, bound to its files, computed in chunks."""
 
 import hashlib
-from copy import deepcopy
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
@@ -128,6 +128,20 @@ def test_only_chunks_that_changed_are_digested_again(monkeypatch, digested):
     swapped[[3, 30]] = swapped[[30, 3]]
     versions.add(build_index(swapped).version)
     assert len(versions) == 7
+
+
+def test_vectors_whose_digest_is_kept_cannot_be_written_to(tmp_path):
+    index = build_index(np.eye(9, dtype=np.float32))
+    index.save(tmp_path)
+    removed = deepcopy(index)
+    removed.remove(np.array([3]))
+    others = [copy(index), deepcopy(index), removed, FlatIndex.load(tmp_path, index.options)]
+    for one in (index, *others):
+        with pytest.raises(ValueError, match="read-only"):
+            one.vectors[0] = 7
+        one.add(np.ones((2, 9), np.float32))
+        with pytest.raises(ValueError, match="read-only"):
+            one.vectors[0] = 7
 
 
 def test_a_version_that_is_asked_for_while_it_is_computed_is_right(monkeypatch):
