@@ -116,6 +116,8 @@ def test_calibrated_retriever_stores_its_tensors_and_ranks_by_its_distances(
         np.testing.assert_allclose(results.distances[row], distances, atol=1e-3)
         assert (np.diff(results.distances[row]) >= 0).all()
     assert loaded.retrieve(queries[0], 0.3, 0.1).ids
+    loaded.searcher.items.extra["draws"][0] += 1
+    assert rcir.load(loaded.save(tmp_path / "written to")).changes() == ["gallery"]
 
 
 def test_gallery_grows_to_the_same_tensors(run, toy_splits):

@@ -297,10 +297,12 @@ def describe_digests(searcher: Searcher, checksums: Mapping[str, str]) -> dict[s
         searcher: of the retriever that is stored.
         checksums: of the files that it was written to, by name. They bind the digests to the files.
     """
-    index = searcher.index
+    index, gallery = searcher.index, searcher.gallery
+    if gallery.items is not None:
+        gallery = replace(gallery)  # tensors may have been written to since they were digested
     return {
         "files": _joint_checksum(checksums),
-        "gallery": searcher.gallery.digest,
+        "gallery": gallery.digest,
         "index": index.digests() if isinstance(index, KeepsDigests) else [],
     }
 
