@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from uuid import uuid4
 
 import numpy as np
 import ray.train
@@ -24,6 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from rcir.errors import InvalidConfig
+from rcir.files import owner, settle
 from rcir.terminal import console, progress_bar
 
 # Purposes of random numbers.
@@ -46,6 +47,7 @@ def numpy_generator(*numbers: int) -> np.random.Generator:
     return np.random.default_rng(numbers)
 
 
+SHARED = Path("/dev/shm/rcir")  # files beside it are memory that processes of a node have in common
 CPU = torch.device("cpu")
 Message = TypeVar("Message")
 
@@ -118,7 +120,12 @@ class Workers:
 
         Where a process cannot have it, its memory is its own.
         """
-        path = Path(self.broadcast(f"/dev/shm/rcir-{uuid4().hex}"))
+        settle(SHARED)  # of workers that were killed before they removed theirs
+        # The processes of a node take the file of the first of them.
+        names = self.share(self.count, lambda _: f"{owner()}-{token_hex(4)}")
+        host = owner().partition("-")[0]
+        name = next(name for name in names if name.startswith(f"{host}-"))
+        path = SHARED.with_name(f".{SHARED.name}-{name}")
         values = torch.empty(shape, dtype=dtype)
         with suppress(OSError):  # no such folder, or too little room there
             with path.open("ab") as file:

@@ -17,10 +17,13 @@ from mlflow import MlflowClient
 from rcir import tracking
 from rcir.encoders import EncoderConfig
 from rcir.errors import CheckpointFailed, InvalidConfig, TrackingUnavailable, TrainingDiverged
+from rcir.files import owner
 from rcir.runs.folder import read_run
+from tests.kills import DEAD
 from tests.training.helpers import same_weights, steps, unfinish
 from training import OptimizerConfig, train
 from training.checkpoint import History
+from training.workers import Workers
 
 
 @contextmanager
@@ -210,3 +213,17 @@ def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, 
             time.sleep(0.05)
     logged = client.get_metric_history(run.id, "loss")
     assert [(metric.step, metric.value) for metric in logged] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_shared_memory_of_killed_workers_is_freed(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.workers.SHARED", tmp_path / "rcir")
+    living = tmp_path / f".rcir-{owner()}-00000000"
+    for path in (living, tmp_path / f".rcir-{DEAD}-00000000"):
+        path.write_bytes(b"memory")
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        rows = Workers(0, 1, torch.device("cpu"))._of_node((2, 3), torch.float32)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rows.shape == (2, 3)
+    assert list(tmp_path.glob(".rcir*")) == [living]
