@@ -1,1 +1,1 @@
-"""Readers of published data sets, one file each: `read` gives the raw data set as published."""
+"""Readers of data sets by kind: each function gives one set as published, or its splits."""

@@ -73,7 +73,7 @@ def read_n_digit_mnist(
         DataUnavailable, InvalidData: of MNIST.
 
     Example:
-        >>> source = read(Path("data"), digits=3)  # doctest: +SKIP
+        >>> source = read_n_digit_mnist(Path("data"), digits=3)  # doctest: +SKIP
         >>> len(source.train), source.train.images.shape  # doctest: +SKIP
         (99400, (99400, 28, 84))
     """

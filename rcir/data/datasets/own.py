@@ -76,7 +76,7 @@ def read_folder(
         ...     for name in ("fruit/apple/1.jpg", "fruit/apple/2.jpg", "fruit/pear/1.jpg"):
         ...         (Path(above) / name).parent.mkdir(parents=True, exist_ok=True)
         ...         (Path(above) / name).touch()
-        ...     source = read(Path(above), "fruit")
+        ...     source = read_folder(Path(above), "fruit")
         >>> source.train.ids, source.queries.ids, source.gallery
         (['apple/1.jpg', 'apple/2.jpg'], ['pear/1.jpg'], 'queries')
     """
@@ -279,7 +279,7 @@ def read_table(
         ...     _ = (Path(folder) / "pictures.csv").write_text("\\n".join(rows))
         ...     for name in ("1.png", "2.png"):
         ...         (Path(folder) / name).touch()
-        ...     source = read(Path(folder), "pictures.csv")
+        ...     source = read_table(Path(folder), "pictures.csv")
         >>> source.train.ids, source.queries.ids, source.gallery
         (['1.png'], ['2.png'], 'train')
     """
