@@ -229,3 +229,23 @@ def test_the_token_of_a_ray_cluster_of_this_machine_is_for_its_user_only(tmp_pat
     monkeypatch.setattr(cluster.ray, "init", init)
     cluster.join_cluster()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_a_permission_is_that_of_the_thread_that_reads():
+    reads, outcomes = threading.Barrier(2), []
+
+    def read(allowed):
+        with trust.reading(allowed):
+            reads.wait(60)
+            try:
+                trust.require_code("index.kind", "rcir_of_nobody:X")
+            except UntrustedFolder:
+                outcomes.append((allowed, "refused"))
+            reads.wait(60)
+
+    threads = [threading.Thread(target=read, args=(allowed,)) for allowed in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [(False, "refused")]

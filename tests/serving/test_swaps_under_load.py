@@ -3,6 +3,7 @@
 import http.client
 import itertools
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -137,9 +138,11 @@ def test_the_expected_answers_tell_versions_apart(expected):
 
 
 @pytest.fixture
-def slow_search(monkeypatch):
-    """Searches that wait, so that many queries are under way whenever a version is replaced."""
-    candidates = Searcher.candidates
+def interleaved(monkeypatch):
+    """Threads that take turns often, and searches that wait, so that many queries are under way
+    whenever a version is replaced.
+    """
+    candidates, interval = Searcher.candidates, sys.getswitchinterval()
 
     def slowly(*arguments):
         time.sleep(0.02)
@@ -148,6 +151,9 @@ def slow_search(monkeypatch):
         return results
 
     monkeypatch.setattr(Searcher, "candidates", slowly)
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @contextmanager
@@ -208,7 +214,7 @@ def require_whole(outcomes):
     assert not wrong, f"of {len(outcomes)} answers: {wrong.most_common(20)}"
 
 
-@pytest.mark.usefixtures("slow_search")
+@pytest.mark.usefixtures("interleaved")
 @pytest.mark.parametrize("load", LOADS)
 def test_each_answer_of_many_threads_is_of_one_version(expected, tmp_path, load):
     removed = tmp_path / "removed"
@@ -286,7 +292,7 @@ def running(folder, **settings):
             thread.join()
 
 
-@pytest.mark.usefixtures("slow_search")
+@pytest.mark.usefixtures("interleaved")
 @pytest.mark.parametrize("load", LOADS)
 def test_each_response_is_of_the_version_that_it_names(expected, tmp_path, load):
     """The folder of a server is replaced by retrievers of all methods, and recalibrated."""
