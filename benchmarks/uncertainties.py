@@ -14,8 +14,7 @@ for sets without the use of labels, one for queries of other labels than those t
 size that misses alpha of them; few labels certify nothing), one for corrupted queries (noise, blur
 or occlusion of three severities, drawn for each), and one of the AUROC of detecting images of
 MNIST. Divisions in which nothing can be certified do not count. Trained runs and embeddings in
-`--runs` are used again. The backbone of the birds is frozen and would be embedded 20 times for MC
-dropout, which is left out there.
+`--runs` are used again.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ from rcir.torch_settings import keep_freed_memory
 
 METHODS = tuple(method for method in RECIPES if method != "tripreg")
 SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1, "cub50": 3}
-SKIPPED = {("cub50", "mc-dropout")}
 DIVISIONS = sized(5, 1)
 ALPHA, DELTA = sized(0.1, 0.5), 0.1
 SHARES = (0.3, 0.65)  # the ends of the tuning and the calibration queries
@@ -302,8 +300,6 @@ def main() -> None:
     figures = {}
     for name in options.sets:
         for method in options.encoders:
-            if (name, method) in SKIPPED:
-                continue
             values = defaultdict(list)
             for seed in range(sized(SEEDS[name], 1)):
                 for table, row in measured(searched(name, method, seed, options.runs)):
