@@ -22,8 +22,8 @@ HELPERS = {
     "papers/tables",
 }  # modules that scripts share
 NEEDS_DATA = {
-    *("data", "frozen_uncertainties", "methods", "new_labels", "photographs", "uncertainties"),
-    "vectors",
+    *("btl", "data", "frozen_uncertainties", "methods", "new_labels", "photographs"),
+    *("uncertainties", "vectors"),
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}
