@@ -27,6 +27,7 @@ import torch
 from common import parser, report, sized
 from methods import EPOCHS, base
 from numpy.typing import NDArray
+from rcir.memory import keep_freed_memory
 from scipy import optimize, stats
 from uncertainties import (
     ALPHA,
@@ -49,7 +50,6 @@ from rcir.encoders.btl import BayesianTriplet, BayesianTripletEncoderOptions
 from rcir.encoders.embedder import Embedder
 from rcir.files import write_json
 from rcir.losses.bayesian_triplet import triplet_nll
-from rcir.memory import keep_freed_memory
 from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, Learned, Reranked
