@@ -27,7 +27,6 @@ import torch
 from common import parser, report, sized
 from methods import EPOCHS, base
 from numpy.typing import NDArray
-from rcir.memory import keep_freed_memory
 from scipy import optimize, stats
 from uncertainties import (
     ALPHA,
@@ -54,6 +53,7 @@ from rcir.mining import MiningConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, Learned, Reranked
 from rcir.runs.folder import RunFolder
+from rcir.torch_settings import keep_freed_memory
 from training import train
 
 BEFORE = "as it is"
