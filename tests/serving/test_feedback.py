@@ -1,5 +1,6 @@
 """Feedback on answers: kept on disk, evidence on guarantees, source of calibration queries."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from rcir.serving.monitoring import GuaranteeWatch
 from rcir.serving.schemas import Feedback, Terms
 from rcir.serving.served import Folder
 from rcir.serving.store import Asked, Loss, Store, StoreUnavailable, UnknownAnswer
+from tests.random_kills import N_SERVERS
 from tests.serving.conftest import drawn
 
 ALPHA, DELTA = 0.2, 0.1
@@ -244,6 +246,21 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(file, place):
     assert acknowledged <= written
     assert len(written - acknowledged) <= 1  # killed between writing and printing
     assert len(store.losses("v1")) == len(written) >= 70
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_servers_killed_at_random_moments_lose_nothing_that_they_acknowledged(file, place):
+    command = [sys.executable, "-m", "tests.random_kills", "servers", place, file]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("[")]
+    acknowledged = json.loads(lines[-1])
+    store = Store(file)
+    rows = store._connection.execute("SELECT answer FROM feedback").fetchall()
+    assert set(acknowledged) <= {name for (name,) in rows}
+    assert len(set(acknowledged)) == len(acknowledged) >= N_SERVERS
+    assert store._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 # Evidence on guarantees
