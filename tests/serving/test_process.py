@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 import hypothesis
+import numpy as np
+import psutil
 import pytest
 import schemathesis
 from schemathesis.checks import not_a_server_error
@@ -169,6 +171,74 @@ def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_
             process.terminate()
             try:
                 process.wait(120)
+            finally:
+                process.kill()
+
+
+@slow
+@distributed
+def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
+    port, log = free_port(), tmp_path / "screen"
+    options = ["--port", port, "--replicas", 2, 2, "--poll", 0.2]
+    command = [Path(sys.executable).with_name("rcir"), "serve", place, *options]
+    with (
+        log.open("w") as screen,
+        subprocess.Popen(list(map(str, command)), stdout=screen, stderr=screen) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+
+        def replicas():
+            running = psutil.Process(process.pid).children(recursive=True)
+            return [one for one in running if "ServeReplica:rcir" in " ".join(one.cmdline())]
+
+        def answered(seconds):
+            """Query for some seconds; the answers that are given are right."""
+            codes, end = [], time.monotonic() + seconds
+            while time.monotonic() < end:
+                response = client.post("/retrieve", json=BODY)
+                codes.append(response.status_code)
+                if response.status_code == 200:
+                    assert_same(response.json(), expected)
+            return set(codes)
+
+        def until(condition):
+            end = time.monotonic() + 240
+            while not condition():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                time.sleep(0.5)
+
+        def ready():
+            with suppress(httpx.TransportError):
+                return client.get("/ready").status_code == 200
+
+        expected = vectors.retrieve(np.array(BODY["vector"], np.float32), 0.2, 0.1)
+        try:
+            until(lambda: ready() and len(replicas()) == 2)
+            before = {one.pid for one in replicas()}
+            replicas()[0].kill()
+            assert answered(3) <= {200, 503}
+            until(lambda: len(replicas()) == 2 and {one.pid for one in replicas()} != before)
+            assert answered(2) == {200}
+            # In place of its folder there is nothing, a damaged version, then a whole one.
+            other = rcir.load(place)
+            other.remove([str(other.ids[-1])])
+            other.recalibrate()
+            damaged = Path(other.save(shutil.copytree(place, tmp_path / "damaged")))
+            whole = shutil.copytree(damaged, tmp_path / "whole")
+            for file in damaged.rglob("controller.safetensors"):
+                file.write_bytes(b"damaged")
+            place.rename(tmp_path / "away")
+            assert answered(2) == {200}
+            damaged.rename(place)
+            assert answered(2) == {200}
+            shutil.rmtree(place)
+            whole.rename(place)
+            until(lambda: client.get("/guarantees").json()["n_items"] == 499)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
             finally:
                 process.kill()
 
