@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 N_RUNS, N_KILLS_OF_RUN = 2, 4  # of trainings
+N_DEMOS = 3
 N_SERVERS = 30
 
 
@@ -72,6 +73,18 @@ def trainings() -> None:
         finished(lambda name=f"killed-{number}": trained(name))
 
 
+def demos() -> None:
+    """Kill demos that write to one folder, and finish the last of them."""
+    from pathlib import Path
+
+    from rcir import demo
+
+    seconds = finished(lambda: demo.run(Path("whole"), epochs=1))
+    for moment in np.random.default_rng(0).uniform(0, seconds, N_DEMOS):
+        killed(lambda: demo.run(Path("killed"), epochs=1), moment)
+    finished(lambda: demo.run(Path("killed"), epochs=1))
+
+
 def servers(place: str, store: str) -> None:
     """Kill servers while feedback is sent to them; print the ids of what was acknowledged."""
     import socket
@@ -118,4 +131,5 @@ def servers(place: str, store: str) -> None:
 
 
 if __name__ == "__main__":
-    {"trainings": trainings, "servers": servers}[sys.argv[1]](*sys.argv[2:])
+    works = {"trainings": trainings, "demos": demos, "servers": servers}
+    works[sys.argv[1]](*sys.argv[2:])

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -156,3 +159,24 @@ def test_demo_leaves_a_file_or_folder_of_something_else_alone(tmp_path, capsys, 
     assert stop.value.code == 1
     assert "left alone" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_demo_after_killed_ones_ends_as_an_undisturbed_one(tmp_path, new_store):
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": new_store(tmp_path / "mlflow.db"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-m", "tests.random_kills", "demos"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    whole, killed = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed")
+    )
+    del whole["seconds"], killed["seconds"]
+    assert killed == whole
+    names = [
+        sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "killed")
+    ]
+    assert names[0] == names[1]
