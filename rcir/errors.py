@@ -1,6 +1,6 @@
 """Everything rcir raises on purpose: one base class, one class per thing a caller can act on.
 
-And how errors are printed, with names of files and classes as text that can be shown.
+`printable` makes names of files and classes safe to print, `reporting_errors` prints errors.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def read_array(path: Path) -> NDArray[Any]:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Yield the place to write a file to, which is renamed to its path behind the block."""
+    """Yield the place to write a file to, which is renamed to its path after the block."""
     settle(path)
     aside = _aside(path)
     try:

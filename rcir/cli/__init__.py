@@ -18,7 +18,7 @@ COMMANDS = {
     "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
     "certify": (
         "calibration",
-        "give vectors that something else embedded a guarantee, and measure it",
+        "calibrate and evaluate a retriever on precomputed embeddings",
     ),
     "recalibrate": (
         "calibration",

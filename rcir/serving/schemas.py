@@ -25,10 +25,10 @@ from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
 # Of a JSON body, which is parsed while nothing else is done: many tiny parts take seconds.
-MOST_PARTS = 2**16  # lists, tables and fields
-MOST_NUMBERS = 2**22  # and texts
-MOST_DIMENSIONS = 2**16
-MOST_FAULTS = 100  # that are named
+MAX_CONTAINERS = 2**16  # lists, objects and fields of a JSON body
+MAX_VALUES = 2**22  # numbers and texts of a JSON body
+MAX_DIMENSIONS = 2**16  # of a vector
+MAX_NAMED_FAULTS = 100  # further ones are counted
 
 
 class FirstFault(FailFast):
@@ -37,7 +37,7 @@ class FirstFault(FailFast):
     __hash__ = object.__hash__  # so that it can be part of a union
 
 
-Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MOST_DIMENSIONS)]
+Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MAX_DIMENSIONS)]
 # Fields of a form that may be more than a text.
 STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
@@ -188,7 +188,7 @@ def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
             return kind.model_validate_json(fields, strict=True)
         return kind.model_validate(fields)
     except ValidationError as error:
-        if error.error_count() > MOST_FAULTS:
+        if error.error_count() > MAX_NAMED_FAULTS:
             raise InvalidConfig(
                 f"the body has {error.error_count():,} faults: send the fields that "
                 "/openapi.json describes"
@@ -199,8 +199,8 @@ def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
 def _require_few_parts(text: bytes) -> None:
     """Raise `InvalidConfig` for a JSON text that would take long to parse."""
     for signs, most, parts in (
-        ((b"[", b"{", b":"), MOST_PARTS, "lists, tables and fields"),
-        ((b",",), MOST_NUMBERS, "values"),
+        ((b"[", b"{", b":"), MAX_CONTAINERS, "lists, tables and fields"),
+        ((b",",), MAX_VALUES, "values"),
     ):
         if sum(map(text.count, signs)) > most:
             raise InvalidConfig(f"the body has more than {most:,} {parts}: send less at a time")

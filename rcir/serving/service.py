@@ -334,7 +334,7 @@ class Service:
         ]
 
     def feedback_trouble(self) -> str | None:
-        """Why answers and feedback are not kept; None if they are, or if none are to be."""
+        """The reason why answers and feedback are not kept; None if they are, or need not be."""
         return None if self.store is None else self.store.trouble
 
     async def feed(self, feedback: Feedback) -> dict[str, Any]:
