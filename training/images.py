@@ -22,7 +22,7 @@ from rcir.errors import InvalidConfig
 from rcir.mining import label_batches
 from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
-from training.workers import ORDER, numpy_generator
+from training.randomness import ORDER, numpy_generator
 
 
 def loaded(

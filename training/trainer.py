@@ -23,20 +23,18 @@ from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
 from training.images import image_batches, loaded, numbered_labels
-from training.workers import (
+from training.randomness import (
     AUGMENTATION,
-    CPU,
     DROPOUT,
     LOSS,
     MINING,
     ORDER,
     SAMPLE,
-    EpochBar,
-    Workers,
     numpy_generator,
     seed,
     torch_generator,
 )
+from training.workers import CPU, EpochBar, Workers
 
 
 class GhostBatchStatistics:

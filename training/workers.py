@@ -1,8 +1,4 @@
-"""The processes that train together: communication, random generators, progress on the screen.
-
-Every draw comes from a generator seeded by (seed of the run, epoch, purpose, ...), never by who
-draws: so any number of workers draws the same, and a checkpoint needs no random states.
-"""
+"""The processes that train together: how they communicate, and their progress on the screen."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import ray.train
 import ray.train.torch
 import torch
@@ -26,26 +21,6 @@ from torch import Tensor
 from rcir.errors import InvalidConfig
 from rcir.files import owner, settle
 from rcir.terminal import console, progress_bar
-
-# Purposes of random numbers.
-ORDER, SAMPLE, MINING, AUGMENTATION, DROPOUT, LOSS = range(6)
-
-
-def seed(*numbers: int) -> int:
-    """One seed of several numbers."""
-    sequence = np.random.SeedSequence(numbers)
-    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
-
-
-def torch_generator(*numbers: int) -> torch.Generator:
-    """A generator of torch, on the CPU."""
-    return torch.Generator().manual_seed(seed(*numbers))
-
-
-def numpy_generator(*numbers: int) -> np.random.Generator:
-    """A generator of NumPy."""
-    return np.random.default_rng(numbers)
-
 
 SHARED = Path("/dev/shm/rcir")  # files beside it are memory that processes of a node have in common
 CPU = torch.device("cpu")

@@ -37,7 +37,7 @@ from cub import KINDS, MODEL, class_folders, halves, weights
 import rcir
 from rcir.config import parse
 from rcir.data import Augmentation, ImageSet, Preprocessing
-from rcir.data.datasets.own import read_folder
+from rcir.data.datasets.user_images import read_folder
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preprocessing
 from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rcir.data.datasets.own import Pictures
+    from rcir.data.datasets.user_images import Pictures
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders import Encoder
     from rcir.encoders.embedder import Embedder
@@ -44,7 +44,7 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
 
 def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
-    from rcir.data.datasets.own import list_pictures
+    from rcir.data.datasets.user_images import list_pictures
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig
     from rcir.terminal import console, progress_bar

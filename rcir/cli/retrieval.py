@@ -88,7 +88,9 @@ def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
     from rcir.data.vector_files import read_all_vectors
 
     if len(files) > 1:
-        raise InvalidConfig(f"expected one vector file with a row for each query, got {len(files)} files")
+        raise InvalidConfig(
+            f"expected one vector file with a row for each query, got {len(files)} files"
+        )
     table = read_all_vectors(Path(files[0]))
     names = table.ids or [f"row {row}" for row in range(len(table))]
     arguments = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}

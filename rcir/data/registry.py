@@ -276,14 +276,14 @@ DATASETS: dict[str, DataSet] = {
         "name it with the option path",
         (),
         None,
-        "own:read_folder",
+        "user_images:read_folder",
     ),
     "table": DataSet(
         "pictures of your own, listed in a CSV or Parquet table",
         "name it with the option path",
         (),
         None,
-        "own:read_table",
+        "user_images:read_table",
     ),
 }
 

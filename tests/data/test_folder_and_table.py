@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from rcir.data import ImageSet
-from rcir.data.datasets.own import list_pictures
+from rcir.data.datasets.user_images import list_pictures
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from tests.data.small_sets import labels_of, read, touch
 
