@@ -1,4 +1,4 @@
-"""Rankings and uncertainties: every number again, from whole rankings by brute force.
+"""Rankings and uncertainties: which metric of which queries. tests/metrics verifies the metrics.
 
 Vectors and uncertainties come from a table, not from a network: similarities are so far apart that
 the rounding of no CPU changes their order.

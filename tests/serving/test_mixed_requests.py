@@ -198,6 +198,7 @@ def of_pictures():
     return versions, [answers_of(version) for version in versions], (queries, invalid)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["vectors", "pictures"])
 def test_kills_swaps_and_invalid_requests_lose_nothing(kind, vectors, tmp_path):
     folder, store, log = (tmp_path / name for name in ("retriever", "feedback.db", "log"))
