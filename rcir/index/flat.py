@@ -146,7 +146,9 @@ class FlatIndex:
     def __init__(self, dim: int, options: FlatOptions) -> None:
         self.options = options
         self.vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
-        self._digests: list[str] = []  # of the first chunks; replaced, never changed in place
+        # Of the first chunks. A change of the vectors replaces the list: what another thread still
+        # computes of the old ones ends in the old list.
+        self._digests: list[str] = []
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: FlatOptions) -> Self:
@@ -158,7 +160,7 @@ class FlatIndex:
     def __copy__(self) -> Self:
         other = type(self)(self.vectors.shape[1], self.options)
         other.vectors = self.vectors.copy()  # one of them may grow where it lies
-        other._digests = self._digests
+        other._digests = self._digests.copy()
         other.vectors.setflags(write=False)
         return other
 
@@ -213,23 +215,22 @@ class FlatIndex:
 
     def digests(self) -> list[str]:
         """Return a SHA-256 digest of each chunk of rows; only changed chunks are digested again."""
-        rows, digests = self._chunk_rows, self._digests
-        starts = range(0, max(len(self), 1), rows)
+        rows, kept = self._chunk_rows, self._digests
+        starts, digests = range(0, max(len(self), 1), rows), kept.copy()
         if len(digests) < len(starts):
             prefix = f"flat-l2 {self.vectors.shape[1]} ".encode()
-            digests = list(digests)
             for start in starts[len(digests) :]:
                 digest = hashlib.sha256(prefix)
                 digest.update(self.vectors[start : start + rows].data)
                 digests.append(digest.hexdigest())
-            self._digests = digests
+            kept[:] = digests
         return digests
 
     def restore_digests(self, digests: list[str]) -> None:
         """See `KeepsDigests`."""
         if len(digests) != -(-max(len(self), 1) // self._chunk_rows):
             raise InvalidData(f"{len(digests)} digests of other chunks than those of the vectors")
-        self._digests = digests
+        self._digests = digests.copy()
 
     @property
     def memory(self) -> int:

@@ -1,11 +1,9 @@
 """The contract of every index: local ones, remote ones, and a class of the user's own."""
 
-import hashlib
 import json
 import sys
 from copy import copy, deepcopy
 from pickle import dumps, loads
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -201,27 +199,6 @@ def test_the_version_changes_with_every_vector_and_with_nothing_else(kind):
     assert index.version == versions[2]
     index.remove(np.array([19]))
     assert index.version == versions[5]
-
-
-def test_a_version_that_another_thread_computes_is_not_taken_by_half(monkeypatch):
-    index = build_index(vectors(40, 8))
-    halfway = []
-
-    class Digest:
-        def __init__(self, start):
-            self.sha256 = hashlib.sha256(start)
-
-        def update(self, values):
-            if not halfway:
-                halfway.append(None)
-                halfway[0] = index.version
-            self.sha256.update(values)
-
-        def hexdigest(self):
-            return self.sha256.hexdigest()
-
-    monkeypatch.setattr("rcir.index.flat.hashlib", SimpleNamespace(sha256=Digest))
-    assert [index.version] == halfway
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])

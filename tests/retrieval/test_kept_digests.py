@@ -144,24 +144,37 @@ def test_vectors_whose_digest_is_kept_cannot_be_written_to(tmp_path):
             one.vectors[0] = 7
 
 
-def test_a_version_that_is_asked_for_while_it_is_computed_is_right(monkeypatch):
-    """As by another thread."""
-    vectors, sha256, asked = np.eye(9, dtype=np.float32), hashlib.sha256, []
-    index, expected = build_index(vectors), build_index(vectors).version
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """`meanwhile(work)`: do it, as another thread would, when SHA-256 has seen the first bytes."""
+    sha256, works = hashlib.sha256, []
 
-    class Asking:
+    class Interrupted:
         def __init__(self, data=b""):
             self._digest = sha256(data)
 
         def update(self, data):
-            if not asked:
-                asked.append(None)
-                asked.append(index.version)
             self._digest.update(data)
+            if works:
+                works.pop()()
 
         def hexdigest(self):
             return self._digest.hexdigest()
 
-    monkeypatch.setattr(hashlib, "sha256", Asking)
+    monkeypatch.setattr(hashlib, "sha256", Interrupted)
+    return works.append
+
+
+def test_a_version_that_is_asked_for_while_it_is_computed_is_right(meanwhile):
+    vectors, asked = np.eye(9, dtype=np.float32), []
+    index, expected = build_index(vectors), build_index(vectors).version
+    meanwhile(lambda: asked.append(index.version))
+    assert [index.version] == asked == [expected]
+
+
+def test_the_digest_of_vectors_that_change_while_it_is_computed_is_not_kept(meanwhile):
+    vectors = np.eye(9, dtype=np.float32)
+    index, expected = build_index(vectors), build_index(vectors[1:]).version
+    meanwhile(lambda: index.remove(np.array([0])))
+    index.digests()
     assert index.version == expected
-    assert asked == [None, expected]
