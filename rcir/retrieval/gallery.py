@@ -88,6 +88,10 @@ class Gallery:
                     "item, not NaN or infinite"
                 )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles of read-only arrays can be written to: what was digested stays behind.
+        return Gallery, tuple(getattr(self, field.name) for field in fields(self))
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -2,6 +2,8 @@
 
 import hashlib
 from copy import copy, deepcopy
+from dataclasses import replace
+from pickle import dumps, loads
 
 import numpy as np
 import pytest
@@ -142,6 +144,17 @@ def test_vectors_whose_digest_is_kept_cannot_be_written_to(tmp_path):
         one.add(np.ones((2, 9), np.float32))
         with pytest.raises(ValueError, match="read-only"):
             one.vectors[0] = 7
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy, lambda gallery: loads(dumps(gallery))])
+def test_copies_of_a_gallery_cannot_be_written_to(copied):
+    gallery = build().searcher.gallery
+    gallery.restore_digest("as it was stored")
+    other = copied(gallery)
+    for values in (other.ids, other.norms, *other.relevance.arrays().values()):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 7
+    assert other.digest == replace(gallery).digest != gallery.digest
 
 
 @pytest.fixture
