@@ -90,7 +90,8 @@ from rcir.retrieval.stored_parts import (
 from rcir.retrieval.tuning import CalibrationOptions
 from rcir.trust import reading
 
-LAYOUT, FORMAT = 1, 7  # formats of the folder and of a version
+LAYOUT, FORMAT = 1, 8  # formats of the folder and of a version
+READABLE = (7, FORMAT)  # formats of versions: 7 has no digests
 POINTER, LOCK, VERSIONS = "current.json", "lock", "versions"
 MANIFEST, DESCRIPTION_FILE = "manifest.json", "retriever.json"
 WEIGHTS, CONTROLLER_FILE = "encoder.safetensors", "controller.safetensors"
@@ -380,8 +381,8 @@ def _checksums(folder: Path) -> dict[str, str]:
     return {name: _checksum(folder / name) for name in sorted(_files(folder))}
 
 
-def _verified_files(folder: Path) -> dict[str, str]:
-    """Compare all files of a version with their checksums; return these by name.
+def _verified_files(folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Compare all files of a version with their checksums; return these and `_state` by name.
 
     Names of files in inner folders contain slashes.
 
@@ -396,32 +397,34 @@ def _verified_files(folder: Path) -> dict[str, str]:
         raise CorruptRetriever(
             f"{manifest} is damaged ({error}): copy the folder again, or calibrate again"
         ) from error
-    if version != FORMAT or isinstance(version, bool):
+    if version not in READABLE:
         raise CorruptRetriever(
-            f"{folder} has format {version}, this version of rcir reads format {FORMAT}: use the "
-            "version that wrote it, or calibrate again with this one (python -m calibration --run "
-            "RUN)"
+            f"{folder} has format {version}, this version of rcir reads formats "
+            f"{' and '.join(map(str, READABLE))}: use the version that wrote it, or calibrate "
+            "again with this one (python -m calibration --run RUN)"
         )
     if missing := REQUIRED_FILES - files.keys():
         raise CorruptRetriever(
             f"{manifest} does not list {', '.join(sorted(missing))}: copy the folder again, or "
             "calibrate again"
         )
+    states = {}
     for name, checksum in files.items():
         path = folder / name
         if not _is_relative(name) or not path.is_file():
             raise CorruptRetriever(f"{path} is missing: copy the folder again, or calibrate again")
+        states[name] = _state(path)
         if _checksum(path) != checksum:
             raise CorruptRetriever(
                 f"{path} was changed since it was written (its checksum differs): copy the folder "
                 "again, or calibrate again"
             )
-    if text != _manifest_text(files):
+    if text != _manifest_text(files, version):
         raise CorruptRetriever(
             f"{manifest} was changed since it was written: copy the folder again, or calibrate "
             "again"
         )
-    return files
+    return files, states
 
 
 def _listed_files(folder: Path) -> set[str]:
@@ -439,8 +442,8 @@ def _parse_manifest(text: str) -> tuple[Any, dict[str, str]]:
     return manifest["format"], dict(manifest["files"])
 
 
-def _manifest_text(files: Mapping[str, str]) -> str:
-    return json.dumps({"format": FORMAT, "files": files}, indent=1)
+def _manifest_text(files: Mapping[str, str], version: int = FORMAT) -> str:
+    return json.dumps({"format": version, "files": files}, indent=1)
 
 
 def _files(folder: Path) -> set[str]:
@@ -460,6 +463,15 @@ def _is_relative(name: str) -> bool:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced; nothing if there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 # Retrievers
@@ -506,7 +518,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
 
 def _load_version(folder: Path) -> StoredRetriever:
     """Read a version after all of its files were compared with their checksums."""
-    checksums = _verified_files(folder)
+    checksums, states = _verified_files(folder)
     with _as_corrupt(folder):
         description = _read_description(folder)
     # A missing package, or a missing class of the user's own, does not make the folder invalid.
@@ -520,7 +532,11 @@ def _load_version(folder: Path) -> StoredRetriever:
     if ":" in str(index.get("kind")):
         find_index(index["kind"])
     with _as_corrupt(folder):
-        return _read_version(folder, checksums, description)
+        retriever = _read_version(folder, checksums, description)
+    for name, state in states.items():
+        if _state(folder / name) != state:
+            raise CorruptRetriever(f"{folder / name} was changed while it was read: load it again")
+    return retriever
 
 
 @contextmanager

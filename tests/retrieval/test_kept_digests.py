@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import StaleCalibration
+from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.index import IndexConfig, build_index, flat
 from rcir.index.flat import FlatIndex
+from rcir.retrieval import storage
 from rcir.retrieval.storage import current_version
 from tests.retrieval.retrievers import build, calibrate, retrieve
 
@@ -97,6 +98,30 @@ def test_what_was_written_to_while_it_was_loaded_is_not_saved_with_its_old_diges
         file.write(b"7")
     loaded.save(tmp_path / "other")
     assert rcir.load(tmp_path / "other").changes() == ["index"]
+
+
+def test_what_is_changed_while_it_is_loaded_is_refused(version, monkeypatch):
+    """After its checksum was compared, and before or after it is read."""
+    index, gallery = storage.load_index, storage.load_gallery
+    path = version / "index" / "vectors.npy"
+    path = path if path.exists() else version / "index" / "index.faiss"
+    content = path.read_bytes()
+
+    def replaced_before(*arguments):
+        path.unlink()
+        path.write_bytes(content[:-1] + b"7")
+        return index(*arguments)
+
+    def written_to_after(*arguments):
+        path.write_bytes(content[:-1] + b"7")
+        return gallery(*arguments)
+
+    for name, changed in (("load_index", replaced_before), ("load_gallery", written_to_after)):
+        path.write_bytes(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, name, changed)
+            with pytest.raises(CorruptRetriever):
+                rcir.load(version)
 
 
 def test_only_chunks_that_changed_are_digested_again(monkeypatch, digested):
