@@ -1,5 +1,6 @@
 """Retrievers that are saved to a folder and loaded again."""
 
+import errno
 import pickle
 import pickletools
 import shutil
@@ -202,7 +203,7 @@ def test_a_save_that_fails_changes_nothing(pair, tmp_path, monkeypatch):
     before = contents(folder)
 
     def full(*_arguments, **_options):
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device", "a file")
 
     monkeypatch.setattr(np, "save", full)
     for target in (folder, tmp_path / "new"):
