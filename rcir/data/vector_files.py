@@ -165,8 +165,10 @@ def _npy(path: Path) -> tuple[dict[str, Any], str | None]:
 def _read_parquet(path: Path, names: Sequence[str]) -> Any:
     """Read those columns of these names that there are, texts as dictionaries.
 
-    In a dictionary, a text that many rows have is in memory once, as it is in the file.
+    In a dictionary, a text that many rows have is in memory once, as it is in the file. PyArrow
+    reads lists of such texts from one row group at a time only.
     """
+    import pyarrow as pa
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(path)
@@ -180,7 +182,18 @@ def _read_parquet(path: Path, names: Sequence[str]) -> Any:
     _require_room(path, "the file", size)
     texts = [leaf.path for leaf in read.values() if leaf.physical_type == "BYTE_ARRAY"]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
-        return file.read([name for name in file.schema_arrow.names if name in names])
+        columns = [name for name in file.schema_arrow.names if name in names]
+        groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
+        return pa.concat_tables(groups) if groups else file.read(columns)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a column of that type holds lists, of any length or all of the same one."""
+    from pyarrow import types
+
+    return bool(
+        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    )
 
 
 def _objects(path: Path, name: str, column: Any) -> list[Any]:
@@ -189,7 +202,7 @@ def _objects(path: Path, name: str, column: Any) -> list[Any]:
     from pyarrow import compute
 
     joined = column.combine_chunks()
-    leaf = joined if not pa.types.is_list(joined.type) else joined.flatten()
+    leaf = joined.flatten() if _is_list(joined.type) else joined
     if pa.types.is_nested(leaf.type):
         raise InvalidData(f"{path}: column {name} is of type {joined.type}: give texts or numbers")
     if pa.types.is_dictionary(leaf.type) and len(leaf):
@@ -220,8 +233,7 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
         raise InvalidData(f"{path} holds no vectors")
     joined = column.combine_chunks()
     kind = joined.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not (is_list or pa.types.is_fixed_size_list(kind)) or not (
+    if not _is_list(kind) or not (
         pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
     ):
         raise InvalidData(f"{path}: column vector is of type {kind}; it must hold lists of numbers")

@@ -92,6 +92,52 @@ def test_lists_of_labels_places_and_clusters_are_read(tmp_path):
     assert read_vectors(path).places.tolist() == [[1, 5], [2, 6], [3, 7], [4, 8]]
 
 
+TYPES = {  # of lists, and of texts: those that libraries write
+    "list": (pa.list_(pa.float32()), pa.list_(pa.string()), pa.string()),
+    "large": (pa.large_list(pa.float32()), pa.large_list(pa.large_string()), pa.large_string()),
+    "large, short": (pa.large_list(pa.float64()), pa.large_list(pa.string()), pa.string()),
+    "fixed": (pa.list_(pa.float32(), 3), pa.list_(pa.string(), 2), pa.string_view()),
+    "categories": (
+        pa.list_(pa.float32()),
+        pa.list_(pa.dictionary(pa.int32(), pa.string())),
+        pa.dictionary(pa.int32(), pa.string()),
+    ),
+}
+
+
+@pytest.mark.parametrize("kinds", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("rows", [3, 4])  # in a row group: two groups, and one
+def test_lists_and_texts_of_all_types_are_read_from_all_row_groups(tmp_path, kinds, rows):
+    lists = [["a", "b"], ["b", "c"], ["c", "a"], ["d", "d"]]
+    of_vectors, of_lists, of_texts = kinds
+    table = pa.table(
+        {
+            "vector": pa.array(VECTORS.tolist(), of_vectors),
+            "labels": pa.array(lists, of_lists),
+            **{"id": pa.array(IDS, of_texts), "group": pa.array(["u", "v", "u", "w"], of_texts)},
+        }
+    )
+    path = tmp_path / "v.parquet"
+    for store_schema in (True, False):  # without, the types are those of Parquet
+        parquet.write_table(table, path, row_group_size=rows, store_schema=store_schema)
+        read = read_vectors(path)
+        np.testing.assert_array_equal(read.vectors, VECTORS)
+        assert (read.ids, read.labels) == (IDS, lists)
+        assert read.group.tolist() == ["u", "v", "u", "w"]
+
+
+def test_lists_of_numbers_and_texts_beyond_a_dictionary_are_read(tmp_path):
+    numbers = pa.array([[1], [2, 3], [], [1]], pa.large_list(pa.int64()))
+    path = write_table(tmp_path, vector=VECTOR, labels=numbers)
+    assert read_vectors(path).labels == [["1"], ["2", "3"], [], ["1"]]
+    lists = [[f"{row}", "x"] for row in range(5000)]
+    vectors = fixed_lists(np.ones((5000, 1), np.float32))
+    table = pa.table({"vector": vectors, "labels": lists, "id": [f"i{row}" for row in range(5000)]})
+    for options in ({"dictionary_pagesize_limit": 1000}, {"use_dictionary": False}):
+        parquet.write_table(table, path, data_page_size=1000, row_group_size=3000, **options)
+        assert read_vectors(path).labels == lists
+
+
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
@@ -353,6 +399,7 @@ def test_small_files_that_take_much_memory_are_refused(tmp_path, monkeypatch):
         lambda: repeated(tmp_path, "label", 1000),
         lambda: repeated(tmp_path, "id", 1000, store_schema=False),
         lambda: repeated(tmp_path, "labels", 1000, store_schema=False),
+        lambda: repeated(tmp_path, "labels", 1000, row_group_size=500),
         lambda: save_npy(tmp_path, long_id),
     ):
         with pytest.raises(InvalidData, match="in memory"):
@@ -374,13 +421,14 @@ main(["certify", "--gallery", sys.argv[1], "--output", sys.argv[2]])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zip", "zeros", "texts", "column"])
+@pytest.mark.parametrize("kind", ["zip", "zeros", "texts", "column", "lists"])
 def test_a_command_refuses_gigabytes_in_kilobytes(tmp_path, kind):
     path = {
         "zip": lambda: zip_bomb(tmp_path, vector=4200),
         "zeros": lambda: constant(tmp_path, 2**28),
         "texts": lambda: repeated(tmp_path, "id", 10**6, 20_000),
         "column": lambda: repeated(tmp_path, "label", 10**6, 20_000, store_schema=False),
+        "lists": lambda: repeated(tmp_path, "labels", 10**6, 20_000, row_group_size=9000),
     }[kind]()
     output = tmp_path / "output"
     ended = subprocess.run(
