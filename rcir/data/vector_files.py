@@ -191,9 +191,7 @@ def _is_list(kind: Any) -> bool:
     """Whether a column of that type holds lists, of any length or all of the same one."""
     from pyarrow import types
 
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    )
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _objects(path: Path, name: str, column: Any) -> list[Any]:
