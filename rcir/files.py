@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+NUMPY_WROTE_LESS = re.compile(r"\d+ requested and \d+ written")  # its error has no number
 OWNED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-gone|-journal)?")
 
 
@@ -88,11 +89,11 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy gives no number where it wrote less than it wanted to.
-        full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if error.filename is not None or not full:
+        number = error.errno
+        if number is None and NUMPY_WROTE_LESS.fullmatch(str(error)):
+            number = errno.ENOSPC
+        if error.filename is not None or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        number = error.errno or errno.ENOSPC
         raise OSError(number, os.strerror(number), str(path)) from error
 
 

@@ -182,3 +182,12 @@ def test_a_full_disk_names_the_path(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_the_system_are_kept(tmp_path):
+    def fill(aside):
+        raise OSError("image file is truncated")  # as Pillow does
+
+    with pytest.raises(OSError, match="truncated") as raised:
+        write_folder(tmp_path / "folder", fill)
+    assert raised.value.errno is None
