@@ -101,10 +101,9 @@ class RiskUnattainable(RcirError):
         self.required_calibration = required_calibration
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there, and give the command again"
-    ),
+    **dict.fromkeys(_FULL, "make room there, and give the command again"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         "change the permissions of the file or its folder, or choose another place",
@@ -117,6 +116,8 @@ def _with_advice(error: RcirError | OSError) -> str:
     if not isinstance(error, OSError) or error.errno not in _ADVICE:
         return str(error)
     path = error.filename2 or error.filename  # of a copy, the file that was written
+    if path is None and error.errno not in _FULL:
+        return str(error)  # of a socket or a process, perhaps
     where = "" if path is None else f"{path}: "
     return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
 

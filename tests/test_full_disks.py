@@ -90,6 +90,14 @@ def test_an_error_of_the_system_names_the_file_and_what_to_do(tmp_path, refused,
         assert os.strerror(number) in line
         assert advice in line
 
+    def fails_without_a_file(_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as of a socket
+
+    monkeypatch.setattr("calibration.pipeline.check_output", fails_without_a_file)
+    line = refused(*command)
+    assert os.strerror(errno.EPERM) in line
+    assert "file or its folder" not in line
+
 
 def test_a_tracking_store_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
