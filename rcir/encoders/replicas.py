@@ -84,10 +84,15 @@ class Replicas:
             try:
                 arrays = _result(finished)
             except RayActorError as error:
-                what = "started" if number is None else f"embedded {_described(blocks[number])}"
+                what, advice = "started", "check the memory of the nodes, and Ray's logs of workers"
+                if number is not None:
+                    what = f"embedded {_described(blocks[number])}"
+                    advice = (
+                        "check these images and the memory of the nodes, and embed fewer images "
+                        "at a time (batch)"
+                    )
                 raise WorkersLost(
-                    f"{MAX_DEATHS} replicas died, one after the other, as they {what}: check these "
-                    "images and the memory of the nodes, and embed fewer images at a time (batch)"
+                    f"{MAX_DEATHS} replicas died, one after the other, as they {what}: {advice}"
                 ) from error
             if (following := next(numbers, None)) is not None:
                 result = replica.embed.remote(model, _absolute(blocks[following]))

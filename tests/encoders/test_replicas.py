@@ -15,7 +15,7 @@ from rcir.data import Preprocessing
 from rcir.encoders import batches, build_encoder
 from rcir.encoders.batches import embed
 from rcir.encoders.embedder import Embedder
-from rcir.encoders.replicas import MAX_DEATHS
+from rcir.encoders.replicas import MAX_DEATHS, Replica
 from rcir.errors import InvalidConfig, InvalidImage, WorkersLost
 from tests.methods import config_of
 
@@ -278,6 +278,16 @@ class TestOnRay:
             counting(paths, preprocessing=Deadly())
         assert len(list(tmp_path.glob("died-*"))) == MAX_DEATHS
         assert set(counting.embedded) == {25}
+
+    def test_replicas_that_die_at_their_start_blame_no_images(self, paths, monkeypatch):
+        class Stillborn(Replica):
+            def ready(self):
+                os._exit(1)
+
+        monkeypatch.setattr("rcir.encoders.replicas.Replica", Stillborn)
+        with pytest.raises(WorkersLost) as raised:
+            Embedder(num_workers=1)(build(), Preprocessing(), paths)
+        assert "images" not in str(raised.value)
 
     def test_an_image_that_a_replica_cannot_read_is_named(self, paths, tmp_path):
         paths[60].write_bytes(b"not an image")
