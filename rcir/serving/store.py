@@ -238,8 +238,7 @@ class Store:
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
             self._connection.execute("PRAGMA wal_checkpoint")
-        self._files = self._identities()
-        self._size = path.stat().st_size
+        self._files, self._size = self._found()
 
     def close(self) -> None:
         """Close the file."""
@@ -461,9 +460,9 @@ class Store:
                 with self._using():
                     self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
                     self._connection.execute(f"PRAGMA synchronous = {synchronous}")
-                    self._require_files()
+                    self._size = self._require_files()
                     yield
-                    self._require_files()
+                    self._size = self._require_files()
             finally:
                 self._lock.release()
         except StoreUnavailable as error:
@@ -471,28 +470,35 @@ class Store:
             raise
         self._failure = None
 
-    def _require_files(self) -> None:
-        """Raise `StoreUnavailable` where SQLite would go on with a file that nobody finds again."""
-        files = self._identities()
-        size = self.path.stat().st_size if files == self._files else 0
-        if size < self._size:
+    def _require_files(self) -> int:
+        """The size of the file; keeps nothing, for threads without the lock ask too.
+
+        Raises:
+            StoreUnavailable: SQLite would go on with a file that nobody finds again.
+        """
+        least = self._size  # before a writer in another thread lets the file grow
+        files, size = self._found()
+        if files != self._files or size < least:
             raise StoreUnavailable(
                 f"{self.path} was removed, replaced or truncated while the server used it: put it "
                 "back and start the server again"
             )
-        self._size = size
+        return size
 
-    def _identities(self) -> list[tuple[int, int] | None]:
-        """Device and inode of the file and of its write-ahead log; None for one that is missing."""
+    def _found(self) -> tuple[list[tuple[int, int] | None], int]:
+        """Device and inode of the file and its log, None for one that is missing; the file's size."""
         identities: list[tuple[int, int] | None] = []
+        sizes = []
         for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
             try:
                 state = path.stat()
             except OSError:
                 identities.append(None)
+                sizes.append(0)
             else:
                 identities.append((state.st_dev, state.st_ino))
-        return identities
+                sizes.append(state.st_size)
+        return identities, sizes[0]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import time
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,6 +200,40 @@ def test_feedback_is_not_acknowledged_without_its_file(file, vectors, tmp_path, 
         store.feed(Feedback(answer=answer, match=True))
     with pytest.raises(StoreUnavailable, match=harm):
         keep(store, vectors)
+    store.close()
+
+
+def test_trouble_reports_a_file_that_vanishes_as_it_is_looked_at(file, monkeypatch):
+    store, stat = Store(file), Path.stat
+
+    def vanishing(path, **options):
+        found = stat(path, **options)
+        if path == file:
+            file.unlink()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", vanishing)
+        assert store.trouble is None or "removed" in store.trouble
+    assert "removed" in store.trouble
+    store.close()
+
+
+def test_trouble_does_not_disturb_a_writer(file, vectors, monkeypatch):
+    store, stat, nested = Store(file), Path.stat, []
+
+    def growing(path, **options):
+        """Another process lets the file grow, and a thread asks, while the writer looks at it."""
+        found = stat(path, **options)
+        if path == file and not nested:
+            os.truncate(file, found.st_size + 4096)
+            nested.append(path)
+            assert store.trouble is None
+            nested.clear()
+        return found
+
+    monkeypatch.setattr(Path, "stat", growing)
+    assert len(keep(store, vectors)) == 1
     store.close()
 
 
