@@ -486,7 +486,7 @@ class Store:
         return size
 
     def _found(self) -> tuple[list[tuple[int, int] | None], int]:
-        """Device and inode of the file and its log, None for one that is missing; the file's size."""
+        """Device and inode of the file and its log, None for a missing one; size of the file."""
         identities: list[tuple[int, int] | None] = []
         sizes = []
         for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
