@@ -122,6 +122,12 @@ def vectors_in(file, n, seed):
     return file
 
 
+def kilobytes(path):
+    """The size of a file, or of all files in a folder: on a disk, they take at least that."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file()) // 1024
+
+
 def remove(folder):
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -137,16 +143,22 @@ class TestFullDisk:
         command = ["train", "--config", str(tmp_path / "config.yaml"), "--storage", "runs"]
         monkeypatch.chdir(tmp_path)
         main(command)
+        store, whole = kilobytes(tmp_path / "mlflow.db"), kilobytes(tmp_path)
+        checkpoint = kilobytes(tmp_path / "runs" / "run" / "checkpoints")
         disk = mount("-t", "tmpfs", "-o", "size=4k", "tmpfs")
         monkeypatch.chdir(disk)
-        # Too little for the store, the first and the second checkpoint, and their copy in MLflow.
-        for size, epoch in ((100, 0), (1200, 0), (3000, 1), (4100, 2)):
+        epochs = []
+        # Too little for the store, which MLflow keeps open until the process ends, then for
+        # checkpoints, then for their copy in MLflow.
+        for size in (store // 8, *range(2 * store, whole, checkpoint // 2)):
             mount("-o", f"remount,size={size}k")
             line = refused(*command)
             assert str(disk) in line
             assert "room" in line
-            assert last_epoch(disk / "runs" / "run") == epoch
-        mount("-o", "remount,size=10m")
+            epochs.append(last_epoch(disk / "runs" / "run"))
+        assert epochs == sorted(epochs)
+        assert (epochs[0], epochs[-1] > 0) == (0, True)
+        mount("-o", f"remount,size={2 * whole}k")
         assert main(command) == 0
         assert same_weights(*(read_run(place / "runs" / "run") for place in (disk, tmp_path)))
 
