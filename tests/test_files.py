@@ -130,12 +130,12 @@ def test_exception_leaves_the_old_content(tmp_path):
     target = tmp_path / "it"
     write_folder(target, fill("old"))
 
-    def full(folder):
+    def truncated(folder):
         fill("new")(folder)
-        raise OSError("no space left on device")
+        raise OSError("image file is truncated")  # as Pillow does, without a number
 
-    with pytest.raises(OSError, match="No space"):
-        write_folder(target, full)
+    with pytest.raises(OSError, match="image file is truncated"):
+        write_folder(target, truncated)
     assert contents(target) == OLD
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     with pytest.raises(TypeError):
@@ -182,12 +182,3 @@ def test_a_full_disk_names_the_path(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_errors_of_the_system_are_kept(tmp_path):
-    def fill(aside):
-        raise OSError("image file is truncated")  # as Pillow does
-
-    with pytest.raises(OSError, match="truncated") as raised:
-        write_folder(tmp_path / "folder", fill)
-    assert raised.value.errno is None
