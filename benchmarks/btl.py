@@ -1,4 +1,4 @@
-"""What changes of the Bayesian triplet loss bring, on small networks and a part of each set.
+"""Effects of changes to the Bayesian triplet loss, on small networks and a part of each set.
 
 Each change is compared with the encoder whose variance starts at 1e-3, as in the code of Cai et
 al. (AAAI 2025), trained as in `methods.py`:
@@ -69,7 +69,7 @@ CHOSEN = "kl_scale by validation"
 SEARCHED = ("expected distance", "temperature", "expected distance, temperature")
 SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1}
 COLUMNS = ("encoder", "neighbourhood", "both", "no labels", "ratio", "ratio, no labels")
-Found = tuple[dict[str, LabelledResults], dict[str, LabelledResults]]
+QueriesByKind = tuple[dict[str, LabelledResults], dict[str, LabelledResults]]
 
 
 @dataclass(frozen=True)
@@ -132,23 +132,25 @@ def temperature(run: RunFolder, splits: Splits, stored: Embedder) -> float:
     triplet = (queries, *(gallery[rows] for rows in nearest))
     means = tuple(each.vectors.double() for each in triplet)
     variances = [torch.as_tensor(each.variance).double() for each in triplet]
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         lambda power: float(
             triplet_nll(means, tuple(math.exp(power) * each for each in variances)).mean()
         ),
         bounds=(-7, 7),
         method="bounded",
     )
-    return math.exp(found.x)
+    return math.exp(optimum.x)
 
 
-def searched(run: RunFolder, how: str) -> Found:
+def searched(run: RunFolder, search: str) -> QueriesByKind:
     """Results of all queries by uncertainty: with labels, one candidate of each, and without."""
     stored = Embedder(folder=run.path / "embeddings")
     encoder, trained, factor = run.encoder(), run.encoder(), 1.0
-    encoder.options = replace(encoder.options, distance="expected" if "expected" in how else "mean")
+    encoder.options = replace(
+        encoder.options, distance="expected" if "expected" in search else "mean"
+    )
     splits, _ = without_repeats(load_splits(run.data))
-    if "temperature" in how:
+    if "temperature" in search:
         factor = temperature(run, splits, stored)
         print(f"{run.path.name}: variances times {factor:.3g}")
 
@@ -166,20 +168,20 @@ def searched(run: RunFolder, how: str) -> Found:
     )
 
 
-def measured(run: RunFolder, how: str) -> NDArray[np.float64]:
+def measured(run: RunFolder, search: str) -> NDArray[np.float64]:
     """Sizes and their ratios of each division, by column."""
-    path = run.path / f"sizes {how}.json"
+    path = run.path / f"sizes {search}.json"
     if not path.exists():
-        found = searched(run, how)
-        write_json(path, [sizes_of(found, rows) for rows in divisions(len(found[0]["cosine"]))])
+        queries = searched(run, search)
+        write_json(path, [sizes_of(queries, rows) for rows in divisions(len(queries[0]["cosine"]))])
     return np.array(json.loads(path.read_text()))
 
 
-def sizes_of(found: Found, rows: Rows) -> list[float]:
+def sizes_of(queries: QueriesByKind, rows: Rows) -> list[float]:
     """Sizes and their ratios of one division, by column."""
     labels, without = (
         sizes(kinds, learned, rows, certified_size)
-        for kinds, learned in zip(found, (Reranked, Learned), strict=True)
+        for kinds, learned in zip(queries, (Reranked, Learned), strict=True)
     )
     near, both = "neighbourhood", "with variance"
     certified = [labels["encoder"], labels[near], labels[both], without[both]]
@@ -209,26 +211,29 @@ def main() -> None:
     options = command.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    changes = tuple(dict.fromkeys((BEFORE, *options.changes)))  # all are compared with the first
     values: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     trainings = [
         (name, seed) for name in options.sets for seed in range(min(SEEDS[name], options.seeds))
     ]
     for name, seed in trainings:
-        trained = {change: run_of(name, change, seed, options.runs) for change in options.changes}
+        trained = {change: run_of(name, change, seed, options.runs) for change in changes}
         for change, run in trained.items():
             values[change].append(measured(run, BEFORE))
         weights = [change for change in trained if change in (BEFORE, *KL)]
         best = min(weights, key=lambda change: validated(trained[change]))
         values[CHOSEN].append(values[best][-1])
-        for how in SEARCHED:
-            values[how].append(measured(trained[BEFORE], how))
+        for search in SEARCHED:
+            values[search].append(measured(trained[BEFORE], search))
     rows = []
     for change, each in values.items():
         paired = [new / old for new, old in zip(each, values[BEFORE], strict=True)]
         print(f"over {BEFORE}: | {change} | {' | '.join(over(paired))} |")
         for name in options.sets:
-            own = [size for size, (other, _) in zip(each, trainings, strict=True) if other == name]
-            means = np.nanmean(np.concatenate(own), axis=0)
+            of_set = [
+                size for size, (other, _) in zip(each, trainings, strict=True) if other == name
+            ]
+            means = np.nanmean(np.concatenate(of_set), axis=0)
             rows.append([name, change, *(f"{value:.3f}" for value in means)])
     figures = {f"{name}, {change}": float(both) for name, change, _, _, both, *_ in rows}
     title = f"Certified sizes at alpha {ALPHA}"

@@ -113,7 +113,7 @@ def add_recalibrate_arguments(parser: ArgumentParser) -> None:
         "--since",
         type=_time,
         metavar="TIME",
-        help="of these queries only those asked since then, such as 2026-11-23T06:00 (local time) "
+        help="use only queries asked since this time, such as 2026-11-23T06:00 (local time) "
         "or 2026-11-23T06:00Z",
     )
 
@@ -124,7 +124,7 @@ def _time(text: str) -> datetime:
         time.timestamp()
     except (ValueError, OverflowError) as error:
         raise ArgumentTypeError(
-            f"{text!r} is no time ({error}): give one such as 2026-11-23T06:00"
+            f"expected a time such as 2026-11-23T06:00, got {text!r} ({error})"
         ) from None
     return time
 
