@@ -26,7 +26,8 @@ from rcir.errors import InvalidImage
 
 MAX_PIXELS = 100_000_000
 SURPLUS = 1 + 1e-9
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "nearest"]
+CropRounding = Literal["nearest", "down"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,13 @@ class Resizing:
 
     Args:
         size: (height, width) of the result.
-        interpolation: "bilinear" or "bicubic", both antialiased.
+        interpolation: "bilinear" or "bicubic", both antialiased, or "nearest".
         crop: None resizes the whole picture, whatever its proportions. A share in (0, 1] keeps
             them: the picture is scaled until it just covers size / crop, and its centre is cut out.
+        stretch: with a crop, scale height and width each to size / crop, whatever the proportions.
+        crop_rounding: the side of an odd margin that gets the extra pixel: "nearest" rounds half
+            the margin to the nearest integer, half to even, as torchvision does; "down" rounds it
+            down, as transformers does.
 
     Example:
         >>> Resizing((224, 224), crop=0.875).scaled(600, 300)
@@ -47,22 +52,30 @@ class Resizing:
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
     crop: float | None = None
+    stretch: bool = False
+    crop_rounding: CropRounding = "nearest"
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """Height and width that a picture of some height and width is resized to, before the cut.
 
-        Rounded as torchvision and timm do.
+        Rounded as torchvision does for squares, and as timm and OpenCLIP do for other rectangles.
         """
         if self.crop is None:
             return self.size
         least = int(self.size[0] / self.crop), int(self.size[1] / self.crop)
-        if least[0] * width >= least[1] * height:
-            return least[0], max(least[1], int(least[0] * width / height))
-        return max(least[0], int(least[1] * height / width)), least[1]
+        if self.stretch:
+            return least
+        if least[0] != least[1]:
+            ratio = min(height / least[0], width / least[1])
+            return round(height / ratio), round(width / ratio)
+        if width >= height:
+            return least[0], int(least[0] * width / height)
+        return int(least[1] * height / width), least[1]
 
     def window(self, height: int, width: int) -> tuple[slice, slice]:
         """Rows and columns of the centre of a scaled picture."""
-        top, left = round((height - self.size[0]) / 2), round((width - self.size[1]) / 2)
+        rounded = round if self.crop_rounding == "nearest" else int
+        top, left = rounded((height - self.size[0]) / 2), rounded((width - self.size[1]) / 2)
         return slice(top, top + self.size[0]), slice(left, left + self.size[1])
 
     def batch(self, images: NDArray[np.uint8]) -> Tensor:
@@ -94,13 +107,14 @@ def resize(
     # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
     tensor = torch.from_numpy(values).view(images.shape)
     tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+    antialias = interpolation != "nearest"
     if extent is not None and extent != tuple(tensor.shape[-2:]):
         # The output's size is rounded down, also from a hair below the wanted one.
         scale = tuple(SURPLUS * to / of for to, of in zip(size, extent, strict=True))
-        return interpolate(tensor, scale_factor=scale, mode=interpolation, antialias=True)
+        return interpolate(tensor, scale_factor=scale, mode=interpolation, antialias=antialias)
     if tuple(tensor.shape[-2:]) == tuple(size):
         return tensor.contiguous()
-    return interpolate(tensor, size=size, mode=interpolation, antialias=True)
+    return interpolate(tensor, size=size, mode=interpolation, antialias=antialias)
 
 
 def resize_one(

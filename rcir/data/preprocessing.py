@@ -13,9 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rcir.data.images import ImageLike, Interpolation, Resizing, read_image, read_images
+from rcir.data.images import (
+    CropRounding,
+    ImageLike,
+    Interpolation,
+    Resizing,
+    read_image,
+    read_images,
+)
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.options import require_choice
+
+RESIZING_DEFAULTS = {
+    "interpolation": "bilinear",
+    "crop": None,
+    "stretch": False,
+    "crop_rounding": "nearest",
+}
 
 
 @dataclass(frozen=True)
@@ -28,9 +42,7 @@ class Preprocessing:
         channels: 1 for grey, 3 for RGB.
         mean, std: one for all channels or one for each, subtracted from and divided into values in
             [0, 1].
-        interpolation: "bilinear" or "bicubic".
-        crop: None resizes the whole image, whatever its proportions. A share in (0, 1] keeps them:
-            the image is scaled until it just covers size / crop, and its centre is cut out.
+        interpolation, crop, stretch, crop_rounding: see `rcir.data.images.Resizing`.
 
     Example:
         >>> import numpy as np
@@ -45,6 +57,8 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
     interpolation: Interpolation = "bilinear"
     crop: float | None = None
+    stretch: bool = False
+    crop_rounding: CropRounding = "nearest"
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
@@ -63,22 +77,22 @@ class Preprocessing:
                 f"preprocessing.crop is {self.crop}; it must lie in (0, 1], or be null for the "
                 "whole image"
             )
+        require_choice("preprocessing.crop_rounding", self.crop_rounding, CropRounding)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Make one from plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
         height, width = values["size"]
-        further = {name: values[name] for name in ("interpolation", "crop") if name in values}
+        further = {name: values[name] for name in RESIZING_DEFAULTS if name in values}
         mean, std = tuple(values["mean"]), tuple(values["std"])
         return cls((height, width), values["channels"], mean, std, **further)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; without interpolation and crop where these are as they always were."""
-        usual = {"interpolation": "bilinear", "crop": None}
+        """Plain values; options of resizing are left out where they have their defaults."""
         return {
             name: value
             for name, value in asdict(self).items()
-            if name not in usual or value != usual[name]
+            if name not in RESIZING_DEFAULTS or value != RESIZING_DEFAULTS[name]
         }
 
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
@@ -92,7 +106,9 @@ class Preprocessing:
         decoded at a reduced scale of at least twice the size: values differ by 0.2 to 0.4 of 255 on
         average from those of a full decode.
         """
-        resizing = Resizing(self.size, self.interpolation, self.crop)
+        resizing = Resizing(
+            self.size, self.interpolation, self.crop, self.stretch, self.crop_rounding
+        )
         if self._is_batch(images):
             return resizing.batch(np.asarray(images))
         if len(images) == 0:

@@ -179,7 +179,7 @@ def test_batches_without_images_or_with_a_bad_one_are_refused(images):
     [
         *({"channels": 2}, {"size": (0, 8)}, {"size": (8,)}, {"mean": (0.0, 0.0)}),
         *({"std": (0.0,)}, {"std": (-1.0,)}, {"channels": 3, "mean": (0.5, 0.5)}),
-        *({"interpolation": "nearest"}, {"crop": 0.0}, {"crop": 1.1}),
+        *({"interpolation": "lanczos"}, {"crop": 0.0}, {"crop": 1.1}, {"crop_rounding": "up"}),
     ],
     ids=str,
 )
@@ -190,7 +190,8 @@ def test_invalid_configurations_are_refused(options):
 
 def test_a_configuration_is_restored_from_its_dictionary():
     cropped = Preprocessing((8, 16), 3, interpolation="bicubic", crop=0.9)
-    for preprocessing in (Preprocessing((8, 16), 3, (0.5,), (0.2,)), cropped):
+    stretched = Preprocessing((8, 16), crop=0.9, stretch=True, crop_rounding="down")
+    for preprocessing in (Preprocessing((8, 16), 3, (0.5,), (0.2,)), cropped, stretched):
         stored = json.loads(json.dumps(preprocessing.to_dict()))
         assert Preprocessing.from_dict(stored) == preprocessing
     # Files of earlier versions have neither interpolation nor crop.
@@ -218,6 +219,25 @@ def test_centre_crops_are_those_of_torchvision(interpolation, crop, height, widt
         # Pillow rounds after each of the two directions.
         assert np.abs(cropped - expected).max() <= 3
         assert np.abs(cropped - expected).mean() < 0.1
+
+
+@pytest.mark.parametrize("margin", range(8))
+def test_odd_margins_are_divided_as_torchvision_and_transformers_do(margin):
+    image = noise(20 + margin, 20, 3)
+    tall = torch.from_numpy(image).permute(2, 0, 1)
+    cut = Preprocessing((20, 20), 3, crop=1.0).resized([image])[0]
+    assert torch.equal(cut, transforms.functional.center_crop(tall, [20, 20]))
+    cut = Preprocessing((20, 20), 3, crop=1.0, crop_rounding="down").resized([image])[0]
+    top = (20 + margin - 20) // 2  # as transformers.image_transforms.center_crop has it
+    assert torch.equal(cut, tall[:, top : top + 20])
+
+
+def test_stretching_ignores_proportions():
+    image = noise(90, 33, 3)
+    scaled = transforms.Resize((40, 50))(Image.fromarray(image))
+    expected = np.asarray(transforms.CenterCrop((32, 40))(scaled)).astype(int)
+    stretched = Preprocessing((32, 40), 3, crop=0.8, stretch=True).resized([image])[0]
+    assert np.abs(stretched.permute(1, 2, 0).numpy() - expected).max() <= 1
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
