@@ -18,6 +18,7 @@ from rcir.index.base import check_vectors
 
 Found: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 _SPARE = 16  # candidates that are preselected beyond k
+_FILLED = 4  # times as many queries as there are, at most, are searched to multiply matrices
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -45,6 +46,16 @@ def by_subtraction(
     return np.concatenate(squared), np.concatenate(positions)
 
 
+def product_batch_size(dim: int) -> int:
+    """Return the smallest number of queries for which FAISS multiplies matrices.
+
+    It is then several times as fast. Before version 1.15 fewer queries are enough, see
+    `by_subtraction`.
+    """
+    threshold: int = faiss.cvar.distance_compute_blas_threshold
+    return max(1, -(-threshold // dim))
+
+
 def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) -> Found:
     """Return squared L2 distances and positions, each (n, k), of the k nearest of vectors (m, d).
 
@@ -63,7 +74,12 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) 
     """
     if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
         return by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
-    return ranked(queries, vectors, k, *faiss.knn(queries, vectors, k + _SPARE))
+    n, filled = len(queries), product_batch_size(queries.shape[1])
+    batch = queries
+    if n < filled <= _FILLED * n:
+        batch = queries[np.arange(filled) % n]  # faster than subtraction for the n alone
+    preselected, candidates = faiss.knn(batch, vectors, k + _SPARE)
+    return ranked(queries, vectors, k, preselected[:n], candidates[:n])
 
 
 def ranked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,11 @@ from rcir.risk import Guarantee, GuaranteeRequest, SearchResults
 from rcir.risk.results import set_sizes
 from rcir.risk.score_functions import Ranking
 
-QUERY_BATCH_SIZE = 512  # larger batches need more memory, smaller ones more time per query
+# Larger batches need more memory, smaller ones more time per query.
+QUERY_BATCH_SIZE = 512  # queries that are ranked together
+MAX_SEARCH_BATCH_SIZE = 4096  # queries that are searched together
+# FAISS multiplies matrices, which is several times as fast, for 128,000 numbers in queries or more.
+SEARCH_BATCH_NUMBERS = 1 << 17
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,6 +114,24 @@ class AtLevels:
     sizes: NDArray[np.int64]
     largest: Retrieval
     guarantees: tuple[Guarantee, ...]
+
+
+def search_batches(n: int, dim: int) -> list[slice]:
+    """Divide n queries into batches for the search, all nearly equal in size.
+
+    The answers do not depend on the batches: the index re-computes distances by subtraction.
+
+    Args:
+        n: number of queries.
+        dim: dimension of their vectors; the smaller it is, the larger the batches.
+
+    Example:
+        >>> [batch.stop - batch.start for batch in search_batches(2500, 128)]
+        [1250, 1250]
+    """
+    size = min(max(QUERY_BATCH_SIZE, -(-SEARCH_BATCH_NUMBERS // dim)), MAX_SEARCH_BATCH_SIZE)
+    edges = np.linspace(0, n, max(1, n // size) + 1).astype(int).tolist()
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +226,14 @@ class Version:
         prepared = self.searcher.prepared(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
-        for start in range(0, len(prepared), QUERY_BATCH_SIZE):
-            candidates = self.searcher.candidates(prepared[start : start + QUERY_BATCH_SIZE])
-            results = self.searcher.judged(candidates, calibration.uncertainty)
-            if request.distinct is not None:
-                results = results.first_of_each_label()
-            yield results, *rule.sets(results, guarantee)
+        for rows in search_batches(*prepared.vectors.shape):
+            candidates = self.searcher.candidates(prepared[rows])
+            for start in range(0, len(candidates), QUERY_BATCH_SIZE):
+                batch = candidates[start : start + QUERY_BATCH_SIZE]
+                results = self.searcher.judged(batch, calibration.uncertainty)
+                if request.distinct is not None:
+                    results = results.first_of_each_label()
+                yield results, *rule.sets(results, guarantee)
         self.valid_calibration()  # the gallery may have been changed in place meanwhile
 
     def _retrievals(

@@ -106,6 +106,19 @@ def test_exact_search_of_a_large_batch_is_that_of_each_query_with_ties_and_near_
             np.testing.assert_array_equal(found[row], alone[0])
 
 
+@pytest.mark.parametrize("n", [90, 300, 999, 1000])  # FAISS multiplies matrices from 1,000 on
+def test_exact_search_has_the_same_bits_whatever_the_number_of_queries(n):
+    drawn = np.random.default_rng(0).standard_normal((2500, 128), np.float32) + 30
+    gallery, queries = np.split(drawn, [1500])
+    index = build_index(gallery)
+    whole, part = index.search(queries, 20), index.search(queries[:n], 20)
+    for found, expected in zip(part, whole, strict=True):
+        np.testing.assert_array_equal(found, expected[:n])
+    for row in range(0, n, 40):
+        for found, alone in zip(part, index.search(queries[row : row + 1], 20), strict=True):
+            np.testing.assert_array_equal(found[row], alone[0])
+
+
 def test_ties_are_in_the_order_of_positions_where_search_is_exact(config):
     gallery = np.array([[0, 3], [5, 0], [3, 0], [0, -3]], np.float32)
     distances, positions = filled(config, gallery).search(np.zeros((1, 2)), 4)
