@@ -16,19 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import rcir
-from rcir.data import ImageSet
+from rcir.data import ImageSet, read_class_folders
 from rcir.errors import reporting_errors
 from rcir.risk import minimum_alpha
 from rcir.runs import RunFolder, find_run
-
-
-def read_folders(folder: Path) -> ImageSet:
-    """Every picture below `folder`, labelled by the folder it lies in."""
-    paths = sorted(path for path in folder.glob("*/*") if path.is_file())
-    names = np.array([path.parent.name for path in paths], str)
-    labels = np.unique(names, return_inverse=True)[1].astype(np.int64)
-    ids = [str(path.relative_to(folder)) for path in paths]
-    return ImageSet(paths, labels, ids, {"class": names})  # answers give labels by these names
 
 
 def build(run: RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retriever:
@@ -61,7 +52,7 @@ def main() -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    retriever = build(find_run(options.run), read_folders(options.images))
+    retriever = build(find_run(options.run), read_class_folders(options.images, tell=print))
     retriever.save(options.output)
     smallest = minimum_alpha(0.1, retriever.require_calibration().main.calibration)
     print(

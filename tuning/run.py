@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +306,7 @@ def _settings() -> Iterator[None]:
 
 def _check_trials(config: TuningConfig, all_values: list[Values] | None) -> None:
     """Check that trials can be trained and compared, before any is."""
-    splits = load_splits(config.training.data)
+    splits = load_splits(config.training.data, partial(console.print, soft_wrap=True))
     each = [with_values(config.training, values) for values in all_values or ()]
     for training in each or variations(config.training, config.space):
         check_encoder(training)

@@ -46,7 +46,7 @@ def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
     from rcir.data.datasets.user_images import list_pictures
     from rcir.encoders.embedder import Embedder
-    from rcir.errors import InvalidConfig
+    from rcir.errors import InvalidConfig, printable
     from rcir.terminal import console, progress_bar
     from rcir.torch_settings import keep_freed_memory
 
@@ -62,6 +62,8 @@ def run_embed(options: Namespace) -> None:
             "or, with --shards and a number from 1, a folder"
         )
     pictures = list_pictures(options.pictures)
+    for note in pictures.notes:
+        console.print(f"note: {printable(note)}", soft_wrap=True)
     files = _files(output, shards, len(pictures))
     encoder, preprocessing, name = _model(options.model, options.checkpoint)
     bar = progress_bar()

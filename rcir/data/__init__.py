@@ -11,6 +11,7 @@ from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from rcir.data.augmentation import Augmentation, TransformParameters
+    from rcir.data.datasets.user_images import read_class_folders
     from rcir.data.division import Source, cluster_warning
     from rcir.data.images import ImageLike, read_image
     from rcir.data.preprocessing import Preprocessing
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "rcir.data.augmentation": ("Augmentation", "TransformParameters"),
+    "rcir.data.datasets.user_images": ("read_class_folders",),
     "rcir.data.division": ("Source", "cluster_warning"),
     "rcir.data.images": ("ImageLike", "read_image"),
     "rcir.data.registry": (
@@ -46,6 +48,7 @@ __all__ = [
     "cluster_warning",
     "data_root",
     "load_splits",
+    "read_class_folders",
     "read_image",
     "with_cluster",
     "without_repeats",

@@ -216,12 +216,14 @@ class Source:
             drawn from the evaluation half (zero-shot: classes that training never saw), or "train"
             if from the training half (closed set: evaluation on the classes of training).
         notes: what a reader left out, and why; shown by `rcir data check`.
+        validation: images that are published for it; None if they are to be drawn from `train`.
     """
 
     train: ImageSet
     queries: ImageSet
     gallery: ImageSet | Literal["queries", "train"]
     notes: tuple[str, ...] = ()
+    validation: ImageSet | None = None
 
     @classmethod
     def of_halves(
@@ -256,6 +258,8 @@ def divide(
       border match a training image. The cells are 40 times the radius wide; where no such cells
       hold about as many images as asked, half as wide, and so on down to 1.25 times the radius.
     - Else, and where the gallery is drawn from the training half, single images validate.
+
+    Published validation images are used as they are.
 
     Args:
         source: the data set.
@@ -292,21 +296,28 @@ def divide(
     """
     rng = np.random.default_rng(seed)
     train, pool = source.train, source.queries
+    chosen, rest = np.empty(0, np.int64), np.arange(len(train))
     if source.gallery == "train":
-        chosen, held, rest = _draw(rng, len(train), {"validation": validation, "gallery": gallery})
+        shares = {"gallery": gallery}
+        if source.validation is None:
+            shares = {"validation": validation, **shares}
+        *drawn, held, rest = _draw(rng, len(train), shares)
+        chosen = drawn[0] if drawn else chosen
         searched = train.subset(held)
-    elif isinstance(source.gallery, ImageSet):
-        chosen, rest = _draw_validation(rng, source, validation)
-        searched = source.gallery
     else:
-        _require_pairs(pool)
-        chosen, rest = _draw_validation(rng, source, validation)
-        held, asked = _draw_of_each_class(rng, pool, gallery)
-        if cluster is not None:
-            pool_clusters = clusters_of(pool, cluster)
-            apart = draw_gallery(rng, pool.relevance, pool_clusters, gallery)
-            held, asked = apart or (held, asked)
-        searched, pool = pool.subset(held), pool.subset(asked)
+        if source.gallery == "queries":
+            _require_pairs(pool)
+        if source.validation is None:
+            chosen, rest = _draw_validation(rng, source, validation)
+        if isinstance(source.gallery, ImageSet):
+            searched = source.gallery
+        else:
+            held, asked = _draw_of_each_class(rng, pool, gallery)
+            if cluster is not None:
+                pool_clusters = clusters_of(pool, cluster)
+                apart = draw_gallery(rng, pool.relevance, pool_clusters, gallery)
+                held, asked = apart or (held, asked)
+            searched, pool = pool.subset(held), pool.subset(asked)
     parts = {"tuning": tuning, "calibration": calibration}
     for name, share in parts.items():
         _number(name, share, len(pool), "queries")
@@ -318,7 +329,7 @@ def divide(
         first, second, third = _draw(rng, len(pool), parts, "queries")
     return Splits(
         train=train.subset(rest),
-        validation=train.subset(chosen),
+        validation=train.subset(chosen) if source.validation is None else source.validation,
         gallery=searched,
         tuning=pool.subset(first),
         calibration=pool.subset(second),

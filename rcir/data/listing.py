@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
+from rcir.data.names import composed
 from rcir.data.records import ImageSet
 from rcir.errors import DataUnavailable, InvalidData
 
@@ -80,21 +81,49 @@ def require_files(folder: Path, names: Sequence[str], get: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str) -> None:
-    """Raise `DataUnavailable` if images are missing; every folder is listed once."""
-    names_by_folder: dict[str, set[str]] = {}
-    absent = []
+def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str) -> list[Path]:
+    """Return the paths of images in a folder; every folder is listed once.
+
+    A name that the disk has in another Unicode form is found there.
+
+    Raises:
+        DataUnavailable: some images are missing.
+    """
+    places: dict[str, tuple[Path, dict[str, str]]] = {}  # each folder, and its files by name
+    paths, absent = [], []
     for name in names:
-        place, _, file = name.rpartition("/")
-        if place not in names_by_folder:
-            names_by_folder[place] = set(files_in(folder / place))
-        if file not in names_by_folder[place]:
+        place, slash, file = name.rpartition("/")
+        if place not in places:
+            on_disk = _folder_on_disk(folder, place or slash)
+            files = files_in(on_disk)
+            # Exact names override those that are equal in the composed form only.
+            places[place] = on_disk, {composed(x): x for x in files} | {x: x for x in files}
+        on_disk, files_by_name = places[place]
+        file_on_disk = files_by_name.get(file) or files_by_name.get(composed(file))
+        if file_on_disk is None:
             absent.append(name)
+        else:
+            paths.append(on_disk / file_on_disk)
     if absent:
         raise DataUnavailable(
             f"{len(absent)} of {len(names)} images listed in {listed_in} are missing from "
             f"{folder}, for instance {', '.join(absent[:2])}: copy them again, or {get}"
         )
+    return paths
+
+
+def _folder_on_disk(folder: Path, place: str) -> Path:
+    """Return the path of a folder inside another, whose names may have another Unicode form."""
+    path = folder / place
+    if path.is_dir() or path.name in ("", ".."):
+        return path
+    outer = place.rpartition("/")[0]
+    above = _folder_on_disk(folder, outer) if outer else folder
+    if not above.is_dir():
+        return path
+    wanted = composed(path.name)
+    same = (child for child in above.iterdir() if composed(child.name) == wanted)
+    return next((child for child in same if child.is_dir()), path)
 
 
 def files_in(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rcir.data.division import PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
 from rcir.data.relevance import Relevance, WithinRadius, asking, database_of
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import ALPHA, DELTA, require_options
 
 # Options of `divide`, and their kinds.
@@ -93,7 +93,12 @@ class DataSet:
             options["seed"] = seed
         source = self.read(root, **options)
         if source.notes and tell is not None:
-            tell(f"note: {'; '.join(source.notes)}")
+            tell(f"note: {printable('; '.join(source.notes))}")
+        if source.validation is not None and "validation" in how:
+            raise InvalidConfig(
+                f"data.options.validation is {how['validation']}, but the data set has a split "
+                "for validation: leave the option out, or remove the split"
+            )
         return divide(source, seed=seed, **{**self.parts, **how})
 
     def function(self) -> Callable[..., Any]:
@@ -509,7 +514,8 @@ class Findings:
     """Contents of a copy of a data set.
 
     Attributes:
-        parts: number of images of the training half, the queries and, if published, the gallery.
+        parts: number of images of the training half, the queries and, if published, the gallery
+            and the validation images.
         published: number of images that there should be with the options; None if there is no such
             number: what is missing then shows only where an index lists it.
         unreadable: of each picture that cannot be decoded, what is wrong with it.
@@ -569,6 +575,8 @@ def verify(
     parts = {"train": source.train, "queries": source.queries}
     if isinstance(source.gallery, ImageSet):
         parts["gallery"] = source.gallery
+    if source.validation is not None:
+        parts["validation"] = source.validation
     pictures = [
         image
         for images in parts.values()

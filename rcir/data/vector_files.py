@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.names import require_utf8
 from rcir.errors import DataUnavailable, InvalidData, printable
 from rcir.files import read_array, write_file
 from rcir.stored_vectors import StoredVectors
@@ -335,6 +336,7 @@ def _texts(path: Path, name: str, values: list[Any]) -> NDArray[np.str_]:
 
 def _array(path: Path, name: str, texts: list[str]) -> NDArray[np.str_]:
     """(n,) texts, each of which takes as much memory as the longest."""
+    require_utf8(texts, f"{path}, column {name}", "correct it")
     _require_room(path, f"column {name}", 4 * len(texts) * max(map(len, texts), default=0))
     return np.array(texts)
 

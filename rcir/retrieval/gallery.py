@@ -22,6 +22,7 @@ from rcir.data.labelling import (
     reported_relevance,
     require_same_kind,
 )
+from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SharedLabel, relevance_of
 from rcir.embedding import Embedding, as_numpy
@@ -224,8 +225,8 @@ class Gallery:
         """Return the ids of a number of images to add as an array.
 
         Raises:
-            InvalidData: there is not one string per image, two ids are equal, or an id is already
-                in the gallery.
+            InvalidData: there is not one string per image, an id is not UTF-8, two ids are equal,
+                or an id is already in the gallery.
         """
         names = _as_list(ids)
         if len(names) != images:
@@ -235,6 +236,7 @@ class Gallery:
                 f"{len(others)} ids are not strings ({others[0]!r} is of type "
                 f"{type(others[0]).__name__}): pass a string for each image"
             )
+        require_utf8(names, "ids", "pass names without lone surrogates")
         gallery_ids = set(self.ids.tolist())
         if duplicates := [name for name in names if name in gallery_ids]:
             raise InvalidData(

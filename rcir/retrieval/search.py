@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.labelling import gallery_relevance
+from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, count_matches
 from rcir.data.repeats import digests
@@ -173,6 +174,8 @@ class Searcher:
         entries, template = (
             (gallery, None) if templates is None else templates_of(gallery, templates)
         )
+        require_utf8(entries.ids, "the ids of the gallery")
+        require_utf8(gallery.label_names.values(), "the labels of the gallery")
         embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
         item_digests = digests(gallery.images)
         if template is not None:
@@ -251,6 +254,7 @@ class Searcher:
         empty = Gallery(np.empty(0, object), np.empty(0, np.float32))
         new_ids = empty.new_ids(names, len(checked)).tolist()
         relevance, label_names = gallery_relevance(labels, new_ids)
+        require_utf8(label_names.values(), "the labels of the gallery")
         unbuilt: Any = UnbuiltIndex(*checked.shape)
         built = cls(
             encoder=None,
@@ -306,6 +310,7 @@ class Searcher:
         new_ids = self.gallery.new_ids(ids, len(images))
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
+        require_utf8(names.values(), "the labels")
         queries = self.prepared(images, None, uncertainty, model)
         gallery = self.gallery.joined(
             Gallery(

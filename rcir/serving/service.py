@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.listing import require_images
 from rcir.errors import DataUnavailable, InvalidConfig, RcirError
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.retrieval.retriever import Retriever
@@ -84,10 +85,13 @@ class ItemPictures:
     def _picture(self, item: str) -> ImageLike:
         if self._folder is not None:
             try:
-                path = (self._folder / item).resolve()
+                path = self._folder / item
+                if not path.is_file():  # its name on disk may have another Unicode form
+                    (path,) = require_images(self._folder, [item], "the retriever", "add them")
+                path = path.resolve()
                 inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
-            except (OSError, ValueError, RuntimeError):  # NUL, a name too long, a loop of links
-                inside = False
+            except (OSError, ValueError, RuntimeError, DataUnavailable):
+                inside = False  # NUL, a name too long, a loop of links
             if not inside:
                 raise DataUnavailable(f"there is no picture {item} in the folder of pictures")
             return path

@@ -1,12 +1,21 @@
 """A user's pictures: in class folders, and listed in a CSV or Parquet table."""
 
+import os
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from rcir.data import ImageSet
+from rcir import Retriever
+from rcir.data import DataConfig, ImageSet, Preprocessing, load_splits, read_class_folders
 from rcir.data.datasets.user_images import list_pictures
+from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.serving.service import ItemPictures
 from tests.data.small_sets import labels_of, read, touch
 
 FORMS = ("csv", "parquet")
@@ -55,7 +64,11 @@ def test_pictures_are_recognised_by_their_endings_and_other_files_are_counted(tm
     (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
     source = read_folder(tmp_path)
     assert sorted(source.train.ids + source.queries.ids) == pictures
-    assert sorted(note[:8] for note in source.notes) == ["1 links ", "1 pictur", "3 files "]
+    counts = {
+        *("files that are not pictures (3", "hidden files and folders (3"),
+        *("links to folders (1", "pictures outside of class folders (1"),
+    }
+    assert counts == {count for count in counts if count in " ".join(source.notes)}
 
 
 def test_training_classes_can_be_named(tmp_path):
@@ -98,8 +111,7 @@ def test_train_query_and_gallery_folders_are_the_parts(tmp_path):
     assert labels_of(source.queries) == {"query/c/1.png": 2}
     assert labels_of(source.gallery) == {"gallery/c/2.png": 2, "gallery/x/y/1.png": 3}
     assert classes(source.gallery) == ["c", "x/y"]
-    assert len(source.notes) == 1
-    assert source.notes[0].startswith("2 pictures in val")
+    assert labels_of(source.validation) == {"val/a/1.png": 0, "val/a/2.png": 0}
     with pytest.raises(InvalidConfig, match="train"):
         read_folder(tmp_path, train=["a"])
 
@@ -121,8 +133,13 @@ def test_a_missing_gallery_is_drawn_where_the_classes_are(tmp_path, test, galler
         (["1.png", "2.png"], "2 pictures"),
         (["a/notes.txt", ".a/1.png"], "no pictures"),
         (["a/1.png", "a/2.png"], "one class"),
-        (["train/a/1.png", "test/notes.txt"], "test has no pictures"),
-        (["train/a/1.png", "train/2.png", "test/a/1.png"], "train has no pictures"),
+        (["train/a/1.png", "test/notes.txt"], "train"),
+        (["train/a/1.png", "test/1.png"], "needed"),
+        (["train/a/1.png", "query/a/1.png", "test/a/1.png"], "needed"),
+        (["train/a/1.png", "Train/a/1.png", "test/a/1.png"], "same split"),
+        (["train/a/1.png", "test/a/1.png", "cat/1.png"], "cat"),
+        (["all/train/a/1.png", "all/val/a/1.png"], "all"),
+        (["cat/train/1.png", "cat/test/1.png", "dog/train/1.png"], "cat"),
     ],
     ids=str,
 )
@@ -328,8 +345,9 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
         ({"label": list("abab"), "key": list("uvvv")}, "key is there twice"),
         ({"x": ["1", "2"], "y": ["3", "4 m"]}, r"y is not a finite number: .*'4 m'"),
         ({"x": [None, np.inf, 1.0], "y": [1.0, 2.0, 3.0]}, "2 of 3 rows"),
-        ({"label": list("aba"), "split": ["train", "query", "test"]}, "'test'"),
-        ({"label": list("ab"), "split": ["train", "gallery"]}, "0 query"),
+        ({"label": list("aba"), "split": ["train", "query", "dev"]}, "'dev'"),
+        ({"label": list("aba"), "split": ["train", "query", "test"]}, "needed"),
+        ({"label": list("ab"), "split": ["train", "gallery"]}, "needed"),
         *[({"labels": [" ", ";"]}, "labels is empty"), ({"label": ["a", "a"]}, "one class")],
     ],
     ids=str,
@@ -388,6 +406,169 @@ def test_a_radius_that_is_not_positive_and_finite_is_refused(tmp_path, radius):
 
 # Lists of pictures to embed
 
+SPLIT_LAYOUTS = [
+    {"train": "train", "val": "val"},
+    {"train": "train", "test": "test"},
+    {"Train": "train", "Test": "test"},
+    {"TRAIN": "train", "Valid": "val", "test": "test"},
+    {"train": "train", "validation": "val", "test": "test"},
+    {"Query": "query", "gallery": "gallery", "train": "train"},
+]
+
+
+@pytest.mark.parametrize("layout", SPLIT_LAYOUTS, ids=lambda layout: "+".join(layout))
+def test_split_folders_are_no_part_of_the_class_in_any_reader(tmp_path, layout):
+    touch(tmp_path, [f"{folder}/{c}/{n}.jpg" for folder in layout for c in "ab" for n in "12"])
+    listing = list_pictures(tmp_path)
+    assert listing.columns["label"] == [name.split("/")[1] for name in listing.ids]
+    assert listing.columns["split"] == [layout[name.split("/")[0]] for name in listing.ids]
+    images = read_class_folders(tmp_path)
+    assert images.attributes["class"].tolist() == listing.columns["label"]
+    assert images.attributes["split"].tolist() == listing.columns["split"]
+    source = read_folder(tmp_path)
+    by_split = {split: folder for folder, split in layout.items()}
+    evaluated = next(split for split in ("query", "test", "val") if split in by_split)
+    parts = {"train": source.train, evaluated: source.queries}
+    if "gallery" in by_split:
+        parts["gallery"] = source.gallery
+    if "val" in by_split and evaluated != "val":
+        parts["val"] = source.validation
+    else:
+        assert source.validation is None
+    for split, part in parts.items():
+        folder = by_split[split]
+        assert labels_of(part) == {
+            f"{folder}/{c}/{n}.jpg": "ab".index(c) for c in "ab" for n in "12"
+        }
+
+
+def test_a_table_with_splits_in_capitals_is_divided_like_a_folder(tmp_path):
+    split = ["Train", "TRAIN", "Valid", "validation", "Test", "test"]
+    source = read_table(write_table(tmp_path, label=list("ababab"), split=split))
+    parts = (source.train, source.validation, source.queries)
+    assert [rows(part) for part in parts] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_published_validation_images_are_used_as_they_are(tmp_path):
+    names = [
+        f"{split}/{c}/{n}.jpg" for split in ("train", "val", "test") for c in "ab" for n in range(9)
+    ]
+    touch(tmp_path, names)
+    config = DataConfig("folder", str(tmp_path), options={"path": "."})
+    splits = load_splits(config)
+    assert set(splits.validation.ids) == {name for name in names if name.startswith("val/")}
+    assert {*splits.train.ids, *splits.gallery.ids} == {
+        name for name in names if name.startswith("train/")
+    }
+    with pytest.raises(InvalidConfig, match="validation"):
+        load_splits(replace(config, options=config.options | {"validation": 0.2}))
+
+
+def test_a_class_with_the_name_of_a_split_is_said_to_be_a_class(tmp_path):
+    touch(tmp_path, ["test/1.jpg", "cat/1.jpg", "dog/1.jpg"])
+    listing = list_pictures(tmp_path)
+    assert listing.columns == {"label": ["cat", "dog", "test"]}
+    assert len(listing.notes) == 1
+    assert "test" in listing.notes[0]
+    touch(tmp_path, ["test/cat/1.jpg"])
+    with pytest.raises(InvalidData, match="test"):
+        list_pictures(tmp_path)
+
+
+def test_splits_without_class_folders_have_no_labels(tmp_path):
+    touch(tmp_path, ["train/1.jpg", "test/1.jpg"])
+    assert list_pictures(tmp_path).columns == {"split": ["test", "train"]}
+
+
+JUNK = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+
+
+def test_what_is_skipped_is_counted_by_kind_in_every_reader(tmp_path):
+    touch(tmp_path, ["cat/1.jpg", "dog/1.jpg", "cat/Thumbs.db", "cat/raw.CR2"])
+    touch(tmp_path, [f"{junk}/cat/{n}.jpg" for junk in JUNK for n in "12"])
+    touch(tmp_path, ["cat/@EADIR/1.jpg", ".ipynb_checkpoints/1.jpg", "dog/._1.jpg"])
+    (tmp_path / "more").symlink_to(tmp_path / "cat")
+    (tmp_path / "cat" / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "cat" / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "cat" / "2.jpg").symlink_to("1.jpg")  # a link to a picture is a picture
+    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
+    expected = {
+        *("folders of file managers and network drives (7)", "hidden files and folders (2)"),
+        *("links to folders (1)", "broken links (2)", "files that are not pictures (3: "),
+    }
+    said: list[str] = []
+    read_class_folders(tmp_path, said.append)
+    listing = list_pictures(tmp_path)
+    assert listing.ids == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
+    for notes in (said, listing.notes, read_folder(tmp_path).notes):
+        assert len(notes) == 1
+        assert expected == {count for count in expected if count in notes[0]}
+
+
+def test_a_folder_that_cannot_be_read_is_counted(tmp_path):
+    touch(tmp_path, ["cat/1.jpg", "dog/1.jpg"])
+    place = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(17):  # until the path is longer than a system call takes
+        os.mkdir("x" * 255, dir_fd=place)
+        deeper = os.open("x" * 255, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = deeper
+    os.close(place)
+    listing = list_pictures(tmp_path)
+    assert listing.ids == ["cat/1.jpg", "dog/1.jpg"]
+    assert "folders that cannot be read (1)" in listing.notes[0]
+
+
+COMPOSED, DECOMPOSED = "Caf\u00e9", "Cafe\u0301"
+
+
+def test_classes_whose_names_differ_in_unicode_form_are_one(tmp_path):
+    touch(tmp_path, [f"{COMPOSED}/1.jpg", f"{DECOMPOSED}/2.jpg", "bar/1.jpg"])
+    listing = list_pictures(tmp_path)
+    assert set(listing.columns["label"]) == {COMPOSED, "bar"}
+    assert [path.is_file() for path in listing.paths] == [True] * 3
+    source = read_folder(tmp_path, open_set=False)
+    assert classes(source.train, source.queries) == sorted([COMPOSED, "bar"])
+    table = read_table(write_table(tmp_path, label=[COMPOSED, DECOMPOSED, "bar"]))
+    assert classes(table.train, table.queries) == sorted([COMPOSED, "bar"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_table_finds_files_of_another_unicode_form(tmp_path, form, absolute):
+    on_disk = [f"{DECOMPOSED}/{DECOMPOSED}.jpg", f"{DECOMPOSED}/{COMPOSED}.png", f"{COMPOSED}.jpg"]
+    touch(tmp_path, on_disk)
+    listed = [f"{COMPOSED}/{COMPOSED}.jpg", f"{COMPOSED}/{DECOMPOSED}.png", f"./{DECOMPOSED}.jpg"]
+    if absolute:
+        listed = [str(tmp_path / name) for name in listed]
+    table = save(pd.DataFrame({"path": listed, "label": list("abc")}), tmp_path / f"t.{form}")
+    listing = list_pictures(table)
+    assert listing.ids == listed
+    assert [path.resolve() for path in listing.paths] == [tmp_path / name for name in on_disk]
+    source = read_table(table)
+    images = {path.resolve() for part in (source.train, source.queries) for path in part.images}
+    assert images == {tmp_path / name for name in on_disk}
+
+
+def test_an_exact_name_wins_over_one_of_another_form(tmp_path):
+    touch(tmp_path, [f"{COMPOSED}.jpg", f"{DECOMPOSED}.jpg"])
+    table = save(
+        pd.DataFrame({"path": [f"{DECOMPOSED}.jpg", f"{COMPOSED}.jpg"]}), tmp_path / "t.csv"
+    )
+    names = [path.name for path in list_pictures(table).paths]
+    assert names == [f"{DECOMPOSED}.jpg", f"{COMPOSED}.jpg"]
+
+
+@pytest.mark.parametrize("reader", [list_pictures, read_folder, read_class_folders])
+@pytest.mark.parametrize("name", [b"caf\xe9/1.jpg", b"cat/caf\xe9.jpg"])
+def test_names_that_are_not_utf8_are_refused_by_every_reader(tmp_path, reader, name):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.parent.mkdir()
+    path.touch()
+    touch(tmp_path, ["dog/1.jpg"])
+    with pytest.raises(InvalidData, match=r"udce9.*rename"):
+        reader(tmp_path)
+
 
 def test_class_folders_give_labels_and_a_flat_folder_none(tmp_path):
     touch(tmp_path, ["b/2.png", "b/1.JPG", "a/c/3.jpg", ".hidden/4.jpg", "b/.5.jpg", "b/notes.txt"])
@@ -436,3 +617,29 @@ def test_missing_pictures_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text("path,label\n9.png,plum\n")
     with pytest.raises(DataUnavailable, match=r"9\.png"):
         list_pictures(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("change", [{"ids": ["a", "caf\udce9"]}, {"classes": ["tea", "caf\udce9"]}])
+def test_a_gallery_with_names_that_are_not_utf8_is_refused_before_it_is_embedded(change):
+    images = np.zeros((2, 8, 16), np.uint8)
+    values = {"ids": ["a", "b"], "classes": ["tea", "milk"]} | change
+    names = {"class": np.array(values["classes"])}
+    gallery = ImageSet(images, np.array([0, 1]), values["ids"], names)
+    encoder = build_encoder(EncoderConfig("btl", dim=4), channels=1, size=(8, 16))
+
+    def embedder(*arguments):
+        raise AssertionError("embedded")
+
+    with pytest.raises(InvalidData, match="udce9"):
+        Retriever.build(encoder, Preprocessing(), gallery, embedder=embedder)
+
+
+def test_pictures_of_items_are_found_by_names_of_another_unicode_form(tmp_path):
+    Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / f"{DECOMPOSED}.png")
+    ids = [f"{COMPOSED}.png", "nowhere.png"]
+    retriever = Retriever.from_embeddings(np.eye(2), ids=ids, labels=[0, 1])
+    pictures = ItemPictures(retriever, tmp_path)
+    assert Image.open(BytesIO(pictures.thumbnail(ids[0]))).getpixel((0, 0)) == (9, 99, 199)
+    for name in ("nowhere.png", f"../{tmp_path.name}x/{COMPOSED}.png"):
+        with pytest.raises(DataUnavailable):
+            pictures.thumbnail(name)

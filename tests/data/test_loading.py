@@ -221,8 +221,8 @@ def test_omitted_files_are_reported_in_one_line(tmp_path):
     lines = []
     load_splits(DataConfig("folder", root=str(tmp_path), options={"path": "p"}), lines.append)
     assert len(lines) == 1
-    assert "2 files" in lines[0]
-    assert "1 pictures" in lines[0]
+    assert "pictures (2: .heic, .txt)" in lines[0]
+    assert "class folders (1)" in lines[0]
 
 
 # Verification of a copy

@@ -74,6 +74,13 @@ def test_a_csv_beside_npy_is_read_as_text(tmp_path):
     assert lists.labels == [["a", "b"], ["a", "c"], ["d"], ["e"]]
 
 
+@pytest.mark.parametrize("column", ["id", "label", "group"])
+def test_names_that_are_not_utf8_are_refused(tmp_path, column):
+    np.savez(tmp_path / "v.npz", vector=VECTORS, **{column: np.array(["a", "b", "caf\udce9", "d"])})
+    with pytest.raises(InvalidData, match=f"{column}.*udce9"):
+        read_vectors(tmp_path / "v.npz")
+
+
 def test_npz_files_keep_integer_labels(tmp_path):
     np.savez(tmp_path / "v.npz", vector=VECTORS, label=np.array([3, 1, 1, 2]), model="m")
     table = read_vectors(tmp_path / "v.npz")

@@ -62,6 +62,7 @@ def state(retriever):
         (None, "NoneType"),
         (["a"], "one id per image"),
         (["a", 3], "strings"),
+        (["a", "caf\udce9"], "UTF-8"),
         (np.array([[1, 2], [3, 4]]), "strings"),
     ],
     ids=str,

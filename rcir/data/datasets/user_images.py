@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +16,12 @@ from pyarrow import ArrowException
 from scipy.sparse import csr_array
 
 from rcir.data.division import Source
-from rcir.data.images import ENDINGS
+from rcir.data.folders import SPLITS, scan_folder
 from rcir.data.listing import require_images
+from rcir.data.names import composed, require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
 NEEDED = (
@@ -42,18 +42,17 @@ def read_folder(
         fruit/apple/1.jpg             class "apple"
         fruit/pear/conference/2.jpg   class "pear/conference"
 
-    A class is the folder that holds its pictures directly. A picture is what has the ending of one;
-    whether it can be decoded shows only when it is used.
+    `rcir.data.folders.scan_folder` has the rules: what a picture, a class and a split is, and what
+    is skipped. Whether a picture can be decoded shows only when it is used.
 
-    With folders `train`, `query` and `gallery` directly in it, or `train` and `test`, these are
-    the parts. The gallery of `train` and `test` is drawn from `test`, or from `train` if every
-    class of `test` is also one of `train`.
+    With folders of splits, these are used: `train` trains; `query`, or else `test`, or else `val`
+    is the evaluation half; `val` beside another one is the validation split. Without `gallery`, it
+    is drawn from the evaluation half, or from `train` if every class of the former is also one of
+    `train`.
 
     Else `open_set` decides: True, and a random half of the classes, rounded up, trains and the
     others, that training never sees, evaluate. False, and the pictures of every class are halved at
     random, the larger half to train and be searched.
-
-    Hidden files and folders are skipped; links to folders are not followed.
 
     Args:
         root: where a relative `path` starts.
@@ -67,7 +66,7 @@ def read_folder(
 
     Raises:
         DataUnavailable: there is no such folder.
-        InvalidData: no pictures, no class folders, or too few of them.
+        InvalidData: no pictures, no class folders, or too few of them; or as `scan_folder`.
         InvalidConfig: `train` does not fit.
 
     Example:
@@ -83,27 +82,64 @@ def read_folder(
     folder = root / path
     if not folder.is_dir():
         raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")
-    pictures, left_out = _pictures_in(folder)
-    names = [name for name in pictures if "/" in name]
-    left_out["pictures outside of class folders"] = outside = len(pictures) - len(names)
-    if not names:
-        what = f"{outside} pictures but no class folders" if outside else "no pictures"
-        raise InvalidData(f"{folder} has {what}: {NEEDED}; pictures end in {', '.join(ENDINGS)}")
-    layouts = (("train", "query", "gallery"), ("train", "test"))
-    parts = next((x for x in layouts if all((folder / name).is_dir() for name in x)), ())
-    if train is not None and (parts or not open_set):
+    images, notes = _class_folders(folder)
+    splits = images.attributes.get("split")
+    if train is not None and (splits is not None or not open_set):
+        reason = "open_set is false" if splits is None else f"{folder} has folders of splits"
         raise InvalidConfig(
-            "data.options.train names classes that train, but "
-            f"{f'{folder} has the parts {parts}' if parts else 'open_set is false'}: leave it away"
+            f"data.options.train names classes that train, but {reason}: leave it out"
         )
-    if parts:
-        return _published_folders(folder, names, left_out, parts)
-    images = labelled(
-        [folder / name for name in names], names, [name.rpartition("/")[0] for name in names]
-    )
+    if splits is not None:
+        return published(images, splits, str(folder), notes)
     if open_set:
-        return halves_of_classes(images, train, seed, _notes(left_out))
-    return halves_of_each_class(images, seed, _notes(left_out))
+        return halves_of_classes(images, train, seed, notes)
+    return halves_of_each_class(images, seed, notes)
+
+
+def read_class_folders(
+    folder: str | os.PathLike[str], tell: Callable[[str], object] | None = None
+) -> ImageSet:
+    """The pictures of class folders, with their classes as labels, for instance of a gallery.
+
+    The rules are those of `rcir.data.folders.scan_folder`; pictures that lie in no class folder are
+    left out.
+
+    Args:
+        folder: of the class folders.
+        tell: called with one line if anything is left out.
+
+    Returns:
+        Pictures as paths; ids: the paths in the folder; the attributes "class", the name of the
+        label, and "split", if the folder is divided into splits.
+
+    Raises:
+        DataUnavailable: there is no such folder.
+        InvalidData: as `rcir.data.folders.scan_folder`, or there are no class folders.
+    """
+    if not Path(folder).is_dir():
+        raise DataUnavailable(f"there is no folder {folder}: give the folder of the class folders")
+    images, notes = _class_folders(Path(folder))
+    if notes and tell is not None:
+        tell(f"note: {printable('; '.join(notes))}")
+    return images
+
+
+def _class_folders(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """Return the pictures in class folders, and what to say of the others."""
+    scanned, notes = scan_folder(folder), list[str]()
+    rows = [row for row, label in enumerate(scanned.labels) if label is not None]
+    outside = len(scanned.ids) - len(rows)
+    if not rows:
+        raise InvalidData(f"{folder} has {outside} pictures but no class folders: {NEEDED}")
+    if outside:
+        notes.append(f"left out: pictures outside of class folders ({outside:,})")
+    ids = [scanned.ids[row] for row in rows]
+    attributes = {}
+    if scanned.splits is not None:
+        attributes["split"] = np.array([scanned.splits[row] for row in rows])
+    labels = [str(scanned.labels[row]) for row in rows]
+    images = labelled([folder / name for name in ids], ids, labels, attributes)
+    return images, (*scanned.notes, *notes)
 
 
 def labelled(
@@ -117,29 +153,14 @@ def labelled(
     Args:
         classes: n names; sorted, they get the labels 0, 1, ...; whole numbers in order of size.
     """
-    names, labels = np.unique(np.array(classes, str), return_inverse=True)
+    require_utf8(classes, "the labels", "rename them")
+    names, labels = np.unique(np.array([*map(composed, classes)], str), return_inverse=True)
     try:
         order = np.argsort([int(name) for name in names], kind="stable")
     except ValueError:
         order = np.arange(len(names))
     numbers = np.argsort(order)[labels].astype(np.int64)
     return ImageSet(paths, numbers, ids, {"class": names[labels], **(attributes or {})})
-
-
-def of_parts(
-    images: ImageSet,
-    train: NDArray[np.int64],
-    queries: NDArray[np.int64],
-    gallery: NDArray[np.int64] | None,
-    notes: tuple[str, ...],
-) -> Source:
-    """Rows of published parts. Without a gallery, it is drawn as `read_folder` says."""
-    searched: ImageSet | Literal["queries", "train"] = "queries"
-    if gallery is not None:
-        searched = images.subset(gallery)
-    elif images.labels is not None and np.isin(images.labels[queries], images.labels[train]).all():
-        searched = "train"
-    return Source(images.subset(train), images.subset(queries), searched, notes)
 
 
 def halves_of_classes(
@@ -183,53 +204,42 @@ def halves_of_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) ->
     return Source(images.subset(first), images.subset(second), "train", notes)
 
 
-def _pictures_in(folder: Path) -> tuple[list[str], Counter[str]]:
-    """Return every picture below a folder, sorted by name, and how much else is left out."""
-    names, left_out = [], Counter[str]()
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        left_out["links to folders"] += sum(Path(place, name).is_symlink() for name in folders)
-        relative = Path(place).relative_to(folder)
-        for name in files:
-            if name.startswith("."):
-                continue
-            if name.lower().endswith(ENDINGS):
-                names.append((relative / name).as_posix())
-            else:
-                left_out["files without the ending of a picture"] += 1
-    return sorted(names), left_out
+def published(images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[str, ...]) -> Source:
+    """Make a source of images whose splits are published.
 
+    Args:
+        images: n images.
+        splits: (n,) values of `rcir.data.folders.SPLITS`; others are left out.
+        where: what states the splits, for messages.
+        notes: see `Source`.
 
-def _published_folders(
-    folder: Path, names: list[str], left_out: Counter[str], parts: tuple[str, ...]
-) -> Source:
-    tops = [name.partition("/")[0] for name in names]
-    for top in tops:
-        if top not in parts:
-            left_out[f"pictures in {top}"] += 1
-    names = [name for name, top in zip(names, tops, strict=True) if top in parts]
-    split = [name.split("/") for name in names]
-    for part in parts:
-        depths = [len(pieces) for pieces in split if pieces[0] == part]
-        if min(depths, default=0) < 3:
-            raise InvalidData(
-                f"{folder / part} has no pictures, or some outside of class folders: {NEEDED}"
-            )
-    images = labelled(
-        [folder / name for name in names], names, ["/".join(pieces[1:-1]) for pieces in split]
-    )
-    which = np.array([pieces[0] for pieces in split])
-    rows = {part: np.flatnonzero(which == part) for part in parts}
-    queries = rows["query" if "query" in rows else "test"]
-    return of_parts(images, rows["train"], queries, rows.get("gallery"), _notes(left_out))
-
-
-def _notes(left_out: Counter[str]) -> tuple[str, ...]:
-    return tuple(f"{n} {what} were left out" for what, n in sorted(left_out.items()) if n)
+    Raises:
+        InvalidData: there are no training images, or none to evaluate on.
+    """
+    rows = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(SPLITS.values())}
+    rows = {name: of for name, of in rows.items() if len(of)}
+    evaluation = "query" if "query" in rows else "test" if "test" in rows else "val"
+    if not {"train", evaluation} <= rows.keys() or {"query", "test"} <= rows.keys():
+        counts = ", ".join(f"{name} ({len(of):,})" for name, of in rows.items())
+        raise InvalidData(
+            f"{where}: the splits are {counts}; needed are train and one of query, test and val "
+            "to evaluate on, or images without splits, which are then divided at random"
+        )
+    if evaluation == "val":
+        notes += ("there is no split test: val is used to evaluate",)
+    train, queries = images.subset(rows["train"]), images.subset(rows[evaluation])
+    validation = None
+    if evaluation != "val" and "val" in rows:
+        validation = images.subset(rows["val"])
+    gallery: ImageSet | Literal["queries", "train"] = "queries"
+    if "gallery" in rows:
+        gallery = images.subset(rows["gallery"])
+    elif train.labels is not None and np.isin(np.asarray(queries.labels), train.labels).all():
+        gallery = "train"
+    return Source(train, queries, gallery, notes, validation)
 
 
 COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
-SPLITS = ("train", "query", "gallery")
 
 
 def read_table(
@@ -246,7 +256,7 @@ def read_table(
     | key | a unique name, what a retrieval returns; the path unless given |
     | group | kept as an attribute |
     | cluster | kept as an attribute: images of one cluster were made together |
-    | split | train, query or gallery |
+    | split | train, val, test, query or gallery, in any capitals, see `read_folder` |
 
     Needed are `path` and exactly one of `label`, `labels`, and `x` with `y`.
 
@@ -293,8 +303,8 @@ def read_table(
             table[name] = _text(file, table[name])
     ids = table["key" if "key" in table else "path"]
     _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
-    paths = [file.parent / name for name in table.path]
-    require_images(file.parent, table.path.tolist(), file.name, "correct the column path")
+    require_utf8(ids.tolist(), str(file))
+    paths = require_images(file.parent, table.path.tolist(), file.name, "correct the column path")
 
     attributes = {name: table[name].to_numpy(str) for name in ("group", "cluster") if name in table}
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
@@ -355,7 +365,7 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
         columns[str(name)] = values.astype(object).where(values.notna(), None).tolist()
     ids = table["key" if "key" in table else "path"]
     _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
-    require_images(file.parent, columns["path"], file.name, "correct the column path")
+    require_utf8(ids.tolist(), str(file))
     return columns
 
 
@@ -455,15 +465,9 @@ def _is_text(values: pd.Series) -> bool:
 def _published_rows(
     file: Path, split: pd.Series, images: ImageSet, notes: tuple[str, ...]
 ) -> Source:
-    _refuse(file, split, ~split.isin(SPLITS), f"is not one of {', '.join(SPLITS)}")
-    rows = {name: np.flatnonzero(split == name) for name in SPLITS}
-    if not len(rows["train"]) or not len(rows["query"]):
-        raise InvalidData(
-            f"{file}: column split has {', '.join(f'{len(rows[name])} {name}' for name in SPLITS)} "
-            "rows; train and query are needed"
-        )
-    gallery = rows["gallery"] if len(rows["gallery"]) else None
-    return of_parts(images, rows["train"], rows["query"], gallery, notes)
+    splits = split.str.lower().map(SPLITS)
+    _refuse(file, split, splits.isna(), f"is not one of {', '.join(SPLITS)}")
+    return published(images, splits.to_numpy(str), f"{file}, column split", notes)
 
 
 @dataclass(frozen=True)
@@ -474,11 +478,13 @@ class Pictures:
         paths: n image files.
         ids: n names, unique: the path in the folder, or from the table.
         columns: what is known, by name, n values each; None where it is not known of a picture.
+        notes: what was left out, and why.
     """
 
     paths: Sequence[Path]
     ids: Sequence[str]
     columns: Mapping[str, Sequence[Any]]
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -492,15 +498,15 @@ class Pictures:
 def list_pictures(source: Path) -> Pictures:
     """The pictures of a folder, or of a table that lists them.
 
-    Of a folder, those in its folders have the column ``label``, the name of the folder that holds
-    them directly; hidden files and folders are skipped, links to folders not followed. Of a table
+    Of a folder, those in class folders have the column ``label``, and those of a folder that is
+    divided into splits the column ``split``, see `rcir.data.folders.scan_folder`. Of a table
     (.csv or .parquet) with a column ``path``, relative to the table's folder, all other columns are
     kept: ``labels`` as lists, ``x`` and ``y`` as numbers, and of a .csv the others as text. A
     column ``key`` names the pictures, instead of their paths.
 
     Raises:
         DataUnavailable: there is no such folder or table, or an image of the table is missing.
-        InvalidData: there are no pictures, or the table is wrong.
+        InvalidData: there are no pictures, or the table is wrong; or as `scan_folder`.
 
     Example:
         >>> import tempfile
@@ -508,8 +514,8 @@ def list_pictures(source: Path) -> Pictures:
         ...     for name in ("apple/1.jpg", "pear/1.jpg", "pear/notes.txt"):
         ...         Path(folder, name).parent.mkdir(exist_ok=True)
         ...         Path(folder, name).touch()
-        ...     found = list_pictures(Path(folder))
-        >>> found.ids, found.columns
+        ...     listing = list_pictures(Path(folder))
+        >>> listing.ids, listing.columns
         (['apple/1.jpg', 'pear/1.jpg'], {'label': ['apple', 'pear']})
     """
     if source.is_dir():
@@ -519,21 +525,16 @@ def list_pictures(source: Path) -> Pictures:
     columns = read_columns(source)
     names = columns.pop("path")
     ids = columns.pop("key", names)
-    return Pictures([source.parent / name for name in names], ids, columns)
+    paths = require_images(source.parent, names, source.name, "correct the column path")
+    return Pictures(paths, ids, columns)
 
 
 def _of_folder(folder: Path) -> Pictures:
-    ids, _ = _pictures_in(folder)
-    if not ids:
-        raise InvalidData(f"{folder} has no pictures; pictures end in {', '.join(ENDINGS)}")
-    try:
-        "\n".join(ids).encode()
-    except UnicodeEncodeError as error:
-        name = "\n".join(ids)[: error.end].rpartition("\n")[2]
-        raise InvalidData(
-            f"{folder} holds a file or folder whose name is not UTF-8, {name!r}: rename it, since "
-            "the vectors are stored with the names"
-        ) from error
-    labels = [name.rpartition("/")[0] or None for name in ids]
-    columns = {"label": labels} if any(labels) else {}
-    return Pictures([folder / name for name in ids], ids, columns)
+    scanned = scan_folder(folder)
+    columns: dict[str, list[Any]] = {}
+    if any(scanned.labels):
+        columns["label"] = scanned.labels
+    if scanned.splits is not None:
+        columns["split"] = scanned.splits
+    paths = [folder / name for name in scanned.ids]
+    return Pictures(paths, scanned.ids, columns, scanned.notes)

@@ -1,0 +1,214 @@
+"""The reader of folders of pictures, for every command: labels, splits, and what is skipped."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rcir.data.images import ENDINGS
+from rcir.data.names import composed, require_utf8
+from rcir.errors import InvalidData
+
+# By the name of a folder or a value of a column `split`, in any capitals.
+SPLITS = {
+    "train": "train",
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    "test": "test",
+    "query": "query",
+    "gallery": "gallery",
+}
+# Made by file managers, network drives and archivers; compared without regard to capitals.
+SYSTEM_FOLDERS = frozenset(
+    (
+        *("@eadir", "@tmp", "#recycle", "#snapshot"),  # Synology
+        *("@recycle", "@recently-snapshot", "@__thumb"),  # QNAP
+        *("$recycle.bin", "system volume information", "found.000"),  # Windows
+        *("__macosx", "network trash folder", "temporary items"),  # macOS
+        *("lost+found", "lost.dir"),  # Linux, Android
+    )
+)
+OTHER_FILES = "files that are not pictures"
+SHOWN_ENDINGS = 3
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """The n pictures below a folder, sorted by name.
+
+    Attributes:
+        ids: their paths in the folder, with slashes.
+        labels: the class of each, the folder that holds it, below the split; None for a picture
+            that lies in no class folder.
+        splits: of each, "train", "val", "test", "query" or "gallery", None beside the folders of
+            the splits; None if the folder is not divided into splits.
+        notes: what was skipped, and what else a user should know, one sentence each.
+    """
+
+    ids: list[str]
+    labels: list[str | None]
+    splits: list[str | None] | None
+    notes: tuple[str, ...]
+
+
+def scan_folder(folder: Path) -> PictureFolder:
+    """List the pictures below a folder.
+
+        apple/1.jpg                   label "apple"
+        pear/conference/2.jpg         label "pear/conference"
+        train/apple/1.jpg             label "apple", split "train"
+
+    A picture has the ending of one; no file is opened. The folders `train`, `val` (or `valid`,
+    `validation`), `test`, `query` and `gallery`, in any capitals, are splits if no other folder
+    with pictures lies beside them. Beside other folders they are classes if all of their pictures
+    lie directly in them, and are refused if they contain class folders.
+
+    Hidden files and folders, the folders of file managers and network drives, other files and links
+    to folders are skipped and counted. Names of labels that differ in their Unicode form only are
+    the same.
+
+    Raises:
+        InvalidData: there are no pictures, a name is not UTF-8, or it is not clear which folders
+            are splits.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     for name in ("Train/apple/1.jpg", "Test/apple/2.jpg", "Test/notes.txt"):
+        ...         (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+        ...         (Path(place) / name).touch()
+        ...     scanned = scan_folder(Path(place))
+        >>> scanned.ids, scanned.labels, scanned.splits
+        (['Test/apple/2.jpg', 'Train/apple/1.jpg'], ['apple', 'apple'], ['test', 'train'])
+        >>> scanned.notes
+        ('left out: files that are not pictures (1: .txt)', 'splits: test (1), train (1)')
+    """
+    skipped, other_endings = Counter[str](), Counter[str]()
+    ids = sorted(_pictures_below(folder, skipped, other_endings))
+    note = _note(skipped, other_endings)
+    if not ids:
+        raise InvalidData(
+            f"{folder} has no pictures{f' ({note})' if note else ''}; pictures end in "
+            f"{', '.join(ENDINGS)}"
+        )
+    require_utf8(ids, str(folder))
+    notes = [note] if note else []
+    split_of = _split_folders(folder, ids, notes)
+    labels: list[str | None] = []
+    for name in ids:
+        label = name.rpartition("/")[0]
+        if split_of and "/" in name:
+            label = label.partition("/")[2]
+        labels.append(composed(label) or None)
+    splits = [split_of.get(name.partition("/")[0]) for name in ids] if split_of else None
+    if splits is not None:
+        sizes = Counter(split or "none" for split in splits)
+        notes.append(f"splits: {', '.join(f'{name} ({n:,})' for name, n in sizes.items())}")
+    return PictureFolder(ids, labels, splits, tuple(notes))
+
+
+def _pictures_below(
+    folder: Path, skipped: Counter[str], other_endings: Counter[str]
+) -> Iterator[str]:
+    """Yield the paths of pictures in the folder, in any order, and count what is skipped."""
+    pending = [""]
+    while pending:
+        inside = pending.pop()
+        try:
+            with os.scandir(folder / inside) as scanned:
+                entries = list(scanned)
+        except OSError:
+            if not inside:
+                raise
+            skipped["folders that cannot be read"] += 1
+            continue
+        for entry in entries:
+            name = entry.name.lower()
+            if name.startswith("."):
+                skipped["hidden files and folders"] += 1
+            elif entry.is_dir(follow_symlinks=False):
+                if name in SYSTEM_FOLDERS:
+                    skipped["folders of file managers and network drives"] += 1
+                else:
+                    pending.append(f"{inside}{entry.name}/")
+            elif entry.is_symlink() and not _is_file(entry):
+                is_folder = Path(entry.path).is_dir()
+                skipped["links to folders" if is_folder else "broken links"] += 1
+            elif name.endswith(ENDINGS) and _is_file(entry):
+                yield f"{inside}{entry.name}"
+            else:
+                skipped[OTHER_FILES] += 1
+                other_endings[Path(entry.name).suffix] += 1
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a loop of links
+        return False
+
+
+def _note(skipped: Counter[str], other_endings: Counter[str]) -> str:
+    """Return one sentence on what was skipped; empty if nothing was."""
+    counts = []
+    for kind, n in sorted(skipped.items()):
+        endings = ""
+        if kind == OTHER_FILES:
+            common = [ending or "no ending" for ending, _ in other_endings.most_common()]
+            more = ", ..." if len(common) > SHOWN_ENDINGS else ""
+            endings = f": {', '.join(common[:SHOWN_ENDINGS])}{more}"
+        counts.append(f"{kind} ({n:,}{endings})")
+    return f"left out: {', '.join(counts)}" if counts else ""
+
+
+def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[str, str]:
+    """Return the split of each folder that is one; {} if the folder is not divided into splits."""
+    children: dict[str, set[str]] = {}  # of each folder with pictures below it, those folders in it
+    for name in ids:
+        place = name.rpartition("/")[0]
+        while place:
+            above, _, last = place.rpartition("/")
+            if last in children.setdefault(above, set()):
+                break
+            children[above].add(last)
+            place = above
+    for place, names in children.items():
+        inner = [name for name in names if name.lower() in SPLITS]
+        if place and len({SPLITS[name.lower()] for name in inner}) > 1:
+            raise InvalidData(
+                f"{folder / place} is divided into {_listed(inner)}: name that folder, or "
+                "put the class folders below the folders of the splits (train/apple/1.jpg)"
+            )
+    tops = children.get("", set())
+    named = {name: SPLITS[name.lower()] for name in sorted(tops) if name.lower() in SPLITS}
+    others = sorted(tops - named.keys())
+    if not named:
+        return {}
+    if not others:
+        if len(set(named.values())) < len(named):
+            raise InvalidData(
+                f"{folder} has the folders {', '.join(named)}, of which several are the same "
+                "split: put their pictures together"
+            )
+        return named
+    with_classes = [name for name in named if name in children]
+    if with_classes:
+        raise InvalidData(
+            f"{folder} has the folder {with_classes[0]}, which has the name of a split and "
+            f"contains class folders, and beside it {_listed(others)}: keep nothing but the "
+            f"folders of splits ({', '.join(SPLITS)}) side by side, or rename {with_classes[0]} if "
+            "it is a class"
+        )
+    notes.append(
+        f"{', '.join(named)} is taken for a class, not for a split: it contains pictures and no "
+        f"class folders, and lies beside {_listed(others)}"
+    )
+    return {}
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first three names in order."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (", ..." if len(ordered) > 3 else "")
