@@ -287,7 +287,7 @@ class Evaluation:
         n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
         resampling: the guarantee over many random splits of calibration and test queries; None if
             queries come in clusters, or test queries have other labels.
-        beyond_depth: number of test queries without a match within the search depth.
+        beyond_depth: number of test queries whose matches are all beyond the search depth.
         chosen_among: number of retrievers that this one was chosen among; its rows are then
             certified at delta divided by it, and the promise holds at delta.
         labels: which labels of the gallery calibrated, and which of them the test queries have, in
@@ -337,14 +337,23 @@ class Evaluation:
 
     @property
     def depth_advice(self) -> str | None:
-        """Advice if many test queries have no true match within the search depth."""
-        if self.beyond_depth < min(row.alpha for row in self.rows) * self.n_test / 2:
+        """Advice if many test queries have no true match among the candidates."""
+        limit = min(row.alpha for row in self.rows) * self.n_test / 2
+        unmatched = self.quality.unmatched
+        if self.beyond_depth + unmatched < limit:
             return None
-        return (
-            f"{self.beyond_depth} of {self.n_test} test queries have no true match within the "
-            "search depth, and are missed whatever the set size: search deeper (depth), or put a "
-            "match of each into the gallery"
-        )
+        reasons = []
+        if self.beyond_depth:
+            reasons.append(
+                f"{self.beyond_depth} of {self.n_test} test queries have their true matches beyond "
+                "the search depth, and are missed whatever the set size: search deeper (depth)"
+            )
+        if unmatched:
+            reasons.append(
+                f"{unmatched} of {self.n_test} test queries have no true match anywhere in "
+                "the gallery, and are missed whatever the depth and the set size"
+            )
+        return ". ".join(reasons)
 
     @property
     def is_chance(self) -> bool:
@@ -458,7 +467,7 @@ def evaluate(
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
-    covered = _covered_share(retriever, test)
+    calibrated_share = _calibrated_share(retriever, test)
     uncertainties = dict(calibrated.uncertainties) if calibrated else {}
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
@@ -482,12 +491,12 @@ def evaluate(
         n_clusters=rule.calibration.units if rule.calibration.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         resampling=None
-        if rule.calibration.cluster or covered == 0
+        if rule.calibration.cluster or calibrated_share == 0
         else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
-        beyond_depth=int(np.isinf(test.ranks).sum()),
+        beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
         chosen_among=retriever.require_calibration().chosen_among,
-        labels=_tested_labels(retriever, covered),
-        other_labels=f"{test.query_label}s" if covered == 0 else None,
+        labels=_tested_labels(retriever, calibrated_share),
+        other_labels=f"{test.query_label}s" if calibrated_share == 0 else None,
     )
     headline = evaluation.headline
     if headline is None:
@@ -496,7 +505,7 @@ def evaluate(
     return replace(evaluation, parts=parts, parts_alpha=headline.alpha)
 
 
-def _covered_share(retriever: Retriever, test: LabelledResults) -> float | None:
+def _calibrated_share(retriever: Retriever, test: LabelledResults) -> float | None:
     """Return the share of test queries whose label calibrated; None without single labels."""
     queries = retriever.require_calibration().calibration_queries
     labels = queries.known_labels if queries.labels is None else queries.labels
@@ -505,20 +514,18 @@ def _covered_share(retriever: Retriever, test: LabelledResults) -> float | None:
     return float(np.isin(test.query_labels, labels).mean())
 
 
-def _tested_labels(retriever: Retriever, covered: float | None) -> str | None:
+def _tested_labels(retriever: Retriever, calibrated_share: float | None) -> str | None:
     """State which labels calibrated, and on which the risks were measured."""
     calibration = retriever.require_calibration()
-    if covered is None or calibration.coverage is None:
+    if calibrated_share is None or calibration.coverage is None:
         return None
-    share = f"{100 * covered:.4g}% of the test queries have labels of calibration queries"
-    if covered == 1 and calibration.can_cover_new_labels:
+    share = f"{100 * calibrated_share:.4g}% of the test queries have labels of calibration queries"
+    if calibrated_share == 1 and calibration.can_cover_new_labels:
         share += "; the guarantee for new labels is measured on these labels too"
-    elif covered == 0:
+    elif calibrated_share == 0:
         share = (
             "No test query has the label of a calibration query: the guarantee for the labels of "
             "the calibration queries is measured on other labels"
         )
-    sentence = str(calibration.coverage)
-    if calibration.coverage.uncovered:
-        sentence = calibration.sentence_of(calibration.coverage)
+    sentence = calibration.sentence_of(calibration.coverage)
     return f"{sentence[0].upper()}{sentence[1:]}. {share}."

@@ -90,7 +90,8 @@ class RiskUnattainable(RcirError):
             looking: to rely on it, calibrate on new queries.
         required_calibration: the number of calibration queries from which the asked alpha can be
             certified if the share of queries without a match within the search depth stays as it
-            is, or None if no number of queries would do (search deeper, or ask for less).
+            is, or None if no number of queries would do: ask for less, or search deeper if the
+            message says that matches are there.
     """
 
     def __init__(

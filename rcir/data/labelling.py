@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,48 @@ def added_relevance(
         raise InvalidData(f"{n} images, {len(relevance)} labels: give one each")
     gallery.joined(relevance)  # raises where they are of another kind
     return relevance, all_names
+
+
+@singledispatch
+def example_labels(relevance: Relevance, names: Mapping[int, str]) -> str:
+    """Return up to three labels, or places, of some images, for messages.
+
+    Args:
+        relevance: of the images.
+        names: names of the labels.
+
+    Example:
+        >>> relevance, names = gallery_relevance(["pear", "fig", "plum", "date"], list("abcd"))
+        >>> example_labels(relevance, names)
+        "'date', 'fig', 'pear', ... (4 labels)"
+    """
+    return relevance.kind
+
+
+@example_labels.register
+def _(relevance: SameLabel, names: Mapping[int, str]) -> str:
+    labels = np.unique(relevance.labels[relevance.labels != UNMATCHED])
+    return _examples([names.get(label, label) for label in labels.tolist()], "labels")
+
+
+@example_labels.register
+def _(relevance: SharedLabel, names: Mapping[int, str]) -> str:
+    labels = np.unique(relevance.labels.tocoo().coords[1])
+    what = "ids of matches" if relevance.of_items else "labels"
+    return _examples([names.get(label, label) for label in labels.tolist()], what)
+
+
+@example_labels.register
+def _(relevance: WithinRadius, names: Mapping[int, str]) -> str:
+    places = relevance.places[:3].round(3).tolist()
+    return _examples(places, "places", len(relevance))
+
+
+def _examples(values: Sequence[Any], what: str, number: int | None = None) -> str:
+    """Return the first three values, and the number of all, by default that of the values."""
+    number = len(values) if number is None else number
+    shown = ", ".join(printable(repr(value)) for value in values[:3]) or f"no {what}"
+    return f"{shown}, ... ({number} {what})" if number > 3 else shown
 
 
 def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:

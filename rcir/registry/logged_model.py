@@ -65,11 +65,13 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         _list_column("distances", "double"),
         _column("size", "long"),
         _column("abstained", "boolean"),
-        _column("covered", "boolean"),
+        _column("label_calibrated", "boolean"),
         _column(UNCERTAINTY, "double"),
         _column("guarantee", "string"),
     ]
-    outputs = [one for one in outputs if has_labels or one["name"] not in ("labels", "covered")]
+    outputs = [
+        one for one in outputs if has_labels or one["name"] not in ("labels", "label_calibrated")
+    ]
     params = [
         {"name": name, "type": kind, "default": value, "shape": None}
         for name, (kind, value) in PARAMETERS.items()
@@ -93,8 +95,9 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
         params: some of `PARAMETERS`; the others have their values from there.
 
     Returns:
-        A row for each query: ids, labels (if items have them), distances, size, abstained, covered
-        (if items have labels), uncertainty of the query, and the sentence of the guarantee.
+        A row for each query: ids, labels (if items have them), distances, size, abstained,
+        label_calibrated (if items have labels), uncertainty of the query, and the sentence of the
+        guarantee.
 
     Raises:
         InvalidData: the vectors are not of one length.
@@ -121,7 +124,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
             "distances": [float(distance) for distance in answer.distances],
             "size": answer.size,
             "abstained": answer.abstained,
-            "covered": answer.covered,
+            "label_calibrated": answer.label_calibrated,
             UNCERTAINTY: float(answer.uncertainty),
             "guarantee": str(answer.guarantee),
         }

@@ -38,9 +38,10 @@ class Retrieval:
         guarantee: what is guaranteed of this set.
         labels: of the items, if the gallery has labels: names if its data set has them, else
             numbers.
-        covered: whether the label of the likeliest item is that of some calibration query; None if
-            items have no single label. If it is not, the guarantee for queries of the calibrated
-            labels may not speak of this query.
+        label_calibrated: True if the label of the likeliest item is that of some calibration query;
+            None if items have no single label. If it is False, the guarantee for queries of the
+            calibrated labels may not speak of this query. True does not mean that it does: a query
+            of an unknown label has a likeliest item, too.
     """
 
     ids: tuple[str, ...]
@@ -48,7 +49,7 @@ class Retrieval:
     uncertainty: float
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
-    covered: bool | None = None
+    label_calibrated: bool | None = None
 
     def __post_init__(self) -> None:
         others = (len(self.distances), len(self.ids if self.labels is None else self.labels))
@@ -94,7 +95,7 @@ class Retrieval:
             "distances": [round(float(distance), 6) for distance in self.distances],
             "size": self.size,
             "abstained": self.abstained,
-            "covered": self.covered,
+            "label_calibrated": self.label_calibrated,
             "uncertainty": self.uncertainty,
         }
 
@@ -253,8 +254,9 @@ class Version:
         ids = self.searcher.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0
-        parts = (sizes.tolist(), results.uncertainty.tolist(), self._covered(results, ranking))
-        for size, uncertainty, covered in zip(*parts, strict=True):
+        calibrated = self._label_calibrated(results, ranking)
+        parts = (sizes.tolist(), results.uncertainty.tolist(), calibrated)
+        for size, uncertainty, label_calibrated in zip(*parts, strict=True):
             part = slice(start, start := start + size)
             retrievals.append(
                 Retrieval(
@@ -263,16 +265,17 @@ class Version:
                     uncertainty,
                     guarantee,
                     None if labels is None else labels[part],
-                    covered,
+                    label_calibrated,
                 )
             )
         return retrievals
 
-    def _covered(self, results: SearchResults, ranking: Ranking) -> list[bool | None]:
-        """Return whether the label of each query's first item has calibration queries."""
-        covered = None
-        if results.labels is not None:
-            first = 0 if ranking.columns is None else ranking.columns[:, 0]
-            labels = results.labels[np.arange(len(results)), first]
-            covered = self.require_calibration().covers(labels)
-        return [None] * len(results) if covered is None else covered.tolist()
+    def _label_calibrated(self, results: SearchResults, ranking: Ranking) -> Sequence[bool | None]:
+        """Return True for each query whose first item has the label of a calibration query."""
+        known = self.require_calibration().labels
+        if results.labels is None or known is None:
+            return [None] * len(results)
+        first = 0 if ranking.columns is None else ranking.columns[:, 0]
+        labels = results.labels[np.arange(len(results)), first]
+        calibrated: list[bool] = np.isin(labels, known).tolist()
+        return calibrated

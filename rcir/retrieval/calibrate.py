@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.labelling import example_labels
 from rcir.data.repeats import (
     digests,
     require_new,
@@ -74,10 +76,11 @@ def calibrate(
     Raises:
         StaleCalibration: the searcher has changed since it searched.
         InvalidConfig: the gallery's items cannot tune.
-        InvalidData: the queries are unsuitable, see `Retriever.calibrate`.
+        InvalidData: the queries are unsuitable, see `Retriever.calibrate`, or none has a match.
     """
     check_labelled(calibration)
     check_searched(searcher, calibration)
+    check_matches(searcher, calibration)
     if tuning is not None:
         check_labelled(tuning)
         check_searched(searcher, tuning)
@@ -184,6 +187,7 @@ def extend(
     """Return a calibration with further queries, see `Retriever.extend_calibration`."""
     check_labelled(queries)
     check_searched(searcher, queries)
+    check_matches(searcher, queries, are_added=True)
     require_alike(queries.results.require("queries"), calibration.calibration_queries)
     queries = searcher.judged(queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
@@ -240,6 +244,45 @@ def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
             "the queries were searched by another retriever, or this one has changed since: "
             "search them again"
         )
+
+
+def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool = False) -> None:
+    """Raise `InvalidData` if no query has a match in the gallery, and warn if most have none.
+
+    Labels that are spelled differently, or are those of another split, are the usual reason.
+
+    Args:
+        searcher: that searched the queries.
+        queries: the calibration queries.
+        are_added: True for queries that extend a calibration. They are not refused, because leaving
+            out queries without a match would bias it, and few of them cause no warning.
+    """
+    n, is_unmatched = len(queries), queries.n_relevant == 0
+    unmatched = int(np.count_nonzero(is_unmatched))
+    if 2 * unmatched <= n or (are_added and n < FEWEST_TOLD):
+        return
+    relevance, gallery = queries.results.require("queries").relevance, searcher.relevance
+    reason = ""
+    if relevance is not None and gallery is not None:
+        theirs = example_labels(
+            relevance.subset(np.flatnonzero(is_unmatched)), searcher.label_names
+        )
+        ours = example_labels(gallery, searcher.label_names)
+        reason = (
+            f": images match by {gallery.kind}; these queries have {theirs}; the gallery {ours}"
+        )
+    if searcher.options.leave_one_out:
+        reason += "; with leave_one_out, each query is left out of its own search"
+    if unmatched == n and not are_added:
+        raise InvalidData(
+            f"none of the {n} calibration queries has a match in the gallery{reason}. Pass labels "
+            "or places of both in the same form, or a gallery with items that match"
+        )
+    warnings.warn(
+        f"{unmatched} of {n} calibration queries have no match in the gallery{reason}. No set "
+        f"serves them, so that no alpha below {unmatched / n:.2f} can be expected to be certified",
+        stacklevel=4,
+    )
 
 
 def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: str) -> Queries:
@@ -305,7 +348,7 @@ def _report(
         tuned_on_gallery=calibration.tuned_on_gallery,
         coverage=calibration.coverage,
         coverage_sentence=calibration.sentence_of(calibration.coverage)
-        if calibration.coverage is not None and calibration.coverage.uncovered
+        if calibration.coverage is not None and calibration.coverage.uncalibrated
         else None,
     )
 

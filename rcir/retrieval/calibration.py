@@ -37,24 +37,24 @@ class Coverage:
     """The number of labels of the gallery that calibrated; `str` states it in a sentence.
 
     Attributes:
-        uncovered: number of labels of the gallery that no calibration query has.
+        uncalibrated: number of labels of the gallery that no calibration query has.
         labels: number of labels of the gallery.
     """
 
-    uncovered: int
+    uncalibrated: int
     labels: int
 
     @property
     def share(self) -> float:
         """The share of the labels that no calibration query has."""
-        return self.uncovered / self.labels
+        return self.uncalibrated / self.labels
 
     def __str__(self) -> str:
-        if not self.uncovered:
+        if not self.uncalibrated:
             return f"all {self.labels} labels of the gallery have calibration queries"
         return (
-            f"{self.uncovered} of {self.labels} labels of the gallery have no calibration query: "
-            "the guarantee does not speak of queries with these labels"
+            f"{self.uncalibrated} of {self.labels} labels of the gallery have no calibration "
+            "query: the guarantee does not speak of queries with these labels"
         )
 
 
@@ -142,12 +142,6 @@ class Calibration:
         labels = self.calibration_queries.known_labels
         return None if labels is None else np.unique(labels)
 
-    def covers(self, labels: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return where labels are those of calibration queries; None if these have none."""
-        if self.labels is None:
-            return None
-        return np.isin(labels, self.labels)
-
     def after(self, earlier: Calibration) -> Calibration:
         """Return this calibration with what an earlier one of the same retriever leaves to it.
 
@@ -189,13 +183,14 @@ class Calibration:
         """Warn if a smaller share of the gallery's labels has calibration queries than before."""
         now = coverage(searcher, self.calibration_queries)
         if now is not None and self.coverage is not None and now.share > self.coverage.share:
-            before = f"{self.coverage.uncovered} of {self.coverage.labels}"
+            before = f"{self.coverage.uncalibrated} of {self.coverage.labels}"
             sentence = self.sentence_of(now)
             warnings.warn(f"{sentence}. Before the gallery changed: {before}", stacklevel=4)
 
     def sentence_of(self, coverage: Coverage) -> str:
-        """Return the sentence of a coverage, with the request that covers all, if possible."""
-        return f"{coverage}" + ' (query_labels="any" does)' * self.can_cover_new_labels
+        """Return the sentence of a coverage, with the request for the labels without queries."""
+        advised = coverage.uncalibrated and self.can_cover_new_labels
+        return str(coverage) + ' (query_labels="any" does)' * bool(advised)
 
     def changes(self, searcher: Searcher) -> list[str]:
         """Return the names of what has changed since: then the calibration is stale."""

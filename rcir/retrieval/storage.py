@@ -494,7 +494,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         "past": describe_past(calibration),
         "coverage": None
         if calibration is None or calibration.coverage is None
-        else [calibration.coverage.uncovered, calibration.coverage.labels],
+        else [calibration.coverage.uncalibrated, calibration.coverage.labels],
         "options": asdict(searcher.options),
         "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),

@@ -518,12 +518,14 @@ def load_calibration(
     described = description["controllers"]
     for one in described:
         require_fields(one, CONTROLLER, "a controller")
-    past, covered = description["past"], description["coverage"]
+    past, coverage = description["past"], description["coverage"]
     require_fields(past, PAST | {"queries": int}, "past")
-    valid = covered is None or (
-        len(covered) == 2 and all(type(n) is int for n in covered) and 0 <= covered[0] <= covered[1]
+    valid = coverage is None or (
+        len(coverage) == 2
+        and all(type(n) is int for n in coverage)
+        and 0 <= coverage[0] <= coverage[1]
     )
-    require(valid and (covered is None or covered[1] > 0), "coverage")
+    require(valid and (coverage is None or coverage[1] > 0), "coverage")
     *queries, earlier = load_queries(folder, past["queries"])
     unread = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))
@@ -546,7 +548,7 @@ def load_calibration(
                 calibration_queries=calibrated,
                 chosen_among=check_among(description["chosen_among"]),
                 sequential=sequential,
-                coverage=None if covered is None else Coverage(*covered),
+                coverage=None if coverage is None else Coverage(*coverage),
                 past=Past(earlier, *(past[name] for name in PAST)),
                 attempts=check_among(description["attempts"]),
             )

@@ -84,7 +84,7 @@ def certify(
     if size is not None and size < calibration.depth:
         # Candidates beyond have an infinite score before anything is certified. If sets were cut
         # afterwards, calibration queries whose match is beyond would count as served.
-        with _refused(f"sets of at most {size} items (a larger max_size allows more)"):
+        with _refused(f"sets of at most {size} items"):
             cut = None if tuning is None else tuning.cut(size)
             return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
     if request.query_labels != "calibrated":
@@ -194,18 +194,12 @@ def order_statistic(
     n, unmatched = len(scores), _unmatched(calibration)
     allowed = rule.allowed(alpha)
     if allowed < unmatched:
-        deeper = (
-            f"search deeper than {calibration.depth} candidates ({unmatched} of {n} calibration "
-            "queries have no match among them)"
-        )
         raise _unattainable(
             alpha,
             delta,
-            n,
+            calibration,
             minimum_alpha=_smallest_alpha(rule, unmatched),
             required_calibration=rule.required(alpha),
-            deeper=deeper if unmatched else None,
-            unit=calibration.unit,
         )
     name: str = "conformal" if delta is None else bound
     name = "band" if simultaneous else "anytime" if anytime else name
@@ -376,11 +370,10 @@ def mean_loss(
         raise _unattainable(
             alpha,
             delta,
-            calibration.units,
-            unit=calibration.unit,
+            calibration,
             minimum_alpha=_smallest_mean_alpha(largest, delta, bound, certifies),
             required_calibration=_required_queries(alpha, delta, bound, lost),
-            deeper=_deeper(risk, calibration, lost),
+            lacking=None if risk.first_match else (risk.lacking, lost),
         )
     smallest = bisect_left(range(len(thresholds) - 1), True, key=lambda i: test(losses(i)))
     return Certificate(
@@ -666,11 +659,10 @@ def _mean_over_labels(
         raise _unattainable(
             alpha,
             delta,
-            calibration.units,
-            unit=calibration.unit,
+            calibration,
             minimum_alpha=_certified_from(request, calibration, tuning, bound),
             required_calibration=refusal.required_calibration,
-            deeper=_deeper(risk, calibration, lost),
+            lacking=None if risk.first_match else (risk.lacking, lost),
         ) from None
     return replace(certificate, bound="one-per-label binomial")
 
@@ -756,13 +748,42 @@ def _certified_from(
 # Refusals
 
 
-def _deeper(risk: Risk, calibration: ScoredResults, lost: float) -> str | None:
-    """Return the advice to search deeper, if even the largest sets lose a share of something."""
-    if lost <= 0:
+def _deeper(calibration: ScoredResults, lacking: tuple[str, float] | None) -> str | None:
+    """Return the advice to search deeper; None if no query has further matches there.
+
+    Args:
+        calibration: the scored calibration queries.
+        lacking: see `_unattainable`.
+    """
+    unmatched = np.isinf(calibration.match_score)
+    totals, relevant = calibration.n_relevant, calibration.relevant
+    if totals is None or relevant is None:  # it is not known how many matches there are
+        beyond, where = unmatched, "have no match among them"
+    else:
+        beyond, where = totals > np.count_nonzero(relevant, axis=1), "have matches beyond them"
+        if lacking is None:  # the other matches of a query make no difference
+            beyond, where = beyond & unmatched, "have their first match beyond them"
+    if not beyond.any():
+        return None
+    first = (
+        f"allow more than {calibration.depth} items in a set"
+        if calibration.is_cut
+        else f"search deeper than {calibration.depth} candidates"
+    )
+    number = f"{np.count_nonzero(beyond)} of {len(calibration)} calibration queries {where}"
+    if lacking is None:
+        return f"{first} ({number})"
+    return f"{first} (a share {lacking[1]:.4f} of the {lacking[0]} is not among them; {number})"
+
+
+def _without_match(calibration: ScoredResults) -> str | None:
+    """State how many queries have no match in the gallery; None if all have some."""
+    totals = calibration.n_relevant
+    if totals is None or (totals > 0).all():
         return None
     return (
-        f"search deeper than {calibration.depth} candidates (a share {lost:.4f} of the "
-        f"{risk.lacking} is not among them)"
+        f"{np.count_nonzero(totals == 0)} of {len(calibration)} calibration queries have no match "
+        "anywhere in the gallery, so that no depth and no size of their sets is enough"
     )
 
 
@@ -811,15 +832,22 @@ def _required_queries(alpha: float, delta: float | None, bound: Bound, lost: flo
 def _unattainable(
     alpha: float,
     delta: float | None,
-    n: int,
+    calibration: ScoredResults,
     *,
     minimum_alpha: float | None,
     required_calibration: int | None,
-    deeper: str | None,
-    unit: str = "queries",
+    lacking: tuple[str, float] | None = None,
 ) -> RiskUnattainable:
-    """Return the error that states what could be certified instead."""
-    advice = []
+    """Return the error that states what could be certified instead.
+
+    Args:
+        alpha, delta: what is not certified.
+        calibration: the scored calibration queries.
+        minimum_alpha, required_calibration: see `RiskUnattainable`.
+        lacking: what the largest sets lack, and the share of it; None if only the first match of a
+            query counts.
+    """
+    advice, n, unit = [], calibration.units, calibration.unit
     rounded = _rounded_up(minimum_alpha or 1)
     if rounded < 1:
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
@@ -829,13 +857,20 @@ def _unattainable(
             if unit in ("queries", "clusters")
             else f"calibrate on queries of about {required_calibration - n} more {unit}"
         )
-    if deeper:
+    if deeper := _deeper(calibration, lacking):
         advice.append(deeper)
+    absent = _without_match(calibration)
+    if not advice:
+        advice.append(
+            "put matches of the queries into the gallery"
+            if absent
+            else f"ask for a larger alpha and calibrate on more {unit}"
+        )
     of = "calibration" if unit == "queries" else f"{unit} of calibration"
     at = "on average" if delta is None else f"at delta = {float(delta):g}"
     return RiskUnattainable(
         f"alpha = {float(alpha):g} {at} cannot be certified with {n} {of} queries: "
-        f"{', or '.join(advice) or f'ask for a larger alpha and calibrate on more {unit}'}",
+        f"{', or '.join(advice)}{f'. {absent}' if absent else ''}",
         minimum_alpha=minimum_alpha,
         required_calibration=required_calibration,
     )

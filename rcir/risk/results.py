@@ -324,6 +324,7 @@ class ScoredResults:
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
         groups, clusters, cluster, query_labels, query_label, query_keys: see `LabelledResults`.
+        is_cut: True if more than `depth` candidates were searched, see `cut`.
 
     Raises:
         InvalidData: shapes differ, or there is no query.
@@ -343,6 +344,7 @@ class ScoredResults:
     query_labels: NDArray[np.int64] | None = None
     query_label: str = LABEL
     query_keys: NDArray[np.int64] | None = None
+    is_cut: bool = False
 
     # The arrays that are stored, and their names in a file.
     STORED: ClassVar[Mapping[str, str]] = {
@@ -448,6 +450,7 @@ class ScoredResults:
         return replace(
             self,
             depth=size,
+            is_cut=True,
             match_score=np.where(beyond, np.float32(np.inf), self.match_score),
             match_rank=np.where(beyond, np.inf, ranks),
             scores=None if self.scores is None else np.ascontiguousarray(self.scores[:, :size]),

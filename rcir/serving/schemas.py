@@ -234,7 +234,7 @@ class Answer(BaseModel):
     distances: list[float]
     size: int
     abstained: bool
-    covered: bool | None
+    label_calibrated: bool | None
     uncertainty: float
     uncertainty_rank: float
     guarantee: dict[str, Any]

@@ -128,7 +128,7 @@ def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
     assert "of 100 future queries" not in printed
     results = json.loads(Path("none/results.json").read_text())
     assert results["beyond_depth"] > 30
-    advice = f"{results['beyond_depth']} of 300 test queries have no true match within"
+    advice = f"{results['beyond_depth']} of 300 test queries have their true matches beyond"
     for text in (printed, Path("none/report.html").read_text()):
         assert advice in text
     assert results["rows"][0]["refusal"] in printed

@@ -353,7 +353,7 @@ def test_an_answer_survives_json(labels):
     assert values.pop("guarantee") == GUARANTEE.to_dict()
     assert values == {
         "ids": ["near", "far"],
-        "covered": None,
+        "label_calibrated": None,
         "distances": [0.25, 1.5],
         "labels": None if labels is None else [4, 7],
         "size": 2,

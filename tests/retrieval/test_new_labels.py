@@ -65,7 +65,7 @@ def test_new_labels_are_served_by_rules_of_the_gallery_and_counted(both, tmp_pat
             again = loaded.retrieve(new[:30], **options)
             assert plain(again) == plain(retriever.retrieve(new[:30], **options))
     assert "of the same 30 labels" in str(retriever.guarantee(0.2, 0.1))
-    assert report.coverage.uncovered == LABELS - KNOWN
+    assert report.coverage.uncalibrated == LABELS - KNOWN
     sizes = [row.new_labels_size for row in report.rows]
     assert sizes[-1] > report.rows[-1].mean_size
 
@@ -136,7 +136,7 @@ def test_new_labels_need_rules_that_were_tuned_on_other_labels():
         retriever.calibrate(draw(queries, 3), queries, tuning="gallery")
     report = retriever.calibrate(draw(queries, 3), queries, "quantile", tuning="labels")
     assert retriever.guarantee(0.3, 0.1, query_labels="new").n_labels == 42
-    assert report.coverage.uncovered == 18  # three tenths of the labels tuned
+    assert report.coverage.uncalibrated == 18  # three tenths of the labels tuned
 
 
 def test_too_few_labels_are_refused_with_their_number():
@@ -179,7 +179,7 @@ def test_groups_are_served_among_new_labels():
     )
 
 
-def test_a_growing_gallery_warns_and_says_which_answers_are_covered():
+def test_a_growing_gallery_warns_and_answers_say_which_likeliest_label_calibrated():
     rows = GALLERY_LABELS < KNOWN
     retriever = rcir.Retriever.from_embeddings(
         draw(GALLERY_LABELS, 2)[rows], labels=GALLERY_LABELS[rows]
@@ -195,9 +195,9 @@ def test_a_growing_gallery_warns_and_says_which_answers_are_covered():
         retriever.recalibrate()  # no smaller share than before
     certified = {"alpha": 0.2, "delta": 0.1, "distinct": "label"}
     old, new = (retriever.retrieve(draw(part, 6), **certified) for part in (QUERY_LABELS, added))
-    assert np.mean([answer.covered for answer in old]) >= 0.95
-    assert np.mean([not answer.covered for answer in new]) >= 0.95
-    assert all(answer.covered == (answer.labels[0] < KNOWN) for answer in old + new)
+    assert np.mean([answer.label_calibrated for answer in old]) >= 0.95
+    assert np.mean([not answer.label_calibrated for answer in new]) >= 0.95
+    assert all(answer.label_calibrated == (answer.labels[0] < KNOWN) for answer in old + new)
     missed = np.mean([label not in one.labels for label, one in zip(added, new, strict=True)])
     assert missed > 0.5  # what the default does not promise
     with pytest.raises(RiskUnattainable):

@@ -66,7 +66,7 @@ function show(answer) {
   byId("alpha").max = Math.max(MOST, Math.min(0.99, least + 0.1)).toFixed(2);
   items.put(shown.largest, shown.given.label);
   byId("rank").textContent = rank(shown.uncertainty_rank);
-  byId("uncovered").hidden = shown.largest.covered !== false;
+  byId("label-not-calibrated").hidden = shown.largest.label_calibrated !== false;
   feedback.ready(shown);
   choose();
   drawHistogram();
@@ -157,7 +157,7 @@ async function learn() {
   const queries = count(known.n_calibration, "calibration query", "calibration queries");
   byId("gallery").textContent =
     `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
-  byId("labels").textContent = known.labels?.uncovered ? `${known.labels.sentence}.` : "";
+  byId("labels").textContent = known.labels?.uncalibrated ? `${known.labels.sentence}.` : "";
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;
   byId("group").length = 1;
