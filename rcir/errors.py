@@ -21,6 +21,10 @@ class InvalidImage(RcirError):
     """An image cannot be used: unreadable, truncated, too large, or of the wrong type or shape."""
 
 
+class ImageTooLarge(InvalidImage):
+    """An image has more pixels than may be decoded."""
+
+
 class InvalidRiskLevel(RcirError, ValueError):
     """``alpha`` or ``delta`` lies outside the open interval (0, 1)."""
 

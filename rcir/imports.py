@@ -21,6 +21,7 @@ EXTRAS = {
     **dict.fromkeys(("pymilvus", "grpc"), "milvus"),
     "milvus_lite": "milvus-lite",
     **dict.fromkeys(("psycopg", "pgvector"), "pgvector"),
+    "pillow_heif": "heif",
     "timm": "timm",
     "open_clip": "open_clip",
     "transformers": "transformers",

@@ -251,7 +251,9 @@ class TrainingConfig:
         # What is left open is spelled out, for a run to be the same under another version.
         object.__setattr__(self, "encoder", self.encoder.completed())
         if self.preprocessing == Preprocessing():
-            object.__setattr__(self, "preprocessing", model_preprocessing(self.encoder))
+            of_model = model_preprocessing(self.encoder)
+            max_pixels = self.preprocessing.max_pixels  # which is not compared
+            object.__setattr__(self, "preprocessing", replace(of_model, max_pixels=max_pixels))
         height, width = self.preprocessing.size
         if self.augmentation.occlusion and width % height:
             raise InvalidConfig(
@@ -392,7 +394,8 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
         own[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
     other_backbone &= "preprocessing" not in own
     if other_backbone and config.preprocessing == model_preprocessing(config.encoder):
-        own["preprocessing"] = Preprocessing()  # as if left out
+        # As if left out.
+        own["preprocessing"] = Preprocessing(max_pixels=config.preprocessing.max_pixels)
     return replace(config, **own)
 
 

@@ -18,7 +18,7 @@ from ray.train import UserCallback
 from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job
 from rcir.config import flatten
-from rcir.data import ImageSet, Splits, load_splits
+from rcir.data import ImageSet, Preprocessing, Splits, load_splits
 from rcir.data.registry import calibration_note, can_train, require_enough
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
@@ -85,7 +85,10 @@ def with_defaults(options: Mapping[str, Any], method: str) -> dict[str, Any]:
         method: that of the new configuration. Options of another method get no defaults: its class,
             which only the folder names, is not imported.
     """
-    newer: list[tuple[type, str]] = [(OptimizerConfig, "optimizer."), (TrainingConfig, "")]
+    newer: list[tuple[type, str]] = [
+        *((OptimizerConfig, "optimizer."), (Preprocessing, "preprocessing.")),
+        (TrainingConfig, ""),
+    ]
     if options.get("encoder.method", EncoderConfig.method) == method:
         encoder = find_method(method)
         newer += [(encoder.Options, "encoder.options."), (encoder.LossOptions, "loss.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.progress import track
 from rich.table import Table
 
+from rcir.cli.embed import add_max_pixels
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.terminal import console
 
@@ -21,6 +22,7 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     checked = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
     checked.set_defaults(action=_check)
     checked.add_argument("name", help="of the data set")
+    add_max_pixels(checked)
     checked.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the set's reader"
     )
@@ -71,7 +73,7 @@ def _check(options: Namespace, root: Path) -> None:
     def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))
 
-    findings = verify(options.name, root, values, watched)
+    findings = verify(options.name, root, values, watched, options.max_pixels)
     parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
     console.print(f"{options.name}: {sum(findings.parts.values()):,} images ({parts})")
     for note in findings.notes:

@@ -36,10 +36,18 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         help="number of files to write, each when its pictures are embedded; those that are there "
         "are kept",
     )
+    add_max_pixels(parser)
     parser.add_argument("--checkpoint", help=".safetensors file with the weights of the model")
     parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
     parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
     parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
+
+
+def add_max_pixels(parser: ArgumentParser) -> None:
+    """Add the option of the largest picture that is decoded."""
+    parser.add_argument(
+        "--max-pixels", type=int, help="larger pictures are refused (default: 200 million)"
+    )
 
 
 def run_embed(options: Namespace) -> None:
@@ -66,6 +74,8 @@ def run_embed(options: Namespace) -> None:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     files = _files(output, shards, len(pictures))
     encoder, preprocessing, name = _model(options.model, options.checkpoint)
+    if options.max_pixels is not None:
+        preprocessing = replace(preprocessing, max_pixels=options.max_pixels)
     bar = progress_bar()
     task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
@@ -214,5 +224,5 @@ def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, 
             )
         trained = find_run(model)
         encoder, preprocessing, model = trained.encoder(), trained.preprocessing, trained.path.name
-    described = encoder.weights_digest() + json.dumps(preprocessing.to_dict(), sort_keys=True)
+    described = encoder.weights_digest() + json.dumps(preprocessing.identity(), sort_keys=True)
     return encoder, preprocessing, f"{model}@{sha256(described.encode()).hexdigest()[:12]}"

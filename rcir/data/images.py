@@ -1,31 +1,33 @@
-"""Reading images without trusting them: checked arrays of pixels, JPEG files at a reduced scale."""
+"""Read images without trusting them: paths, bytes, PIL images and arrays give the same pixels."""
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from rcir.errors import InvalidImage
+from rcir.errors import ImageTooLarge, InvalidImage, MissingPackage
+from rcir.imports import naming_extras
 
-MAX_PIXELS = 100_000_000
-SURPLUS = 1 + 1e-9
+MAX_PIXELS = 200_000_000  # of a picture by default; the largest sensors of phones have as many
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
 CropRounding = Literal["nearest", "down"]
 
@@ -82,51 +84,34 @@ class Resizing:
         """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size)."""
         height, width = images.shape[1:3]
         scaled = self.scaled(height, width)
-        resized = resize(images, scaled, interpolation=self.interpolation)
+        resized = resize(images, scaled, self.interpolation)
         return resized if scaled == self.size else resized[..., *self.window(*scaled)].contiguous()
 
     def one(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
         scaled = self.scaled(*pixels.shape[:2])
-        resized = resize_one(pixels, scaled, interpolation=self.interpolation)
+        resized = resize_one(pixels, scaled, self.interpolation)
         return resized[self.window(*scaled)]
 
 
 def resize(
-    images: NDArray[np.uint8],
-    size: tuple[int, int],
-    extent: tuple[float, float] | None = None,
-    interpolation: Interpolation = "bilinear",
+    images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size), antialiased.
-
-    Args:
-        extent: (height, width) of the part, from the upper left, that fills the size; None for all.
-    """
+    """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size), antialiased unless "nearest"."""
     values = np.require(images, requirements=["C", "W"]).reshape(-1)
     # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
     tensor = torch.from_numpy(values).view(images.shape)
     tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-    antialias = interpolation != "nearest"
-    if extent is not None and extent != tuple(tensor.shape[-2:]):
-        # The output's size is rounded down, also from a hair below the wanted one.
-        scale = tuple(SURPLUS * to / of for to, of in zip(size, extent, strict=True))
-        return interpolate(tensor, scale_factor=scale, mode=interpolation, antialias=antialias)
     if tuple(tensor.shape[-2:]) == tuple(size):
         return tensor.contiguous()
-    return interpolate(tensor, size=size, mode=interpolation, antialias=antialias)
+    return interpolate(tensor, size=size, mode=interpolation, antialias=interpolation != "nearest")
 
 
 def resize_one(
-    pixels: NDArray[np.uint8],
-    size: tuple[int, int] | None,
-    extent: tuple[float, float] | None = None,
-    interpolation: Interpolation = "bilinear",
+    pixels: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation = "bilinear"
 ) -> NDArray[np.uint8]:
     """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
-    if size is None:
-        return pixels
-    resized = resize(pixels[None], size, extent, interpolation)[0]
+    resized = resize(pixels[None], size, interpolation)[0]
     array: NDArray[np.uint8] = (
         resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
     ).numpy()
@@ -139,12 +124,21 @@ def mode_of(channels: int) -> str:
 
 
 def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3) of a PIL image, converted."""
+    """(H, W) or (H, W, 3) of a PIL image, converted; transparent parts show white behind them."""
+    if image.mode == "La":
+        image = image.convert("LA")
+    if image.mode in WITH_TRANSPARENCY and image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if image.mode not in ("1", "L", "P", "RGB", "RGBA"):
+        image = image.convert("RGB")  # of which grey is the luma, whatever the file stores
     mode = mode_of(channels)
     return np.asarray(image if image.mode == mode else image.convert(mode))
 
 
-def as_pixels(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:
+def as_pixels(
+    array: NDArray[Any], channels: int, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
     """A uint8 array (H, W), (H, W, 1) or (H, W, 3), converted; `InvalidImage` for any other."""
     if array.dtype != np.uint8:
         nan = array.dtype.kind == "f" and bool(np.isnan(array).any())
@@ -158,18 +152,14 @@ def as_pixels(array: NDArray[Any], channels: int) -> NDArray[np.uint8]:
         raise InvalidImage(
             f"an image array has shape {array.shape}; give (height, width) or (height, width, 3)"
         )
-    if array.shape[0] * array.shape[1] > MAX_PIXELS:
-        raise InvalidImage(
-            f"an image array has {array.shape[0] * array.shape[1]:,} pixels; at most "
-            f"{MAX_PIXELS:,} are taken: scale it down first"
-        )
+    _check_pixels("an image array", array.shape[1], array.shape[0], max_pixels)
     if (array.ndim == 2) == (channels == 1):
         return array
     return np.asarray(Image.fromarray(array).convert(mode_of(channels)))
 
 
+WITH_TRANSPARENCY = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBa")  # modes that may have some
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
-MARGIN = 2  # a JPEG decoded at a reduced scale has this many times the size that is asked for
 TURNS = {  # what makes an image upright, by its EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -181,58 +171,30 @@ TURNS = {  # what makes an image upright, by its EXIF orientation
 }
 
 
-def read_jpeg(
-    file: BinaryIO,
-    image: JpegImagePlugin.JpegImageFile,
-    channels: int,
-    resizing: Resizing | None,
-) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3) of a JPEG file that Pillow has opened, see `rcir.data.read_image`."""
-    by_torchvision = image.mode in ("L", "RGB")  # not CMYK, of which there are two conventions
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    width, height = image.size
-    # Resized first and turned then: what is turned is small.
-    lying = orientation in (5, 6, 7, 8)
-    upright = (width, height) if lying else (height, width)
-    scaled = None if resizing is None else resizing.scaled(*upright)
-    stored = scaled[::-1] if scaled is not None and lying else scaled
-    wanted = None if stored is None else (MARGIN * stored[1], MARGIN * stored[0])
-    box = image.draft(mode_of(channels), wanted)
-    # A reduced picture's last row and column may be padding in part.
-    extent = None if box is None else (box[1][3], box[1][2])
-    whole = image.size == (width, height)
-    # torchvision decodes the whole file at once, Pillow block by block, until a deadline.
-    fast = whole and by_torchvision and not isinstance(file, UntrustedImage)
-    pixels = _all_pixels(file, image.size, channels) if fast else None
-    if pixels is None:
-        pixels = to_pixels(image, channels)
-    if resizing is None or scaled is None:
-        return _upright(pixels, orientation)
-    resized = resize_one(pixels, stored, extent, resizing.interpolation)
-    return _upright(resized, orientation)[resizing.window(*scaled)]
+def _upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
+    """Pixels of a PIL image, turned as its EXIF orientation says."""
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return pixels if turn is None else np.asarray(Image.fromarray(pixels).transpose(turn))
 
 
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    if orientation not in TURNS:
-        return pixels
-    return np.asarray(Image.fromarray(pixels).transpose(TURNS[orientation]))
-
-
-def _all_pixels(file: BinaryIO, size: tuple[int, int], channels: int) -> NDArray[np.uint8] | None:
-    """Decode by torchvision, faster at full scale; None for what it refuses (Pillow judges)."""
+def _jpeg_pixels(
+    file: BinaryIO, image: JpegImagePlugin.JpegImageFile, channels: int
+) -> NDArray[np.uint8] | None:
+    """Decode by torchvision: the same values, faster; None for what it refuses (Pillow judges)."""
     length = file.seek(0, os.SEEK_END)
-    if length > MAX_BYTES:
+    if length > MAX_BYTES or image.mode not in ("L", "RGB"):  # of CMYK there are two conventions
         return None
     file.seek(0)
     content = bytearray(file.read(length))
     try:
-        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), channels)
+        # Colours stay colours: libjpeg's grey is that of the file, before colours are clipped.
+        pixels = decode_jpeg(torch.frombuffer(content, dtype=torch.uint8), len(image.mode))
     except RuntimeError:
         return None
-    if pixels.shape[:0:-1] != size:
+    if pixels.shape[:0:-1] != image.size:
         return None
-    array: NDArray[np.uint8] = (pixels[0] if channels == 1 else pixels.permute(1, 2, 0)).numpy()
-    return array
+    array: NDArray[np.uint8] = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    return as_pixels(array, channels, array.size)
 
 
 def decode_jpeg(content: Tensor, channels: int) -> Tensor:
@@ -255,9 +217,14 @@ FORMATS = {  # by Pillow's name, with the endings of their files
     "GIF": (".gif",),
     "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
 }
+# Read from paths, bytes and PIL images, but not from uploads: these are stills of video codecs,
+# whose decoders run beyond any deadline. Pillow decodes AVIF, and the extra "heif" HEIC.
+CODEC_FORMATS = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
 # Pillow gives libtiff the whole file: neither the deadline nor the number of reads would end it.
 UNTRUSTED_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
-ENDINGS = tuple(ending for endings in FORMATS.values() for ending in endings)
+# The names of pictures. One whose format needs an extra that is missing fails when it is read.
+ENDINGS = tuple(ending for endings in (FORMATS | CODEC_FORMATS).values() for ending in endings)
+HIGH_BIT_DEPTH = re.compile(rb"av1C\x81.[\x40-\x7f\xc0-\xff]", re.DOTALL)  # 10 or 12 bits in AVIF
 
 ImageLike: TypeAlias = (
     "str | os.PathLike[str] | bytes | UntrustedImage | Image.Image | NDArray[Any]"
@@ -322,32 +289,41 @@ class UntrustedImage(BytesIO):
 
 
 def read_image(
-    source: ImageLike, channels: int, size: tuple[int, int] | None = None
+    source: ImageLike,
+    channels: int,
+    size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
     """One image as an array of 8-bit values.
 
+    The pixels are the same whether a picture is passed as a path, as bytes or as a PIL image: it is
+    decoded at its full scale, composited on white where it is transparent, converted, turned
+    upright by its EXIF orientation, and resized last.
+
     Args:
         source: the path of a file of one of `FORMATS`, whatever its name, or what such a file
-            holds, as bytes; a PIL image; or a uint8 array (H, W), (H, W, 1) or (H, W, 3).
+            holds, as bytes; a PIL image; or a uint8 array (H, W), (H, W, 1) or (H, W, 3). AVIF is
+            read if Pillow was built with it, HEIC with the extra "heif"; as untrusted bytes,
+            neither is.
         channels: 1 for grey, 3 for RGB; the image is converted.
-        size: (height, width) to resize to (bilinear, antialiased); None for the image's own. A
-            JPEG file is then decoded at 1/2, 1/4 or 1/8 of its scale, which is faster, where that
-            leaves at least twice the size.
+        size: (height, width) to resize to (bilinear, antialiased); None for the image's own.
+        max_pixels: a larger picture is refused by its header, before anything is decoded.
 
     Returns:
-        (H, W) for one channel, (H, W, 3) for three; of the size, if one is given. A file's EXIF
-        rotation is applied.
+        (H, W) for one channel, (H, W, 3) for three; of the size, if one is given.
 
     Raises:
-        InvalidImage: not an image of one of `FORMATS`, truncated, empty, larger than 100 million
-            pixels (known from the header, before anything is decoded), deeper than 8 bits, or of a
-            wrong type.
+        ImageTooLarge: it has more than `max_pixels` pixels.
+        InvalidImage: not an image of one of the formats, truncated, empty, stored with more than 8
+            bits per channel (as the file states), or of a wrong type.
     """
     resizing = None if size is None else Resizing(size)
-    return _read(source, channels, resizing)
+    return _read(source, channels, resizing, max_pixels)
 
 
-def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple[int, int]:
+def image_size(
+    source: str | os.PathLike[str] | bytes | UntrustedImage, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
     """Width and height that the file of an image declares; nothing is decoded.
 
     Raises:
@@ -359,17 +335,21 @@ def image_size(source: str | os.PathLike[str] | bytes | UntrustedImage) -> tuple
         >>> image_size(file.getvalue())
         (2, 3)
     """
-    with open_image(source) as file, Image.open(file, formats=_formats(source)) as image:
-        _check(image, image_name(source))
+    with open_image(source) as file, _opened(file, _formats(source)) as image:
+        _check(image, image_name(source), max_pixels, file)
         return image.size
 
 
 def read_images(
-    sources: Sequence[ImageLike] | NDArray[Any], channels: int, resizing: Resizing
+    sources: Sequence[ImageLike] | NDArray[Any],
+    channels: int,
+    resizing: Resizing,
+    max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
     """Images as `read_image` gives them, resized; paths are read in as many threads as torch uses.
 
-    Beside the result, one image for each thread is in memory.
+    Beside the result, one image for each thread is in memory, and one of more than
+    `LARGE_PIXELS`.
 
     Returns:
         (n, *resizing.size) for one channel, (n, *resizing.size, 3) for three.
@@ -380,7 +360,7 @@ def read_images(
     images = np.empty((len(sources), *resizing.size, *(3,) * (channels == 3)), np.uint8)
 
     def work(row: int) -> None:
-        images[row] = _read(sources[row], channels, resizing)
+        images[row] = _read(sources[row], channels, resizing, max_pixels)
 
     # A PIL image may be given twice, and is decoded when first used: not by two threads at once.
     paths = all(isinstance(source, str | os.PathLike) for source in sources)
@@ -395,12 +375,12 @@ def read_images(
     return images
 
 
-def faults(sources: Sequence[ImageLike]) -> Iterator[str | None]:
+def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterator[str | None]:
     """Yield for each image, in order, the error of `read_image`, or None; in threads."""
 
     def fault(source: ImageLike) -> str | None:
         try:
-            _read(source, 3, None)
+            _read(source, 3, None, max_pixels)
         except InvalidImage as error:
             return str(error)
         return None
@@ -438,26 +418,67 @@ def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:
 
 
 def _formats(source: object) -> tuple[str, ...]:
-    return UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else tuple(FORMATS)
+    return UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else (*FORMATS, *CODEC_FORMATS)
 
 
-def _read(source: ImageLike, channels: int, resizing: Resizing | None) -> NDArray[np.uint8]:
+def _opened(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
+    """Open an image as `Image.open` does, whose own limit of pixels no argument changes.
+
+    Of all that Pillow reads, some formats run other programs, as EPS runs Ghostscript.
+    """
+    start = file.read(16)
+    for name in formats:
+        if name == "HEIF" and start[4:8] == b"ftyp":
+            _register_heif()
+        if name not in Image.OPEN:
+            Image.init()
+        factory, accept = Image.OPEN.get(name, (None, None))
+        if factory is None or accept is None or accept(start) is not True:
+            continue
+        file.seek(0)
+        try:
+            return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, struct.error):
+            continue
+    raise UnidentifiedImageError
+
+
+def _register_heif() -> None:
+    """Let Pillow read HEIC, which the extra "heif" adds."""
+    with naming_extras():
+        import pillow_heif
+    pillow_heif.register_heif_opener()
+
+
+LARGE_PIXELS = 1 << 25  # a larger picture takes some 300 MB or more while it is decoded
+_large = Lock()
+
+
+def _read(
+    source: ImageLike, channels: int, resizing: Resizing | None, max_pixels: int
+) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
-        return _resized(as_pixels(source, channels), resizing)
+        return _resized(as_pixels(source, channels, max_pixels), resizing)
     if isinstance(source, Image.Image):
         with _pillow("the PIL image"):
-            _check(source, "the PIL image")
-            return _resized(to_pixels(ImageOps.exif_transpose(source), channels), resizing)
+            _check(source, "the PIL image", max_pixels)
+            return _resized(_upright(to_pixels(source, channels), source), resizing)
     if isinstance(source, str | os.PathLike | bytes | UntrustedImage):
-        # Of all that Pillow knows, some formats run other programs, as EPS runs Ghostscript.
-        with open_image(source) as file, Image.open(file, formats=_formats(source)) as image:
-            _check(image, image_name(source))
-            if isinstance(source, UntrustedImage):
-                image.decodermaxblock = UNTRUSTED_BLOCK
-            if isinstance(image, JpegImagePlugin.JpegImageFile):
-                return read_jpeg(file, image, channels, resizing)
-            ImageOps.exif_transpose(image, in_place=True)
-            return _resized(to_pixels(image, channels), resizing)
+        with open_image(source) as file, _opened(file, _formats(source)) as image:
+            _check(image, image_name(source), max_pixels, file)
+            untrusted = isinstance(source, UntrustedImage)
+            large = image.size[0] * image.size[1] > LARGE_PIXELS
+            # An upload may be slow on purpose: others do not wait for it.
+            with _large if large and not untrusted else nullcontext():
+                pixels = None
+                if untrusted:
+                    # torchvision decodes the whole file at once, Pillow block by block.
+                    image.decodermaxblock = UNTRUSTED_BLOCK
+                elif isinstance(image, JpegImagePlugin.JpegImageFile):
+                    pixels = _jpeg_pixels(file, image, channels)
+                if pixels is None:
+                    pixels = to_pixels(image, channels)
+                return _resized(_upright(pixels, image), resizing)
     raise InvalidImage(
         f"an image is given as {type(source).__name__}; give a path, the bytes of a file, a PIL "
         "image or a uint8 array"
@@ -497,13 +518,15 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
         yield
     except InvalidImage:
         raise
+    except MissingPackage as error:
+        raise InvalidImage(f"{name} may be HEIC, which is not read: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidImage(
             f"{name} is not an image, whatever its name says, of a format that is read: give a "
             f"{', '.join(formats)}"
         ) from error
-    except Image.DecompressionBombError as error:
-        raise InvalidImage(f"{name} is too large: {error}; give a smaller picture") from error
+    except Image.DecompressionBombError as error:  # some formats have Pillow's own limit
+        raise ImageTooLarge(f"{name} is too large: {error}; scale it down first") from error
     except Exception as error:  # a decoder of damaged bytes raises almost anything
         raise InvalidImage(
             f"{name} is truncated, damaged or not readable ({error}): replace it"
@@ -512,18 +535,45 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
         _runs_pillow.reset(token)
 
 
-def _check(image: Image.Image, name: str) -> None:
+def _check(image: Image.Image, name: str, max_pixels: int, file: BinaryIO | None = None) -> None:
     """Refuse by the header, before anything is decoded."""
     width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise InvalidImage(
-            f"{name} declares {width} x {height} pixels; at most {MAX_PIXELS:,} pixels are "
-            "decoded: scale it down first"
-        )
+    _check_pixels(name, width, height, max_pixels)
     if width * height == 0:
         raise InvalidImage(f"{name} is {width} x {height} pixels: it is empty")
-    if image.mode.startswith(("I", "F")):
+    if (bits := _bits(image, file)) > 8:
         raise InvalidImage(
-            f"{name} has pixels of mode {image.mode}, deeper than 8 bits: map the range that "
-            "matters to 0..255 first, in the way the encoder's training images were"
+            f"{name} has {bits} bits per channel, deeper than the 8 that are read: map the range "
+            "that matters to 0..255 first, in the way the encoder's training images were"
         )
+
+
+def _check_pixels(name: str, width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ImageTooLarge(
+            f"{name} has {width} x {height} pixels; at most {max_pixels:,} pixels are read: scale "
+            "it down first, or raise the limit (max_pixels; on the command line --max-pixels)"
+        )
+
+
+def _bits(image: Image.Image, file: BinaryIO | None) -> int:
+    """Bits per channel that a file states; of a PIL image without a file, those that it holds.
+
+    Pillow's mode does not tell: it cuts colours of 16 bits to the upper 8 of them.
+    """
+    if image.mode.startswith(("I", "F")):
+        return 16 if image.mode.startswith("I;16") else 32
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
+    if image.format == "HEIF":
+        return int(image.info.get("bit_depth", 8))
+    if image.format == "AVIF" and file is not None:
+        file.seek(0)
+        return 10 if HIGH_BIT_DEPTH.search(file.read(1 << 16)) else 8
+    for decoder, _, _, options in getattr(image, "tile", ()):
+        raw_mode, *further = options if isinstance(options, tuple) else (options,)
+        if decoder.startswith("ppm"):
+            return int(further[-1]).bit_length()
+        if image.format == "PNG" and ";16" in str(raw_mode):
+            return 16
+    return 8

@@ -541,6 +541,7 @@ def verify(
     root: Path,
     options: Mapping[str, Any],
     progress: Callable[[Iterator[str | None], int], Iterator[str | None]] | None = None,
+    max_pixels: int | None = None,
 ) -> Findings:
     """Read a data set and decode every picture of it. Readers check published checksums.
 
@@ -549,6 +550,7 @@ def verify(
         root: folder of all data sets.
         options: of the set's reader.
         progress: wraps the iterator over all pictures, of which the number is given, to show it.
+        max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
 
     Raises:
         InvalidConfig: no such data set, or no such option.
@@ -565,7 +567,7 @@ def verify(
         >>> found.parts, found.unreadable, found.published
         ({'train': 2, 'queries': 1}, (), None)
     """
-    from rcir.data.images import faults  # imports torch; to list the sets needs none
+    from rcir.data.images import MAX_PIXELS, faults  # imports torch; to list the sets needs none
 
     dataset = find_dataset(name)
     if dataset.composed and not dataset.whole:
@@ -583,7 +585,7 @@ def verify(
         if not isinstance(images.images, np.ndarray)
         for image in images.images
     ]
-    found_faults = faults(pictures)
+    found_faults = faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
     watched = found_faults if progress is None else progress(found_faults, len(pictures))
     unreadable = tuple(fault for fault in watched if fault is not None)
     labels, alone = source.queries.relevance.single, 0

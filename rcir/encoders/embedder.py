@@ -148,7 +148,7 @@ def made_of(
     encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
 ) -> Iterator[str]:
     """A digest of each block: of encoder, preprocessing and images (files: names, sizes, times)."""
-    encoded = encoder.fingerprint() + json.dumps(preprocessing.to_dict(), sort_keys=True)
+    encoded = encoder.fingerprint() + json.dumps(preprocessing.identity(), sort_keys=True)
     for block in blocks:
         digest = hashlib.sha256(encoded.encode())
         for fact in _facts(block, preprocessing.channels):

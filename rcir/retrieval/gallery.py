@@ -458,13 +458,13 @@ class Fingerprints:
         fingerprints = {"gallery": gallery.digest, "index": index.version}
         if encoder is not None and preprocessing is not None:
             fingerprints["encoder"] = encoder.fingerprint()
-            fingerprints["preprocessing"] = _digest(preprocessing)
+            fingerprints["preprocessing"] = _digest(preprocessing.identity())
         else:
-            fingerprints["options"] = _digest(options)
+            fingerprints["options"] = _digest(asdict(options))
         self._last = parts, counts, [weight.data for weight in weights], fingerprints
         return fingerprints
 
 
-def _digest(options: Preprocessing | VectorOptions) -> str:
-    plain = json.dumps(asdict(options), sort_keys=True)
+def _digest(options: dict[str, Any]) -> str:
+    plain = json.dumps(options, sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from rcir.errors import (
     DataUnavailable,
+    ImageTooLarge,
     InvalidConfig,
     InvalidData,
     InvalidImage,
@@ -45,6 +46,7 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (TooLarge, 413, "too-large"),
     (TooSlow, 408, "too-slow"),
     (UnsupportedBody, 415, "unsupported-body"),
+    (ImageTooLarge, 413, "too-large"),
     (InvalidImage, 400, "invalid-image"),
     (InvalidRiskLevel, 400, "invalid-level"),
     (InvalidConfig, 400, "invalid-request"),

@@ -73,7 +73,8 @@ class Served:
         Raises:
             InvalidImage: one cannot be read, or not before the deadline.
             InvalidConfig: there is no encoder.
-            TooLarge: they have more pixels.
+            ImageTooLarge: one has more pixels.
+            TooLarge: together they have more pixels.
         """
         preprocessing = self.retriever.preprocessing
         if preprocessing is None:
@@ -84,7 +85,8 @@ class Served:
 
         images = [UntrustedImage(file, deadline) for file in files]
         if sum(_pixels(images, most_pixels)) > FEW_PIXELS:
-            return preprocessing.resized(images), digests(files)
+            limited = replace(preprocessing, max_pixels=most_pixels)
+            return limited.resized(images), digests(files)
         return [read_image(image, preprocessing.channels) for image in images], digests(files)
 
     def vectors(
@@ -309,14 +311,8 @@ def _pixels(pictures: Sequence[UntrustedImage], most: int) -> list[int]:
     """Return the size of each picture that its header declares."""
     from rcir.data.images import image_size  # with Pillow, which vectors do without
 
-    sizes = [image_size(picture) for picture in pictures]
+    sizes = [image_size(picture, most) for picture in pictures]
     pixels = [width * height for width, height in sizes]
-    if max(pixels) > most:
-        width, height = sizes[pixels.index(max(pixels))]
-        raise TooLarge(
-            f"the picture declares {width} x {height} pixels; at most {most:,} are decoded: scale "
-            "it down first"
-        )
     if sum(pixels) > PIXELS_TOGETHER * most:
         raise TooLarge(
             f"the pictures have {sum(pixels):,} pixels together; at most "

@@ -3,6 +3,7 @@
 import io
 import math
 import struct
+import sys
 import threading
 import time
 import warnings
@@ -10,12 +11,14 @@ import zlib
 from types import SimpleNamespace
 
 import numpy as np
+import pillow_heif
 import pytest
-from PIL import EpsImagePlugin, Image, ImageFile
+import torch
+from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from rcir.data import Preprocessing, images, read_image
-from rcir.data.images import UntrustedImage, image_size, to_pixels
-from rcir.errors import InvalidImage
+from rcir.data.images import Resizing, UntrustedImage, image_size, to_pixels
+from rcir.errors import ImageTooLarge, InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 
@@ -91,8 +94,6 @@ def test_arrays_and_pillow_images_keep_their_pixels(colours, kind):
 @pytest.mark.parametrize(
     ("mode", "value", "rgb"),
     [
-        ("RGBA", (255, 0, 10, 128), (255, 0, 10)),
-        ("LA", (90, 7), (90, 90, 90)),
         ("1", 1, (255, 255, 255)),
         ("CMYK", (0, 255, 245, 0), (255, 0, 10)),
         ("P", 3, (255, 0, 10)),
@@ -107,11 +108,78 @@ def test_other_modes_are_converted(mode, value, rgb):
     np.testing.assert_allclose(read_image(image, 1), np.full((5, 6), expected), atol=1)
 
 
-def test_a_palette_with_transparency_is_read_without_a_warning(colours, tmp_path):
-    palette = Image.fromarray(colours).quantize(16)
-    palette.save(tmp_path / "a.png", transparency=bytes(range(16)))
-    expected = np.asarray(palette.convert("RGB"))
-    np.testing.assert_array_equal(read_image(tmp_path / "a.png", 3), expected)
+def on_white(colours, opacity):
+    """Values (..., 3) over white, by the share of them that is not transparent."""
+    share = np.asarray(opacity)[..., None] / 255
+    return 255 + share * (np.asarray(colours, float) - 255)
+
+
+def transparent_files(rgb):
+    """Name, content and pixels over white of files with every kind of transparency."""
+    rows, columns = np.mgrid[0 : rgb.shape[0], 0 : rgb.shape[1]]
+    alpha = np.where(rows < 4, 0, np.where(columns < 8, 255, rows * 12)).astype(np.uint8)
+    plane = np.ascontiguousarray(rgb[:, :, 0])
+    rgba, la = np.dstack([rgb, alpha]), Image.fromarray(np.dstack([plane, alpha]), "LA")
+    palette = Image.fromarray(rgb).quantize(16)
+    opacity = np.arange(0, 256, 17, dtype=np.uint8)
+    entries = np.asarray(palette)
+    looked_up = np.asarray(palette.convert("RGB"))
+    key = tuple(map(int, rgb[5, 5]))
+    keyed = np.where((rgb == key).all(axis=2), 0, 255)
+    grey_keyed = np.where(plane == plane[5, 5], 0, 255)
+    kinds = [
+        ("RGBA.png", Image.fromarray(rgba), {}, on_white(rgb, alpha)),
+        ("RGBA.tiff", Image.fromarray(rgba), {}, on_white(rgb, alpha)),
+        ("RGBA.webp", Image.fromarray(rgba), {"lossless": True, "exact": True}, None),
+        ("LA.png", la, {}, on_white(np.dstack([plane] * 3), alpha)),
+        ("palette.png", palette, {"transparency": opacity.tobytes()}, None),
+        ("palette.gif", palette, {"transparency": 3}, None),
+        ("key.png", Image.fromarray(rgb), {"transparency": key}, on_white(rgb, keyed)),
+        ("grey key.png", Image.fromarray(plane), {"transparency": int(plane[5, 5])}, None),
+    ]
+    expected = {
+        "RGBA.webp": on_white(rgb, alpha),
+        "palette.png": on_white(looked_up, opacity[entries]),
+        "palette.gif": on_white(looked_up, np.where(entries == 3, 0, 255)),
+        "grey key.png": on_white(np.dstack([plane] * 3), grey_keyed),
+    }
+    for name, image, options, pixels in kinds:
+        file = io.BytesIO()
+        image.save(file, name.rpartition(".")[2].upper(), **options)
+        yield name, file.getvalue(), expected[name] if pixels is None else pixels
+
+
+def test_transparent_pictures_are_composited_on_white_through_every_door(colours, tmp_path):
+    for name, content, expected in transparent_files(colours):
+        (tmp_path / name).write_bytes(content)
+        doors = [tmp_path / name, content, Image.open(io.BytesIO(content))]
+        if not name.endswith("tiff"):
+            doors.append(UntrustedImage(content, math.inf))
+        for source in doors:
+            assert difference(read_image(source, 3), np.rint(expected)).max() <= 1, name
+            assert difference(read_image(source, 1), np.rint(grey(expected))).max() <= 1, name
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "rgb"),
+    [
+        ("RGBA", (255, 0, 10, 128), (255, 127, 132)),
+        ("RGBa", (128, 0, 5, 128), (255, 127, 132)),
+        ("LA", (90, 7), (250, 250, 250)),
+        ("La", (7, 7), (255, 255, 255)),
+        ("PA", (3, 128), (255, 127, 132)),
+    ],
+)
+def test_pillow_images_with_an_alpha_channel_are_composited_on_white(mode, value, rgb):
+    image = Image.new("PA" if mode == "PA" else mode, (6, 5), value)
+    if mode == "PA":
+        image.putpalette([9] * 9 + [255, 0, 10])
+    assert difference(read_image(image, 3), np.broadcast_to(rgb, (5, 6, 3))).max() <= 1
+
+
+def test_an_opaque_alpha_channel_changes_nothing(colours):
+    opaque = np.dstack([colours, np.full(colours.shape[:2], 255, np.uint8)])
+    np.testing.assert_array_equal(read_image(Image.fromarray(opaque), 3), colours)
 
 
 def test_threads_that_read_at_once_silence_pillow_but_nobody_else(colours, tmp_path, monkeypatch):
@@ -294,20 +362,23 @@ def test_pillow_itself_would_start_ghostscript(tmp_path, ghostscript):
     assert len(ghostscript) == 1
 
 
-@pytest.mark.parametrize("size", [(100_000, 100_000), (12_000, 10_000), (2**31 - 1, 1)])
+TOO_LARGE = [(60_000, 60_000), (20_000, 10_001), (2**31 - 1, 1)]
+
+
+@pytest.mark.parametrize("size", TOO_LARGE)
 def test_a_small_file_that_declares_a_huge_image_is_refused(size):
     assert len(png(*size)) < 200
-    with pytest.raises(InvalidImage, match=r"too large|100,000,000"):
-        read_image(png(*size), 3)
+    for source in (png(*size), UntrustedImage(png(*size), math.inf)):
+        with pytest.raises(ImageTooLarge, match="200,000,000"):
+            read_image(source, 3)
+        with pytest.raises(ImageTooLarge, match="50,000,000"):
+            image_size(source, 50_000_000)
 
 
-@pytest.mark.parametrize("size", [(65_500, 65_500), (12_000, 10_000)])
+@pytest.mark.parametrize("size", [(65_500, 65_500), (20_000, 10_001)])
 def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, size, monkeypatch):
-    content = bytearray(encoded("JPEG"))
-    start = content.index(b"\xff\xc0") + 5  # of the height in the frame's header
-    content[start : start + 4] = struct.pack(">HH", *size[::-1])
     path = tmp_path / "bomb.jpg"
-    path.write_bytes(content)
+    path.write_bytes(jpeg_that_declares(*size))
 
     def decode(*_):
         raise AssertionError
@@ -316,16 +387,111 @@ def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, 
     monkeypatch.setattr(Image.Image, "load", decode)
     monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
     for requested in (None, (8, 16)):
-        with pytest.raises(InvalidImage, match=r"too large|100,000,000"):
+        with pytest.raises(ImageTooLarge, match="200,000,000"):
             read_image(path, 3, requested)
-    with pytest.raises(InvalidImage, match=r"too large|100,000,000"):
+    with pytest.raises(ImageTooLarge, match="200,000,000"):
         Preprocessing().resized([path] * 20)
+    assert next(images.faults([path])).startswith(str(path))
+
+
+def jpeg_that_declares(width, height):
+    content = bytearray(encoded("JPEG"))
+    start = content.index(b"\xff\xc0") + 5  # of the height in the frame's header
+    content[start : start + 4] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+def test_the_limit_of_pixels_is_an_option(colours):
+    content = encoded("PNG")  # of 40 x 50 pixels
+    for source in (content, Image.open(io.BytesIO(content)), read_image(content, 3)):
+        assert read_image(source, 3, max_pixels=2000).shape == (40, 50, 3)
+        with pytest.raises(ImageTooLarge, match="1,999"):
+            read_image(source, 3, max_pixels=1999)
+        with pytest.raises(ImageTooLarge, match="1,999"):
+            Preprocessing(max_pixels=1999).resized([source])
+    # Pillow itself refuses to open more than 179 million pixels.
+    large = jpeg_that_declares(15_000, 15_000)
+    assert image_size(large, 225_000_000) == (15_000, 15_000)
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(large))
+
+
+@pytest.mark.slow
+def test_photographs_of_108_megapixels_are_read(tmp_path):
+    path = tmp_path / "phone.jpg"
+    Image.new("RGB", (12_000, 9_000), (200, 100, 50)).save(path, exif=exif(6))
+    pixels = Preprocessing((40, 30), 3).resized([path, path])
+    expected = torch.tensor([200, 100, 50]).view(3, 1, 1).expand(2, 3, 40, 30)
+    assert (pixels.int() - expected).abs().max() <= 2
 
 
 def test_a_small_file_with_a_huge_comment_is_refused():
     comment = b"Comment\0\0" + zlib.compress(b"a" * (8 << 20), 9)
     with pytest.raises(InvalidImage):
         read_image(png(4, 4, chunk(b"zTXt", comment)), 3)
+
+
+def deep_png(colour, channels, bits=16):
+    """A PNG file of 4 x 2 pixels, all of one value."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 2, bits, colour, 0, 0, 0))
+    rows = 2 * (b"\0" + 4 * channels * b"\x12\x34"[: bits // 8])
+    parts = header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def deep_tiff(bits=16):
+    """An uncompressed TIFF file of 4 x 2 pixels in RGB."""
+    data = bytes(4 * 2 * 3 * bits // 8)
+    depths = struct.pack("<3H", bits, bits, bits)
+    tags = [(256, 3, 1, 4), (257, 3, 1, 2), (258, 3, 3, 8), (259, 3, 1, 1), (262, 3, 1, 2)]
+    tags += [(273, 4, 1, 14), (277, 3, 1, 3), (278, 3, 1, 2), (279, 4, 1, len(data))]
+    directory = struct.pack("<H", len(tags))
+    directory += b"".join(struct.pack("<HHII", *tag) for tag in tags) + struct.pack("<I", 0)
+    start = 14 + len(data)
+    return b"II*\0" + struct.pack("<I", start) + depths + data + directory
+
+
+def deep_files():
+    heif = pillow_heif.from_bytes("RGB;16", (64, 64), bytes(64 * 64 * 6))
+    hdr = io.BytesIO()
+    heif.save(hdr)
+    return {
+        "grey.png": deep_png(0, 1),
+        "grey with alpha.png": deep_png(4, 2),
+        "colour.png": deep_png(2, 3),
+        "colour with alpha.png": deep_png(6, 4),
+        "colour.tiff": deep_tiff(),
+        "colour.ppm": b"P6 4 2 4095 " + bytes(48),
+        "grey.pgm": b"P5 4 2 4095 " + bytes(16),
+        "plain.ppm": b"P3 1 1 65535 9 9 9 ",
+        "hdr.heic": hdr.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("name", deep_files())
+def test_depth_is_what_the_file_states(name, tmp_path):
+    content = deep_files()[name]
+    (tmp_path / name).write_bytes(content)
+    doors = [tmp_path / name, content]
+    if name != "hdr.heic":
+        doors.append(Image.open(io.BytesIO(content)))
+    if name.endswith(("png", "pgm", "ppm")):
+        doors.append(UntrustedImage(content, math.inf))
+    for source in doors:
+        with pytest.raises(InvalidImage, match="deeper"):
+            read_image(source, 3)
+    for source in {
+        type(door): door for door in doors if not isinstance(door, Image.Image)
+    }.values():
+        with pytest.raises(InvalidImage, match="deeper"):
+            image_size(source)
+    (fault,) = images.faults([tmp_path / name])
+    assert "deeper" in fault
+
+
+def test_files_of_8_bits_or_fewer_are_read():
+    for content in (deep_png(2, 3, 8), deep_tiff(8), b"P6 4 2 15 " + bytes(24), b"P4 8 2 ab"):
+        assert read_image(content, 3).shape in ((2, 4, 3), (2, 8, 3))
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
@@ -356,8 +522,8 @@ def test_an_array_with_nan_is_refused():
 
 
 def test_an_array_of_too_many_pixels_is_refused_without_a_copy():
-    wide = np.broadcast_to(np.uint8(1), (10_001, 10_000))
-    with pytest.raises(InvalidImage, match="100,000,000"):
+    wide = np.broadcast_to(np.uint8(1), (20_001, 10_000))
+    with pytest.raises(ImageTooLarge, match="200,000,000"):
         read_image(wide, 1)
 
 
@@ -443,3 +609,110 @@ def test_decoding_ends_at_the_deadline_and_after_so_many_parts(monkeypatch):
     monkeypatch.setattr(images, "MAX_READS", 5_000)
     with pytest.raises(InvalidImage, match="parts"):
         read_image(UntrustedImage(comment, math.inf), 1)
+
+
+# HEIC and AVIF
+
+
+def phone_pictures():
+    """The same picture as HEIC and AVIF, upright if turned."""
+    pillow_heif.register_heif_opener()
+    rows, columns = np.mgrid[0:96, 0:64]
+    picture = Image.fromarray(np.dstack([rows * 2, columns * 3, 255 - rows]).astype(np.uint8))
+    for file_format in ("HEIF", "AVIF"):
+        file = io.BytesIO()
+        picture.save(file, file_format, quality=95, exif=exif(6).tobytes())
+        yield (
+            file_format,
+            file.getvalue(),
+            np.asarray(picture.transpose(Image.Transpose.ROTATE_270)),
+        )
+
+
+def test_heic_and_avif_are_read_upright_but_not_as_uploads(tmp_path):
+    for file_format, content, expected in phone_pictures():
+        path = tmp_path / f"picture.{file_format}"
+        path.write_bytes(content)
+        for source in (path, content):
+            assert difference(read_image(source, 3), expected).mean() < 3
+        for read in (lambda image: read_image(image, 3), image_size):
+            with pytest.raises(InvalidImage, match="JPEG, PNG, WEBP, BMP"):
+                read(UntrustedImage(content, math.inf))
+
+
+def test_heic_without_its_extra_names_the_extra(tmp_path, monkeypatch):
+    (_, content, _), _ = phone_pictures()
+    (tmp_path / "a.heic").write_bytes(content)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for source in (tmp_path / "a.heic", content):
+        with pytest.raises(InvalidImage, match="heif"):
+            read_image(source, 3)
+    assert {".heic", ".heif", ".avif"} <= set(images.ENDINGS)
+
+
+# One reader
+
+
+def doors_of(content, path, upload=True):
+    """The same picture as a path, as bytes, as a PIL image, as an array, and as an upload."""
+    path.write_bytes(content)
+    yield path
+    yield str(path)
+    yield content
+    yield Image.open(io.BytesIO(content))
+    loaded = Image.open(io.BytesIO(content))
+    loaded.load()
+    yield loaded
+    if upload:
+        yield UntrustedImage(content, math.inf)
+
+
+def ordinary_files():
+    """Name and content of pictures in the formats and modes that people have."""
+    rows, columns = np.mgrid[0:90, 0:130]
+    edges = 40 * ((rows // 7 + columns // 5) % 2)
+    picture = Image.fromarray(
+        np.dstack([rows * 2 + edges, 255 - columns - edges, (rows + columns) % 200]).astype(
+            np.uint8
+        )
+    )
+    large = picture.resize((2080, 1440), Image.Resampling.BICUBIC)
+    files = {f"orientation {turn}.jpg": (picture, {"exif": exif(turn)}) for turn in range(1, 9)}
+    files |= {f"orientation {turn}.png": (picture, {"exif": exif(turn)}) for turn in (3, 6)}
+    files |= {f"large {turn}.jpg": (large, {"exif": exif(turn)}) for turn in (1, 6)}
+    files |= {"orientation 8.webp": (picture, {"exif": exif(8), "lossless": True})}
+    files |= {"orientation 5.tiff": (picture, {"exif": exif(5)})}
+    modes = {"CMYK": "jpg", "L": "jpg", "P": "png", "1": "png", "RGB": "bmp", "YCbCr": "tiff"}
+    files |= {f"{mode}.{ending}": (picture.convert(mode), {}) for mode, ending in modes.items()}
+    files |= {
+        "progressive.jpg": (picture, {"progressive": True}),
+        "grey.pgm": (picture.convert("L"), {}),
+    }
+    files |= {"palette.gif": (picture, {}), "lossy.webp": (picture, {})}
+    for name, (image, options) in files.items():
+        file = io.BytesIO()
+        kind = {"jpg": "JPEG", "pgm": "PPM"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+        image.save(file, kind, **options)
+        yield name, file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_door_gives_the_pixels_that_pillow_decodes_turns_and_resizes(tmp_path, channels):
+    preprocessing = Preprocessing((40, 60), channels, crop=0.8)
+    for name, content in ordinary_files():
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+        upright = upright.convert("RGB").convert("L" if channels == 1 else "RGB")
+        scaled = Resizing((40, 60), crop=0.8).scaled(upright.height, upright.width)
+        resized = upright.resize(scaled[::-1], Image.Resampling.BILINEAR)
+        top, left = round((scaled[0] - 40) / 2), round((scaled[1] - 60) / 2)
+        cut = np.asarray(resized.crop((left, top, left + 60, top + 40)))
+        whole = np.asarray(upright.resize((60, 40), Image.Resampling.BILINEAR))
+        doors = list(doors_of(content, tmp_path / name, upload=not name.endswith("tiff")))
+        first = preprocessing.resized([doors[0]])
+        for source in (*doors, np.asarray(upright)):
+            assert difference(read_image(source, channels), np.asarray(upright)).max() <= 1, name
+            assert difference(read_image(source, channels, (40, 60)), whole).max() <= 1, name
+            pixels = preprocessing.resized([source])
+            cut_out = pixels[0].permute(1, 2, 0).numpy().reshape(cut.shape)
+            assert difference(cut_out, cut).max() <= 1, name
+            assert torch.equal(pixels, first), name

@@ -214,6 +214,7 @@ def test_an_unusable_picture_is_refused(folder, serving, splits, tmp_path):
         b"": (400, "invalid-image"),
         png(splits.test.images[0])[:-40]: (400, "invalid-image"),
         png_header(9000, 9000): (413, "too-large"),
+        png_header(60_000, 60_000): (413, "too-large"),
     }
     path = tmp_path / "secret.png"
     path.write_bytes(png(splits.test.images[0]))
