@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from rcir.cli import main
+from rcir.data.images import to_pixels
 from rcir.data.vector_files import read_all_vectors
 from rcir.errors import InvalidData
 from rcir.runs.folder import find_run
@@ -132,8 +133,8 @@ def test_interrupted_command_does_not_read_images_again(
     assert not (tmp_path / "x.parquet").exists()
 
     broken.write_bytes(content)
-    reader = Mock(wraps=Image.open)
-    monkeypatch.setattr(Image, "open", reader)
+    reader = Mock(wraps=to_pixels)
+    monkeypatch.setattr("rcir.data.images.to_pixels", reader)
     table = embed(photos, "x.parquet", *options)
     assert reader.call_count == 1
     assert_same_vectors(vectors_of(table), vectors_of(whole))
