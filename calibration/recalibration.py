@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from calibration.screen import print_reason
 from rcir import tracking
 from rcir.data.relevance import WithinRadius
+from rcir.data.tables import missing_column, read_text
 from rcir.data.vector_files import VectorTable, read_all_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import (
@@ -183,11 +184,7 @@ def _ids(file: Path) -> list[str]:
     """One on each line that is not empty."""
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}")
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidData(f"{file} is no text: give a file with an id on each line") from error
-    return [line for line in lines if line]
+    return [line for line in read_text(file).splitlines() if line]
 
 
 def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
@@ -209,7 +206,7 @@ def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | N
     if table is None:
         return
     if table.ids is None:
-        raise InvalidData(f"{table.file} has no column id: name what comes into the gallery")
+        raise missing_column(table.file, "id, the names of new items", table.columns)
     labels: object = table.labels
     if table.places is not None and isinstance(retriever.relevance, WithinRadius):
         labels = WithinRadius(table.places, retriever.relevance.radius)

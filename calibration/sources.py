@@ -18,6 +18,7 @@ from rcir.data import ImageSet, Splits
 from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
+from rcir.data.tables import missing_column
 from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
@@ -237,9 +238,10 @@ def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object
             f"--radius is {config.radius}, and {gallery.file} has no places: give columns x and y"
         )
     elif labels is None:
-        raise InvalidData(
-            f"{gallery.file} has no column label, labels, or x and y: what is a true match cannot "
-            "be told; add one, or name a table of true matches (--matches)"
+        raise missing_column(
+            gallery.file,
+            "label, labels, or x and y, which define true matches (or pass --matches)",
+            gallery.columns,
         )
     return labels
 
@@ -286,7 +288,8 @@ def _labelled(
 def _listed(path: Path, query_table: VectorTable) -> list[list[str]]:
     """The ids of the true matches of each query."""
     if query_table.ids is None:
-        raise InvalidData(f"{query_table.file} has no column id, by which {path} names queries")
+        names = f"id, by which {path} names queries"
+        raise missing_column(query_table.file, names, query_table.columns)
     matches: dict[str, list[str]] = {name: [] for name in query_table.ids}
     unknown = 0
     for query, item in read_matches(path):

@@ -1,20 +1,35 @@
-"""Relevance of a gallery and of its queries from labels as people have them."""
+"""Relevance of a gallery and of its queries from labels as people have them.
+
+`as_labels`, `as_texts` and `as_label_lists` hold the one rule by which labels, groups and clusters
+are read, in Python and from all files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from functools import singledispatch
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.names import composed, require_utf8
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidData, printable
 
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
 UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
+MISSING_VALUES = (  # what programs write where a value is missing
+    *("", "nan", "NaN", "NAN", "None", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A"),
+    *("null", "NULL"),
+)
+SEPARATORS = ";|"  # between the labels of one item
+EXACT_FLOATS = 2**53  # up to here, every whole number is a float of 64 bits
 
 
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
@@ -42,8 +57,8 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iu":
             return SameLabel(values.astype(np.int64)), {}
-        unique_labels, codes = np.unique(values, return_inverse=True)
-        return SameLabel(codes.astype(np.int64)), dict(enumerate(unique_labels.tolist()))
+        unique_labels, codes = _numbered(values)
+        return SameLabel(codes), dict(enumerate(unique_labels))
     names = sorted({name for some in values for name in some})
     column = {name: number for number, name in enumerate(names)}
     lists = [[column[name] for name in some] for some in values]
@@ -74,15 +89,16 @@ def query_relevance(
     if isinstance(labels, Relevance):
         require_same_kind(labels, gallery)
         return labels, dict(names)
-    values = _listed(labels)
+    of_items = isinstance(gallery, SharedLabel) and gallery.of_items
+    values = _listed(labels, as_ids=of_items)
     if isinstance(gallery, SameLabel) and isinstance(values, np.ndarray):
         return _same_label(values, gallery, names)
     if not isinstance(gallery, SharedLabel):
         raise _mismatch(values, gallery)
     lists = [[name] for name in values.tolist()] if isinstance(values, np.ndarray) else values
-    column = {name: number for number, name in names.items()}
+    column = {name: number for number, name in names.items()} if of_items else _numbers_of(names)
     absent = [name for some in lists for name in some if name not in column]
-    if absent and gallery.of_items:
+    if absent and of_items:
         examples = ", ".join(printable(str(name)) for name in absent[:3])
         raise InvalidData(
             f"{len(absent)} true matches are no gallery items ({examples}): give ids of the "
@@ -90,6 +106,7 @@ def query_relevance(
         )
     if not all(isinstance(name, str) for some in lists for name in some):
         raise _mismatch(values, gallery)
+    _require_same_spelling(absent, column)
     columns = [[column[name] for name in some if name in column] for some in lists]
     n_labels = gallery.labels.shape[1]
     return SharedLabel.of_lists(columns, n_labels, gallery.of_items), dict(names)
@@ -242,12 +259,48 @@ def _same_label(
         raise _mismatch(values, gallery)
     if numbers:
         return SameLabel(values.astype(np.int64)), {}
-    number = {name: label for label, name in names.items()}
-    unique_labels, codes = np.unique(values, return_inverse=True)
-    for name in unique_labels.tolist():
-        number.setdefault(name, max(number.values()) + 1)
-    table = np.array([number[name] for name in unique_labels.tolist()], np.int64)
-    return SameLabel(table[codes]), {label: name for name, label in number.items()}
+    number = _numbers_of(names)
+    unique_labels, codes = _numbered(values)
+    new = [name for name in unique_labels if name not in number]
+    _require_same_spelling(new, number)
+    following = max(names) + 1
+    number |= {name: following + place for place, name in enumerate(new)}
+    table = np.array([number[name] for name in unique_labels], np.int64)
+    all_names = dict(names) | {number[name]: name for name in new}
+    return SameLabel(table[codes]), all_names
+
+
+def _numbered(values: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the distinct texts in order, and the place of each text among them."""
+    texts = values.tolist()
+    distinct = sorted(set(texts))
+    place = {text: number for number, text in enumerate(distinct)}
+    return distinct, np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
+
+
+def _numbers_of(names: Mapping[int, str]) -> dict[str, int]:
+    """Return the number of each label by its name, as it is and as labels are compared."""
+    numbers = {name: number for number, name in names.items()}
+    for name, number in list(numbers.items()):
+        numbers.setdefault(_compared(name), number)
+    return numbers
+
+
+def _require_same_spelling(new: Sequence[Any], names: Collection[str]) -> None:
+    """Raise `InvalidData` if new labels differ from others as 2.0 does from 2.
+
+    A table that was saved with a column of floats has texts such as "2.0".
+    """
+    for name in new:
+        whole = re.fullmatch(r"(-?\d+)(\.0+)?", str(name))
+        if whole is None:
+            continue
+        other = f"{name}.0" if whole[2] is None else whole[1]
+        if other in names:
+            raise InvalidData(
+                f"some labels are texts such as {name!r}, which the gallery has as {other!r}: "
+                "write whole numbers alike in both, without a decimal point"
+            )
 
 
 def _mismatch(values: object, gallery: Relevance) -> InvalidData:
@@ -258,28 +311,252 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
     )
 
 
-def _listed(labels: object) -> NDArray[Any] | list[list[str]]:
-    """One label each, as an array of whole numbers or texts; or lists of texts."""
+def _listed(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[str]]:
+    """One label each, as an array of whole numbers or texts; or lists of texts.
+
+    Args:
+        as_ids: whether the texts are ids, which are compared as they are.
+    """
     labels = as_numpy(labels)
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | np.ndarray):
         raise InvalidData(
             f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
         )
-    if (
-        len(labels)
-        and all(isinstance(each, Sequence | np.ndarray | set) for each in labels)
-        and (not any(isinstance(each, str) for each in labels))
-    ):
-        lists = [list(each) for each in labels]
-        if all(isinstance(name, str) for some in lists for name in some):
-            return lists
-    else:
-        kinds = {type(each) for each in labels} if not isinstance(labels, np.ndarray) else set()
-        values = np.asarray(labels) if len(labels) else np.empty(0, np.int64)
-        if values.dtype.kind == "O" and len({type(each) for each in values.tolist()}) == 1:
-            values = np.asarray(values.tolist())  # a column of texts, or of whole numbers
-        mixed = values.dtype.kind == "U" and any(not issubclass(kind, str) for kind in kinds)
-        fits = values.ndim == 1 and values.dtype.kind in "iuU" and not mixed
-        if fits and (values.dtype.kind != "u" or int(values.max(initial=0)) < 2**63):
-            return values
-    raise InvalidData(f"labels are {str(labels)[:40]}: give {LABEL_KINDS}, one for each image")
+    several = [_is_list(each) for each in labels]
+    if any(several):
+        if not all(several) or not all(isinstance(name, str) for some in labels for name in some):
+            raise InvalidData(
+                f"labels are {str(labels)[:40]}: give {LABEL_KINDS}, one for each image"
+            )
+        lists = [list(some) for some in labels]
+        return lists if as_ids else as_label_lists(lists, "labels")
+    if as_ids and all(isinstance(each, str) for each in labels):
+        return np.array(labels, np.str_)
+    values = as_labels(labels, "labels")
+    return values if isinstance(values, np.ndarray) else np.array(values, np.str_)
+
+
+# The rule by which labels are read
+
+
+def as_labels(
+    values: Sequence[Any] | NDArray[Any], what: str, first: int = 0
+) -> NDArray[np.int64] | list[str]:
+    """Return labels as they are compared: whole numbers, or texts.
+
+    Blanks around a text do not count, nor how Unicode composes its letters (NFC). Floats that are
+    whole numbers are these numbers. Texts are never numbers: "007", "7" and "7.0" are three labels.
+
+    Args:
+        values: n numbers or texts.
+        what: the name of the values, for messages.
+        first: the number of the first row, for messages.
+
+    Raises:
+        InvalidData: some are missing (`MISSING_VALUES`), do not fit into 64 bits, or are of other
+            types or of several.
+
+    Example:
+        >>> as_labels([2.0, 1.0], "labels").tolist(), as_labels([" pear", "fig"], "labels")
+        ([2, 1], ['pear', 'fig'])
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        smallest, largest = int(values.min(initial=0)), int(values.max(initial=0))
+        if smallest > UNMATCHED and largest < 2**63:
+            return np.asarray(values, np.int64)
+    entries, kinds = _entries(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        kinds = {values.dtype.type}
+    rows = range(first, first + len(entries))
+    if kinds and all(issubclass(kind, str) for kind in kinds):
+        return _compared_texts(entries, what, rows)
+    _require_present(entries, kinds, what, rows)
+    if not _are_numbers(kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidData(f"{what} are of type {names}: give {LABEL_KINDS}, one for each image")
+    if not all(issubclass(kind, Integral) for kind in kinds):
+        wrong = [not _is_whole(entry) for entry in entries]
+        _refuse(wrong, entries, what, rows, "are not whole numbers", "give texts")
+        entries = [int(entry) for entry in entries]
+    if entries and not (min(entries) > UNMATCHED and max(entries) < 2**63):
+        wrong = [not UNMATCHED < entry < 2**63 for entry in entries]
+        advice = "give all labels as texts, in gallery and queries alike"
+        _refuse(wrong, entries, what, rows, "do not fit into signed integers of 64 bits", advice)
+    return np.array(entries, np.int64)
+
+
+def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
+    """Return names, such as those of groups, as texts that are compared as labels are.
+
+    Of other types than numbers and texts, such as dates, they are the texts that Python has.
+
+    Args:
+        values, what, first: see `as_labels`.
+
+    Raises:
+        InvalidData: some are missing (`MISSING_VALUES`).
+
+    Example:
+        >>> as_texts([1.0, 2.5], "groups"), as_texts([True, False], "groups")
+        (['1', '2.5'], ['True', 'False'])
+    """
+    entries, kinds = _entries(values)
+    rows = range(first, first + len(entries))
+    _require_present(entries, kinds, what, rows)
+    _require_no_lists(kinds, what)
+    return _compared_texts(_written(entries, kinds), what, rows)
+
+
+def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
+    """Return ids as texts. Numbers are written as `as_texts` does, and texts are left as they are.
+
+    Args:
+        values, what, first: see `as_labels`.
+
+    Raises:
+        InvalidData: some are missing or blank.
+
+    Example:
+        >>> as_ids([7.0, 8.0], "ids"), as_ids(["a ", "NA"], "ids")
+        (['7', '8'], ['a ', 'NA'])
+    """
+    entries, kinds = _entries(values)
+    rows = range(first, first + len(entries))
+    _require_no_lists(kinds, what)
+    wrong = [
+        not (entry.strip() if isinstance(entry, str) else _is_present(entry)) for entry in entries
+    ]
+    _refuse(wrong, entries, what, rows, "are missing", "name each row")
+    return _written(entries, kinds)
+
+
+def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[list[str]]:
+    """Return the labels of items that may have several, as texts that are compared as labels are.
+
+    Args:
+        values: a list for each item, or a text with `SEPARATORS`; None, NaN or nothing between
+            separators is no label.
+        what, first: see `as_labels`.
+
+    Raises:
+        InvalidData: a value is of another type, a text is one of `MISSING_VALUES`, or the lists are
+            one-hot vectors.
+
+    Example:
+        >>> as_label_lists(["red; small", ["red"], None], "labels")
+        [['red', 'small'], ['red'], []]
+    """
+    lists = []
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            value = re.split(f"[{SEPARATORS}]", value)
+        parts = list(value) if _is_list(value) else None if _is_present(value) else []
+        if parts is None or any(map(_is_list, parts)):
+            raise InvalidData(
+                f"{what}: row {first + row} is {printable(str(value))[:40]}: give lists of texts, "
+                f"or texts with a separator ({' or '.join(SEPARATORS)})"
+            )
+        lists.append([part for part in parts if not isinstance(part, str) or part.strip()])
+    entries, kinds = _entries([part for parts in lists for part in parts])
+    rows = [first + row for row, parts in enumerate(lists) for _ in parts]
+    _require_present(entries, kinds, what, rows)
+    lengths = set(map(len, lists))
+    if _are_numbers(kinds) and len(lengths) == 1 and max(lengths) > 1 and set(entries) <= {0, 1}:
+        raise InvalidData(
+            f"{what} are lists of zeros and ones: list the names of the labels of each item"
+        )
+    texts = iter(_compared_texts(_written(entries, kinds), what, rows))
+    return [[next(texts) for _ in parts] for parts in lists]
+
+
+def _entries(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]]:
+    """Return values as Python's own, and their types."""
+    if isinstance(values, np.ndarray):
+        dates = values.dtype.kind in "mM"  # NumPy would make numbers of them
+        values = (values.astype(str) if dates else values).tolist()
+    entries = list(values)
+    kinds = set(map(type, entries))
+    if any(hasattr(kind, "item") for kind in kinds):  # scalars of NumPy and PyTorch
+        entries = [each.item() if hasattr(each, "item") else each for each in entries]
+        kinds = set(map(type, entries))
+    return entries, kinds
+
+
+def _is_list(value: object) -> bool:
+    """Return whether a value holds others; scalars of PyTorch have a length, too."""
+    if isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0:
+        return False
+    return isinstance(value, Collection | np.ndarray)
+
+
+def _require_no_lists(kinds: set[type], what: str) -> None:
+    for kind in kinds:
+        if issubclass(kind, Collection) and not issubclass(kind, str):
+            raise InvalidData(f"{what} are of type {kind.__name__}: give one text for each row")
+
+
+def _is_present(value: object) -> bool:
+    return str(value).strip() not in MISSING_VALUES
+
+
+def _is_whole(number: Any) -> bool:
+    """Return whether a number is whole, and a float exact."""
+    if isinstance(number, Integral):
+        return True
+    return math.isfinite(number) and number == int(number) and abs(number) <= EXACT_FLOATS
+
+
+def _are_numbers(kinds: set[type]) -> bool:
+    return all(
+        issubclass(kind, Real | Decimal) and not issubclass(kind, bool | np.bool_) for kind in kinds
+    )
+
+
+def _written(entries: list[Any], kinds: set[type]) -> list[str]:
+    """Return numbers and other values as texts; floats that are whole without a point."""
+    if kinds and _are_numbers(kinds):
+        return [str(int(entry) if _is_whole(entry) else entry) for entry in entries]
+    return [str(entry) for entry in entries]
+
+
+def _compared(text: str) -> str:
+    """Return the text that is compared, see `as_labels`."""
+    return composed(text.strip())
+
+
+def _compared_texts(texts: list[str], what: str, rows: Sequence[int]) -> list[str]:
+    """Return texts as they are compared, or raise `InvalidData` if some are missing."""
+    compared = {text: _compared(text) for text in set(texts)}
+    if any(text in MISSING_VALUES for text in compared.values()):
+        _require_present(texts, {str}, what, rows)
+    require_utf8(compared.values(), what, "rename them")
+    return [compared[text] for text in texts]
+
+
+def _require_present(entries: list[Any], kinds: set[type], what: str, rows: Sequence[int]) -> None:
+    """Raise `InvalidData` if some entries are missing."""
+    if all(issubclass(kind, Integral) for kind in kinds):
+        return
+    wrong = [not _is_present(entry) for entry in entries]
+    advice = "leave these rows out, or fill the values in; a real name of this kind must be changed"
+    _refuse(wrong, entries, what, rows, "are missing, or stand for a missing value", advice)
+
+
+def _refuse(
+    wrong: Sequence[bool],
+    entries: Sequence[Any],
+    what: str,
+    rows: Sequence[int],
+    why: str,
+    advice: str,
+) -> None:
+    """Raise `InvalidData` if some entries are wrong; the first three are named."""
+    if not any(wrong):
+        return
+    places = [place for place, is_wrong in enumerate(wrong) if is_wrong]
+    examples = ", ".join(
+        f"row {rows[place]} ({printable(repr(entries[place]))[:40]})" for place in places[:3]
+    )
+    raise InvalidData(
+        f"{what}: {len(places)} of {len(entries)} values {why}, first {examples}: {advice}"
+    )

@@ -5,26 +5,32 @@ The columns are those of `VectorTable`; of a .npz file its arrays, of the same n
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts
 from rcir.data.names import require_utf8
+from rcir.data.tables import (
+    column_values,
+    finite_numbers,
+    is_list,
+    missing_column,
+    read_csv,
+    read_parquet,
+    require_room,
+)
 from rcir.errors import DataUnavailable, InvalidData, printable
 from rcir.files import read_array, write_file
 from rcir.stored_vectors import StoredVectors
 
 MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
-TEXT_COLUMNS = ("id", "group", "cluster")
-COLUMNS_READ = (*TEXT_COLUMNS, "vector", "label", "labels", "x", "y", "uncertainty")
-SEPARATORS = ";|"
-# What a file may take in memory: so many bytes, or so many times its own size if that is more.
-ALWAYS_ALLOWED, MAX_GROWTH = 256 * 2**20, 100
+COLUMNS_READ = ("id", "group", "cluster", "vector", "label", "labels", "x", "y", "uncertainty")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,7 @@ class VectorTable:
         uncertainty: (n,), column of that name.
         group, cluster: (n,) texts, columns of that name.
         model: what embedded them.
+        columns: the names of all columns or arrays of the file.
     """
 
     file: str
@@ -51,6 +58,7 @@ class VectorTable:
     group: NDArray[np.str_] | None = None
     cluster: NDArray[np.str_] | None = None
     model: str | None = None
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -75,12 +83,11 @@ def read_vectors(path: Path) -> VectorTable:
     if path.suffix.lower() not in readers:
         raise InvalidData(f"{path} is none of {', '.join(readers)}: give one of these")
     try:
-        columns, model = readers[path.suffix.lower()](path)
+        return _table(path, *readers[path.suffix.lower()](path))
     except InvalidData:
         raise
     except Exception as error:  # whoever wrote the file
         raise InvalidData(f"{path} cannot be read: {error}") from error
-    return _table(path, columns, model)
 
 
 def read_matches(path: Path) -> list[tuple[str, str]]:
@@ -97,131 +104,72 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
         raise DataUnavailable(f"there is no table {path}")
     names = ("query", "gallery")
     try:
-        is_csv = path.suffix.lower() == ".csv"
-        table = _read_csv(path) if is_csv else _read_parquet(path, names)
+        columns: dict[str, Any]
+        if path.suffix.lower() == ".csv":
+            columns = dict(read_csv(path))
+            present = list(columns)
+        else:
+            columns, _, present = _parquet_columns(path, names)
         for name in names:
-            if name not in table.column_names:
-                raise _absent(path, name, table.column_names)
-        values = [_objects(path, name, table[name]) for name in names]
+            if name not in columns:
+                raise missing_column(path, name, present)
+        pairs = [as_ids(columns[name], f"{path}: column {name}", first=1) for name in names]
     except InvalidData:
         raise
     except Exception as error:
         raise InvalidData(f"{path} cannot be read: {error}") from error
-    columns = [_texts(path, name, of) for name, of in zip(names, values, strict=True)]
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    return list(zip(*pairs, strict=True))
 
 
-def _parquet(path: Path) -> tuple[dict[str, Any], str | None]:
-    table = _read_parquet(path, COLUMNS_READ)
-    if "vector" not in table.column_names:
-        from pyarrow import parquet
+# Columns or arrays of a file by name; the model; and the names of all of them
+_Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
-        raise _absent(path, "vector", parquet.read_schema(path).names)
+
+def _parquet(path: Path) -> _Columns:
+    columns, model, present = _parquet_columns(path, COLUMNS_READ)
+    if "vector" not in columns:
+        raise missing_column(path, "vector", present)
+    return columns, model, present
+
+
+def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
+    from pyarrow import parquet
+
+    table = read_parquet(path, names)
     model = (table.schema.metadata or {}).get(MODEL.encode())
-    arrays: dict[str, Any] = {
-        name: _matrix(path, table[name]) if name == "vector" else _objects(path, name, table[name])
-        for name in table.column_names
+    columns: dict[str, Any] = {
+        name: _matrix(path, column) if name == "vector" else column_values(path, name, column)
+        for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    return arrays, None if model is None else model.decode()
+    present = parquet.read_schema(path).names
+    return columns, None if model is None else model.decode(), present
 
 
-def _npz(path: Path) -> tuple[dict[str, Any], str | None]:
+def _npz(path: Path) -> _Columns:
     with np.load(path, allow_pickle=False) as archive:
         if "vector" not in archive:
-            raise _absent(path, "vector", list(archive))
+            raise missing_column(path, "vector", list(archive))
         sizes = [
             member.file_size
             for member in archive.zip.infolist()
             if member.filename.removesuffix(".npy") in (*COLUMNS_READ, "model")
         ]
-        _require_room(path, "the file", sum(sizes))
+        require_room(path, "the file", sum(sizes))
         columns = {name: archive[name] for name in archive if name in COLUMNS_READ}
         model = str(archive["model"]) if "model" in archive else None
-    return columns, model
+        return columns, model, list(archive)
 
 
-def _require_room(path: Path, what: str, size: int) -> None:
-    """Raise `InvalidData` if something in a file takes far more memory than the file's size."""
-    limit = max(ALWAYS_ALLOWED, MAX_GROWTH * path.stat().st_size)
-    if size > limit:
-        raise InvalidData(
-            f"{path}: {what} would take {size:,} bytes in memory, and from a file of this size at "
-            f"most {limit:,} are read: if that is right, write it without compression and "
-            "dictionaries, and with shorter texts"
-        )
-
-
-def _npy(path: Path) -> tuple[dict[str, Any], str | None]:
+def _npy(path: Path) -> _Columns:
     beside = path.with_suffix(".csv")
     if not beside.is_file():
         raise InvalidData(
             f"beside {path} there is no {beside.name}, which says what each vector is of: a table "
             "with a header, and a row for each vector"
         )
-    table = _read_csv(beside)
-    columns = {name: table[name].to_pylist() for name in table.column_names if name in COLUMNS_READ}
-    return columns | {"vector": read_array(path)}, None
-
-
-def _read_parquet(path: Path, names: Sequence[str]) -> Any:
-    """Read those columns of these names that there are, texts as dictionaries.
-
-    In a dictionary, a text that many rows have is in memory once, as it is in the file. PyArrow
-    reads lists of such texts from one row group at a time only.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    metadata = parquet.read_metadata(path)
-    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    read = {number: leaf for number, leaf in enumerate(leaves) if leaf.path.split(".")[0] in names}
-    size = 0
-    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for number, leaf in read.items():
-            chunk = row_group.column(number)
-            size += chunk.num_values * max(8, leaf.length) + chunk.total_uncompressed_size
-    _require_room(path, "the file", size)
-    texts = [leaf.path for leaf in read.values() if leaf.physical_type == "BYTE_ARRAY"]
-    with parquet.ParquetFile(path, read_dictionary=texts) as file:
-        columns = [name for name in file.schema_arrow.names if name in names]
-        groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
-        return pa.concat_tables(groups) if groups else file.read(columns)
-
-
-def _is_list(kind: Any) -> bool:
-    """Whether a column of that type holds lists, of any length or all of the same one."""
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _objects(path: Path, name: str, column: Any) -> list[Any]:
-    """The values of a column, which may be lists of such."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    joined = column.combine_chunks()
-    leaf = joined.flatten() if _is_list(joined.type) else joined
-    if pa.types.is_nested(leaf.type):
-        raise InvalidData(f"{path}: column {name} is of type {joined.type}: give texts or numbers")
-    if pa.types.is_dictionary(leaf.type) and len(leaf):
-        longest = compute.max(compute.binary_length(leaf.dictionary)).as_py() or 0
-        _require_room(path, f"column {name}", 4 * longest * len(leaf))
-        if leaf is joined:
-            joined = joined.dictionary_decode()  # much faster to list
-    values: list[Any] = joined.to_pylist()
-    return values
-
-
-def _read_csv(path: Path) -> Any:
-    """Read all columns as texts: "007" is another label than "7"."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    with csv.open_csv(path) as reader:
-        names = reader.schema.names
-    types = {name: pa.string() for name in names}
-    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types))
+    table = read_csv(beside)
+    columns = {name: values for name, values in table.items() if name in COLUMNS_READ}
+    return columns | {"vector": read_array(path)}, None, list(table)
 
 
 def _matrix(path: Path, column: Any) -> NDArray[Any]:
@@ -232,7 +180,7 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
         raise InvalidData(f"{path} holds no vectors")
     joined = column.combine_chunks()
     kind = joined.type
-    if not _is_list(kind) or not (
+    if not is_list(kind) or not (
         pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
     ):
         raise InvalidData(f"{path}: column vector is of type {kind}; it must hold lists of numbers")
@@ -248,7 +196,9 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(joined), lengths.pop())
 
 
-def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTable:
+def _table(
+    path: Path, columns: dict[str, Any], model: str | None, present: list[str]
+) -> VectorTable:
     vectors = _vectors(path, columns.pop("vector"))
     for name, values in columns.items():
         n = 1 if isinstance(values, np.ndarray) and not values.ndim else len(values)
@@ -257,39 +207,48 @@ def _table(path: Path, columns: dict[str, Any], model: str | None) -> VectorTabl
                 f"{path}: {len(vectors)} vectors and {n} values of {name}: give one each"
             )
         if isinstance(values, np.ndarray):
-            _require_room(path, f"array {name}", 8 * values.size)
-            columns[name] = values.reshape(len(vectors), *values.shape[1:]).tolist()
+            require_room(path, f"array {name}", 8 * values.size)
+            columns[name] = values.reshape(len(vectors), *values.shape[1:])
     kinds = [name for name in ("label", "labels", "x") if name in columns]
     if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
-        present = [name for name in ("label", "labels", "x", "y") if name in columns]
+        named = [name for name in ("label", "labels", "x", "y") if name in columns]
         raise InvalidData(
-            f"{path} has the columns {', '.join(present)}; give at most one of: label, labels, x "
+            f"{path} has the columns {', '.join(named)}; give at most one of: label, labels, x "
             "with y"
         )
-    texts = {name: _texts(path, name, columns[name]) for name in TEXT_COLUMNS if name in columns}
-    ids = texts.pop("id", None)
-    if ids is not None and len(set(ids.tolist())) < len(ids):
-        names, counts = np.unique(ids, return_counts=True)
-        examples = ", ".join(printable(name) for name in names[counts > 1][:3].tolist())
+
+    def read(name: str, reader: Callable[..., Any]) -> Any:
+        if name not in columns:
+            return None
+        values = reader(columns[name], f"{path}: column {name}", first=1)
+        return _array(path, name, values) if isinstance(values, list) else values
+
+    ids = None if "id" not in columns else as_ids(columns["id"], f"{path}: column id", first=1)
+    if ids is not None:
+        _array(path, "id", ids)  # others make arrays of ids
+    if ids is not None and len(set(ids)) < len(ids):
+        twice = [name for name, count in Counter(ids).items() if count > 1]
+        examples = ", ".join(map(printable, twice[:3]))
         raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
-    labels: NDArray[Any] | list[list[str]] | None = None
-    places = None
-    if "label" in columns:
-        labels = _labels(path, columns["label"])
-    elif "labels" in columns:
-        labels = _lists(path, columns["labels"])
-    elif "x" in columns:
-        places = np.column_stack([_numbers(path, name, columns[name]) for name in ("x", "y")])
-    stated = columns.get("uncertainty")
+    lists = None
+    if "labels" in columns:
+        lists = as_label_lists(columns["labels"], f"{path}: column labels", first=1)
+    numbers = {
+        name: finite_numbers(path, name, columns[name])
+        for name in ("x", "y", "uncertainty")
+        if name in columns
+    }
     return VectorTable(
-        path.name,
-        vectors,
-        None if ids is None else ids.tolist(),
-        labels,
-        places,
-        None if stated is None else _numbers(path, "uncertainty", stated),
+        file=path.name,
+        vectors=vectors,
+        ids=ids,
+        labels=read("label", as_labels) if lists is None else lists,
+        places=np.column_stack([numbers["x"], numbers["y"]]) if "x" in numbers else None,
+        uncertainty=numbers.get("uncertainty"),
+        group=read("group", as_texts),
+        cluster=read("cluster", as_texts),
         model=model,
-        **texts,
+        columns=tuple(present),
     )
 
 
@@ -312,69 +271,11 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
     return vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
 
 
-def _labels(path: Path, values: list[Any]) -> NDArray[Any]:
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        return np.array(values, np.int64)
-    return _texts(path, "label", values)
-
-
-def _texts(path: Path, name: str, values: list[Any]) -> NDArray[np.str_]:
-    missing = [row for row, value in enumerate(values) if value is None or value == ""]
-    if missing:
-        raise InvalidData(
-            f"{path}: column {name} is empty in {len(missing)} of {len(values)} rows, first in row "
-            f"{missing[0] + 1}"
-        )
-    kinds = {type(value) for value in values}
-    if not kinds <= {str, int}:
-        kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise InvalidData(
-            f"{path}: column {name} holds {kind_names}: give whole numbers or texts throughout"
-        )
-    return _array(path, name, [str(value) for value in values])
-
-
 def _array(path: Path, name: str, texts: list[str]) -> NDArray[np.str_]:
     """(n,) texts, each of which takes as much memory as the longest."""
     require_utf8(texts, f"{path}, column {name}", "correct it")
-    _require_room(path, f"column {name}", 4 * len(texts) * max(map(len, texts), default=0))
+    require_room(path, f"column {name}", 4 * len(texts) * max(map(len, texts), default=0))
     return np.array(texts)
-
-
-def _lists(path: Path, values: list[Any]) -> list[list[str]]:
-    """Read lists, or texts with separators."""
-    lists = []
-    for value in values:
-        if value is None:
-            value = []
-        if isinstance(value, str):
-            for separator in SEPARATORS[1:]:
-                value = value.replace(separator, SEPARATORS[0])
-            value = [part.strip() for part in value.split(SEPARATORS[0])]
-        if not isinstance(value, list) or not all(isinstance(part, str | int) for part in value):
-            excerpt = printable(json.dumps(value, default=str))[:40]
-            raise InvalidData(f"{path}: column labels holds {excerpt}: give lists of texts")
-        lists.append([str(part) for part in value if part != ""])
-    return lists
-
-
-def _numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
-    try:
-        numbers = np.array([np.nan if value is None else value for value in values], np.float64)
-    except (ValueError, TypeError) as error:
-        raise InvalidData(f"{path}: column {name} holds others than numbers ({error})") from error
-    wrong = np.flatnonzero(~np.isfinite(numbers))
-    if len(wrong):
-        raise InvalidData(
-            f"{path}: column {name} is no finite number in {len(wrong)} of {len(numbers)} rows, "
-            f"first in row {wrong[0] + 1}"
-        )
-    return numbers
-
-
-def _absent(path: Path, column: str, present: list[str]) -> InvalidData:
-    listed = ", ".join(map(printable, present)) or "none"
-    return InvalidData(f"{path} has no column {column}; it has {listed}: rename one, or add it")
 
 
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
@@ -485,7 +386,7 @@ def read_all_vectors(path: Path) -> VectorTable:
     ids = joined.get("ids")
     if ids is not None and len(set(ids)) < len(ids):
         raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
-    return VectorTable(path.name, model=tables[0].model, **joined)
+    return VectorTable(path.name, model=tables[0].model, columns=tables[0].columns, **joined)
 
 
 SOURCE = "rcir.source"  # in the metadata: a digest of what the vectors were made of

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.labelling import (
+    MISSING_VALUES,
     added_relevance,
     query_relevance,
     reported_relevance,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:  # vectors need no torch
 
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders.base import Encoder
-
-MISSING_VALUES = ("", "None", "nan", "<NA>", "NaT")  # attribute values for "no template name"
 
 
 @dataclass(frozen=True, eq=False)

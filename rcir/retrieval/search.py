@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.labelling import gallery_relevance
+from rcir.data.labelling import as_texts, gallery_relevance
 from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, count_matches
@@ -30,7 +30,6 @@ from rcir.index import (
 )
 from rcir.metrics.labels import VOTERS
 from rcir.retrieval.gallery import (
-    MISSING_VALUES,
     Fingerprints,
     Gallery,
     template_digests,
@@ -723,10 +722,8 @@ def _require_same_length(index: Index, gallery: Gallery) -> None:
 
 def _as_names(values: object, what: str) -> NDArray[np.str_]:
     """Return (n,) groups or clusters as strings, or raise `InvalidData` if some are missing."""
-    names = np.asarray(as_numpy(values))
-    if names.ndim != 1:
-        raise InvalidData(f"{what} has shape {names.shape}: pass one value per query")
-    texts: NDArray[np.str_] = names.astype(str)
-    if missing := int(np.isin(texts, MISSING_VALUES).sum()):
-        raise InvalidData(f"{missing} of {len(texts)} {what} are missing: pass one for each query")
-    return texts
+    names = as_numpy(values)
+    several = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str | bytes)
+    if not several or getattr(names, "ndim", 1) != 1:
+        raise InvalidData(f"{what} are of type {type(names).__name__}: pass one value per query")
+    return np.array(as_texts(names, what), np.str_)

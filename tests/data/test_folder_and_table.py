@@ -199,12 +199,12 @@ def assert_equal_sources(one, other):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_labels_of_a_table_are_halved_like_class_folders(tmp_path, form):
-    labels = ["NA", "b", "zebra", "b", "nan", "c"]
+    labels = ["na", "b", "zebra", "b", "none", "c"]
     source = read_table(
         write_table(tmp_path, form, label=labels, key=list("uvwxyz"), group=list("aabbcc"))
     )
     assert source.gallery == "queries"
-    numbers = {"NA": 0, "b": 1, "c": 2, "nan": 3, "zebra": 4}
+    numbers = {"b": 0, "c": 1, "na": 2, "none": 3, "zebra": 4}
     assert len(set(source.train.labels)) == 3
     assert sorted(rows(source.train) + rows(source.queries)) == list(range(6))
     for part in (source.train, source.queries):
@@ -339,11 +339,11 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
         *[({"group": ["a", "b"]}, "needed"), ({"x": [1, 2]}, "exactly one")],
         *[({"label": [1, 2], "labels": [1, 2]}, "exactly one"), ({"x": [1], "y": [1]}, "one row")],
         ({"label": [1, 2], "x": [1, 2], "y": [1, 2]}, "exactly one"),
-        ({"label": ["a", None, "b", " "]}, "label is empty: 2 of 4 rows, first row 2"),
-        ({"label": list("ab"), "key": ["u", None]}, "key is empty"),
-        ({"label": list("ab"), "cluster": ["u", " "]}, "cluster is empty"),
-        ({"label": list("abab"), "key": list("uvvv")}, "key is there twice"),
-        ({"x": ["1", "2"], "y": ["3", "4 m"]}, r"y is not a finite number: .*'4 m'"),
+        ({"label": ["a", None, "b", " "]}, "label: 2 of 4 .*row 2"),
+        ({"label": list("ab"), "key": ["u", None]}, "key: 1 of 2"),
+        ({"label": list("ab"), "cluster": ["u", " "]}, "cluster: 1 of 2"),
+        ({"label": list("abab"), "key": list("uvvv")}, "key .*twice"),
+        ({"x": ["1", "2"], "y": ["3", "4 m"]}, r"y is not a finite number .*'4 m'"),
         ({"x": [None, np.inf, 1.0], "y": [1.0, 2.0, 3.0]}, "2 of 3 rows"),
         ({"label": list("aba"), "split": ["train", "query", "dev"]}, "'dev'"),
         ({"label": list("aba"), "split": ["train", "query", "test"]}, "needed"),
@@ -361,8 +361,8 @@ def test_unusable_columns_are_refused(tmp_path, form, columns, word):
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"path": ["0.png", None], "label": ["a", "b"]}, "path is empty"),
-        ({"path": ["0.png", "0.png"], "label": ["a", "b"]}, "path is there twice"),
+        ({"path": ["0.png", None], "label": ["a", "b"]}, "path: 1 of 2"),
+        ({"path": ["0.png", "0.png"], "label": ["a", "b"]}, "path .*twice"),
         ({"file": ["0.png"], "label": ["a"]}, "needed are path"),
     ],
     ids=str,

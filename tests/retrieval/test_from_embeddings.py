@@ -284,7 +284,7 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
         ({"uncertainty": [1.0]}, "1 uncertainty"),
         ({"uncertainty": np.full(500, np.nan)}, "NaN"),
         ({"groups": ["a"]}, "1 groups"),
-        ({"groups": "a"}, "shape"),
+        ({"groups": "a"}, "type"),
         ({"groups": ["a"] * 499 + [None]}, "missing"),
         ({"clusters": np.r_[np.nan, np.arange(499)]}, "missing"),
         (

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import ArrowException
-from scipy.sparse import csr_array
 
 from rcir.data.division import Source
 from rcir.data.folders import SPLITS, scan_folder
+from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts
 from rcir.data.listing import require_images
 from rcir.data.names import composed, require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.tables import (
+    column_values,
+    finite_numbers,
+    missing_column,
+    read_csv,
+    read_parquet,
+)
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
@@ -249,7 +255,7 @@ def read_table(
 
     | column | what |
     |---|---|
-    | path | the image file; relative to the table's folder |
+    | path | the image file; relative to the table's folder, with slashes or backslashes |
     | label | one label; images match if it is equal |
     | labels | several, separated by `;` or `|`, or a Parquet list; images match if they share one |
     | x, y | a place, in metres; images match if they are within a radius |
@@ -268,7 +274,7 @@ def read_table(
 
     Args:
         root: where a relative `path` starts.
-        path: the table, .csv (UTF-8, with a header) or .parquet.
+        path: the table, .csv (see `rcir.data.tables`) or .parquet.
         radius: of places: distance up to which images match.
         open_set: of a column `label`: whether training sees the labels that evaluate.
         seed: decides random halves.
@@ -298,26 +304,25 @@ def read_table(
     file = root / path
     table = _table(file)
     kind = _kind(file, table)
-    for name in ("path", "label", "key", "group", "cluster", "split"):
-        if name in table:
-            table[name] = _text(file, table[name])
-    ids = table["key" if "key" in table else "path"]
-    _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
-    require_utf8(ids.tolist(), str(file))
-    paths = require_images(file.parent, table.path.tolist(), file.name, "correct the column path")
-
-    attributes = {name: table[name].to_numpy(str) for name in ("group", "cluster") if name in table}
+    names, ids = _named(file, table)
+    paths = require_images(file.parent, names, file.name, "correct the column path")
+    attributes: dict[str, NDArray[np.str_]] = {
+        name: np.array(as_texts(table[name], f"{file}: column {name}", first=1), np.str_)
+        for name in ("group", "cluster")
+        if name in table
+    }
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
     if kind == "label":
-        images = labelled(paths, ids.tolist(), table.label.tolist(), attributes)
+        images = labelled(paths, ids, _labels(file, table), attributes)
     elif kind == "labels":
-        shared = _several(file, table["labels"])
+        shared = _several(file, table)
         alone = int((np.diff(shared.labels.indptr) == 0).sum())
         notes += [f"{alone} images have no label and match nothing"] if alone else []
-        images = ImageSet(paths, None, ids.tolist(), attributes, shared)
+        images = ImageSet(paths, None, ids, attributes, shared)
     else:
-        places = WithinRadius(_numbers(file, table[["x", "y"]]), float(radius))
-        images = ImageSet(paths, None, ids.tolist(), attributes, places)
+        x, y = (finite_numbers(file, name, table[name]) for name in ("x", "y"))
+        places = WithinRadius(np.column_stack([x, y]), float(radius))
+        images = ImageSet(paths, None, ids, attributes, places)
     if "cluster" in table:
         images = replace(images, cluster="cluster")
 
@@ -351,123 +356,115 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
     """
     table = _table(file)
     if "path" not in table:
-        raise InvalidData(f"{file} has the columns {', '.join(map(str, table))}; needed is path")
-    columns: dict[str, list[Any]] = {}
-    for name in table:
-        values = table[name]
-        if name in ("path", "key", "label"):
-            values = _text(file, values)
-        elif name in ("x", "y"):
-            values = pd.Series(_numbers(file, table[[name]])[:, 0])
-        elif name == "labels":
-            lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
-            values = lists.map(_names)
-        columns[str(name)] = values.astype(object).where(values.notna(), None).tolist()
-    ids = table["key" if "key" in table else "path"]
-    _refuse(file, ids, ids.duplicated(), "is there twice, and it names the image")
-    require_utf8(ids.tolist(), str(file))
+        raise missing_column(file, "path", list(table))
+    columns: dict[str, list[Any]] = {
+        name: [None if isinstance(each, float) and np.isnan(each) else each for each in values]
+        for name, values in table.items()
+    }
+    columns["path"], ids = _named(file, table)
+    if "key" in table:
+        columns["key"] = ids
+    if "label" in table:
+        columns["label"] = _labels(file, table)
+    if "labels" in table:
+        columns["labels"] = as_label_lists(table["labels"], f"{file}: column labels", first=1)
+    for name in ("x", "y"):
+        if name in table:
+            columns[name] = finite_numbers(file, name, table[name]).tolist()
     return columns
 
 
-def _names(entries: Any) -> list[str]:
-    """The labels of a picture, a list or nothing."""
-    if not isinstance(entries, list | np.ndarray):
-        return []
-    return [name for name in (str(entry).strip() for entry in entries) if name]
-
-
-def _table(file: Path) -> pd.DataFrame:
+def _table(file: Path) -> dict[str, list[Any]]:
+    """Return the columns of a table by name."""
     if not file.is_file():
         raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
     if file.suffix.lower() not in (".csv", ".parquet"):
         raise InvalidData(f"{file} is neither .csv nor .parquet: give one of these")
+    columns: dict[str, list[Any]] = {}
     try:
-        if file.suffix.lower() == ".parquet":
-            table = pd.read_parquet(file)
+        if file.suffix.lower() == ".csv":
+            columns |= read_csv(file)
         else:
-            with warnings.catch_warnings():
-                # Of rows with more fields than the header, which would be cut.
-                warnings.simplefilter("error", pd.errors.ParserWarning)
-                table = pd.read_csv(
-                    file,
-                    dtype=str,
-                    index_col=False,
-                    encoding="utf-8-sig",
-                    keep_default_na=False,
-                    na_values=[""],
+            table = read_parquet(file)
+            for name, column in zip(table.column_names, table.columns, strict=True):
+                is_known = name in COLUMNS
+                columns[name] = (
+                    column_values(file, name, column) if is_known else column.to_pylist()
                 )
-    except (ValueError, OSError, ArrowException, pd.errors.ParserWarning) as error:
+    except InvalidData:
+        raise
+    except (ValueError, OSError, ArrowException) as error:
         raise InvalidData(f"{file} cannot be read: {error}") from error
-    if not len(table):
+    if not any(columns.values()):
         raise InvalidData(f"{file} has no rows: one per image is needed")
-    return table.reset_index(drop=True)
+    return columns
 
 
-def _kind(file: Path, table: pd.DataFrame) -> str:
+def _kind(file: Path, table: Mapping[str, Sequence[Any]]) -> str:
     """Return the columns that decide what matches."""
     present = [name for name in ("label", "labels", "x", "y") if name in table]
     kinds = {("label",): "label", ("labels",): "labels", ("x", "y"): "places"}
     if "path" not in table or tuple(present) not in kinds:
         raise InvalidData(
-            f"{file} has the columns {', '.join(map(str, table))}; needed are path and exactly one "
-            "of: label, labels, x with y"
+            f"{file} has the columns {', '.join(map(printable, table))}; needed are path and "
+            "exactly one of: label, labels, x with y"
         )
     return kinds[tuple(present)]
 
 
-def _refuse(file: Path, values: pd.Series, wrong: pd.Series, why: str) -> None:
-    """Raise if any value is wrong; the first three are named."""
-    if wrong.any():
-        rows = np.flatnonzero(wrong)
-        examples = ", ".join(f"row {row + 1} ({values.iloc[row]!r})" for row in rows[:3])
+def _named(file: Path, table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
+    """Return the paths of a table, and the ids of its rows.
+
+    A backslash separates folders, as Windows writes it, unless it is part of a file's name.
+    """
+    columns = {
+        name: [text.strip() for text in as_ids(table[name], f"{file}: column {name}", first=1)]
+        for name in ("path", "key")
+        if name in table
+    }
+    names = columns["path"] = [
+        name.replace("\\", "/") if "\\" in name and not (file.parent / name).is_file() else name
+        for name in columns["path"]
+    ]
+    column, ids = list(columns.items())[-1]
+    if len(set(ids)) < len(ids):
+        twice = [name for name, count in Counter(ids).items() if count > 1]
         raise InvalidData(
-            f"{file}: column {values.name} {why}: {len(rows)} of {len(values)} rows, first "
-            f"{examples}; the first row below the header is row 1"
+            f"{file}: column {column} names images, and {len(twice)} names are there twice, such "
+            f"as {printable(twice[0])}, row {len(ids) - ids[::-1].index(twice[0])}: leave out "
+            "copies, or add a column key"
         )
+    require_utf8(ids, str(file))
+    return names, ids
 
 
-def _text(file: Path, values: pd.Series) -> pd.Series:
-    missing = values.isna()
-    text = values.astype(str).str.strip()
-    _refuse(file, values, missing | (text == ""), "is empty")
-    return text
+def _labels(file: Path, table: Mapping[str, Sequence[Any]]) -> list[str]:
+    labels = as_labels(table["label"], f"{file}: column label", first=1)
+    return labels if isinstance(labels, list) else [str(label) for label in labels.tolist()]
 
 
-def _numbers(file: Path, values: pd.DataFrame) -> NDArray[np.float64]:
-    columns = []
-    for name in values:
-        numbers = pd.to_numeric(values[name], errors="coerce").astype(float)
-        _refuse(file, values[name], ~np.isfinite(numbers), "is not a finite number")
-        columns.append(numbers.to_numpy())
-    return np.column_stack(columns)
-
-
-def _several(file: Path, values: pd.Series) -> SharedLabel:
+def _several(file: Path, table: Mapping[str, Sequence[Any]]) -> SharedLabel:
     """Read text with separators, or lists; labels are numbered in the order of their names."""
-    lists = values.str.split(r"[;|]", regex=True) if _is_text(values) else values
-    entries = lists.explode().dropna().astype(str).str.strip()
-    entries = entries[entries != ""]
-    if not len(entries):
+    lists = as_label_lists(table["labels"], f"{file}: column labels", first=1)
+    names = sorted({name for some in lists for name in some})
+    if not names:
         raise InvalidData(f"{file}: column labels is empty in all rows: nothing would match")
-    names, numbers = np.unique(entries.to_numpy(str), return_inverse=True)
-    rows = entries.index.to_numpy()
-    counts = csr_array(
-        (np.ones(len(rows), np.int64), (rows, numbers)), shape=(len(values), len(names))
-    )
-    return SharedLabel(counts.astype(np.bool_))
-
-
-def _is_text(values: pd.Series) -> bool:
-    values_present = values.dropna()
-    return len(values_present) > 0 and all(isinstance(value, str) for value in values_present)
+    number = {name: place for place, name in enumerate(names)}
+    return SharedLabel.of_lists([[number[name] for name in some] for some in lists], len(names))
 
 
 def _published_rows(
-    file: Path, split: pd.Series, images: ImageSet, notes: tuple[str, ...]
+    file: Path, split: Sequence[Any], images: ImageSet, notes: tuple[str, ...]
 ) -> Source:
-    splits = split.str.lower().map(SPLITS)
-    _refuse(file, split, splits.isna(), f"is not one of {', '.join(SPLITS)}")
-    return published(images, splits.to_numpy(str), f"{file}, column split", notes)
+    names = as_texts(split, f"{file}: column split", first=1)
+    for row, name in enumerate(names, 1):
+        if name.lower() not in SPLITS:
+            raise InvalidData(
+                f"{file}: column split has {printable(repr(name))} in row {row}; it must be one of "
+                f"{', '.join(SPLITS)}"
+            )
+    splits = np.array([SPLITS[name.lower()] for name in names])
+    return published(images, splits, f"{file}, column split", notes)
 
 
 @dataclass(frozen=True)

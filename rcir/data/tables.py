@@ -1,0 +1,243 @@
+"""Tables: CSV and Parquet files of images, vectors and matches, all read by the same rules.
+
+A CSV file has a header. Its separator is the one of the header: comma, semicolon or tab. It is
+UTF-8, or another encoding of Unicode with a byte-order mark. Its values are texts; blanks around
+them and around the names of columns do not count, and what is then empty is missing (None).
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData, printable
+
+SEPARATORS = (",", ";", "\t")
+BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# What a file may take in memory: so many bytes, or so many times its own size if that is more.
+ALWAYS_ALLOWED, MAX_GROWTH = 256 * 2**20, 100
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, or in another encoding of Unicode with its mark.
+
+    Raises:
+        InvalidData: it is in another encoding.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    marked = (name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark))
+    encoding = next(marked, "utf-8")
+    try:
+        text = content.decode(encoding)
+        if "\0" not in text:  # as UTF-16 has them, if it is read as another encoding
+            return text
+        before = text[: text.index("\0")]
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode(encoding, "replace")
+    raise InvalidData(
+        f"{path} cannot be read: line {len((before + '.').splitlines())} is not text in "
+        f"{encoding.removesuffix('-sig').upper()}: save the file as UTF-8, which Excel calls 'CSV "
+        "UTF-8', or convert it, for instance with `iconv -f CP1252 -t UTF-8`"
+    )
+
+
+def read_csv(path: Path) -> dict[str, list[str | None]]:
+    """Return the columns of a CSV file by name; columns without a name are left out.
+
+    Raises:
+        InvalidData: it is no such table, a row has more or fewer fields than the header, or two
+            columns have one name.
+        OSError: it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "table.csv")
+        ...     _ = path.write_text("path; label\\n1.jpg; pear \\n2.jpg;")
+        ...     read_csv(path)
+        {'path': ['1.jpg', '2.jpg'], 'label': ['pear', None]}
+    """
+    text = read_text(path)
+    rows = _rows(text, _separator(text))
+    records: list[list[str]] = []
+    header: list[str] | None = None
+    try:
+        for row in rows:
+            blank = len(row) < 2 and not "".join(row).strip()
+            if not row or (blank and (header is None or len(header) > 1)):
+                continue
+            if header is None:
+                header = [name.strip() for name in row]
+                continue
+            if len(row) != len(header):
+                if len(row) < len(header) or any(map(str.strip, row[len(header) :])):
+                    raise InvalidData(
+                        f"{path} cannot be read: line {rows.line_num} has {len(row)} fields and "
+                        f"the header {len(header)}: quote values that contain the separator"
+                    )
+                row = row[: len(header)]
+            records.append(row)
+    except csv.Error as error:
+        raise InvalidData(
+            f"{path} cannot be read: line {rows.line_num}: {error}: check the quotation marks"
+        ) from error
+    if header is None:
+        raise InvalidData(f"{path} cannot be read: it is empty: give a header, and a row for each")
+    _require_different(path, [name for name in header if name])
+    columns = zip(*records, strict=True) if records else ((),) * len(header)
+    return {
+        name: [value.strip() or None for value in column]
+        for name, column in zip(header, columns, strict=True)
+        if name
+    }
+
+
+def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
+    """Return an Arrow table of the columns of these names, or of all; texts as dictionaries.
+
+    In a dictionary, a text that many rows have is in memory once, as it is in the file. PyArrow
+    reads lists of such texts from one row group at a time only. A column that is not there is no
+    error. Blanks around names of columns do not count, and an index without a name, which pandas
+    adds, is left out.
+
+    Raises:
+        InvalidData: two columns have one name, or the file would take far more memory than files of
+            its size do.
+        ArrowException, OSError, ValueError: it cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    metadata = parquet.read_metadata(path)
+    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+
+    def is_read(name: str) -> bool:
+        return not name.startswith("__index_level_") if names is None else name.strip() in names
+
+    read = {number: leaf for number, leaf in enumerate(leaves) if is_read(leaf.path.split(".")[0])}
+    size = 0
+    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for number, leaf in read.items():
+            chunk = row_group.column(number)
+            size += chunk.num_values * max(8, leaf.length) + chunk.total_uncompressed_size
+    require_room(path, "the file", size)
+    texts = [leaf.path for leaf in read.values() if leaf.physical_type == "BYTE_ARRAY"]
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        columns = [name for name in file.schema_arrow.names if is_read(name)]
+        _require_different(path, [name.strip() for name in columns])
+        groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
+        table = pa.concat_tables(groups) if groups else file.read(columns)
+    renamed = table.rename_columns([name.strip() for name in table.column_names])
+    return renamed.replace_schema_metadata(table.schema.metadata)
+
+
+def column_values(path: Path, name: str, column: Any) -> list[Any]:
+    """Return the values of an Arrow column, which may be lists of texts or numbers.
+
+    Raises:
+        InvalidData: it holds something else, or would take far more memory than the file's size.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    joined = column.combine_chunks()
+    leaf = joined.flatten() if is_list(joined.type) else joined
+    if pa.types.is_nested(leaf.type):
+        raise InvalidData(f"{path}: column {name} is of type {joined.type}: give texts or numbers")
+    if pa.types.is_dictionary(leaf.type) and len(leaf):
+        longest = compute.max(compute.binary_length(leaf.dictionary)).as_py() or 0
+        require_room(path, f"column {name}", 4 * longest * len(leaf))
+        if leaf is joined:
+            joined = joined.dictionary_decode()  # much faster to list
+    values: list[Any] = joined.to_pylist()
+    return values
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is that of lists, of any length or all of the same one."""
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def finite_numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return a column of numbers, which texts may be.
+
+    Raises:
+        InvalidData: a value is missing, or is not a finite number.
+    """
+    try:
+        numbers = np.array([np.nan if value is None else value for value in values], np.float64)
+    except (ValueError, TypeError):
+        numbers = np.array([_number(value) for value in values], np.float64)
+    if numbers.ndim != 1:
+        raise InvalidData(f"{path}: column {name} holds lists: give a number for each row")
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        raise InvalidData(
+            f"{path}: column {name} is not a finite number in {len(wrong)} of {len(numbers)} rows, "
+            f"first in row {wrong[0] + 1} ({printable(repr(values[wrong[0]]))[:40]}): write "
+            "numbers with a decimal point, or leave the rows out"
+        )
+    return numbers
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return np.nan
+
+
+def require_room(path: Path, what: str, size: int) -> None:
+    """Raise `InvalidData` if something in a file takes far more memory than the file's size."""
+    limit = max(ALWAYS_ALLOWED, MAX_GROWTH * path.stat().st_size)
+    if size > limit:
+        raise InvalidData(
+            f"{path}: {what} would take {size:,} bytes in memory, and from a file of this size at "
+            f"most {limit:,} are read: if that is right, write it without compression and "
+            "dictionaries, and with shorter texts"
+        )
+
+
+def missing_column(table: Path | str, column: str, present: Sequence[str]) -> InvalidData:
+    """Return the error of a table without a column, which names the columns that there are."""
+    listed = ", ".join(map(printable, present)) or "none"
+    return InvalidData(f"{table} has no column {column}; it has {listed}: rename one, or add it")
+
+
+def _rows(text: str, separator: str) -> Any:
+    lines = io.StringIO(text, newline="")
+    return csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+
+
+def _separator(text: str) -> str:
+    """Return the separator that divides the header into the most columns."""
+    n_columns = {}
+    for separator in SEPARATORS:
+        try:
+            n_columns[separator] = len(next(_rows(text, separator), []))
+        except csv.Error:
+            n_columns[separator] = 0
+    return max(SEPARATORS, key=n_columns.__getitem__)
+
+
+def _require_different(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidData(f"{path} has several columns {printable(twice[0])}: rename them")
