@@ -25,7 +25,9 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         required=True,
-        help="timm:NAME, open_clip:NAME/TAG, transformers:NAME, or the folder of a training",
+        help="timm:NAME, open_clip:NAME/TAG, transformers:NAME, or the folder of a training; "
+        "repositories of the Hugging Face hub are timm:hf-hub:ORG/NAME and "
+        "open_clip:hf-hub:ORG/NAME",
     )
     parser.add_argument(
         "--output", type=Path, required=True, help="Parquet file to write; with --shards a folder"
@@ -37,7 +39,15 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         "are kept",
     )
     add_max_pixels(parser)
-    parser.add_argument("--checkpoint", help=".safetensors file with the weights of the model")
+    parser.add_argument(
+        "--checkpoint",
+        help=".safetensors file with the weights of the model, for a machine without a network",
+    )
+    parser.add_argument(
+        "--projected",
+        action="store_true",
+        help="of a CLIP model of transformers, the vector that it compares with texts",
+    )
     parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
     parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
     parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
@@ -73,7 +83,7 @@ def run_embed(options: Namespace) -> None:
     for note in pictures.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     files = _files(output, shards, len(pictures))
-    encoder, preprocessing, name = _model(options.model, options.checkpoint)
+    encoder, preprocessing, name = _model(options.model, options.checkpoint, options.projected)
     if options.max_pixels is not None:
         preprocessing = replace(preprocessing, max_pixels=options.max_pixels)
     bar = progress_bar()
@@ -195,7 +205,9 @@ def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | N
     return int(dim) if metadata.get(SOURCE.encode()) == source.encode() else None
 
 
-def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, str]:
+def _model(
+    model: str, checkpoint: str | None, projected: bool
+) -> tuple[Encoder, Preprocessing, str]:
     """An encoder, its preprocessing, and its name with a digest of weights and preprocessing."""
     import json
     from hashlib import sha256
@@ -213,14 +225,15 @@ def _model(model: str, checkpoint: str | None) -> tuple[Encoder, Preprocessing, 
             "avg",
             pretrained=checkpoint is None,
             checkpoint_path=checkpoint,
+            projected=projected,
         )
         preprocessing = model_preprocessing(config)
         encoder = build_encoder(config, preprocessing.channels, preprocessing.size).eval()
     else:
-        if checkpoint is not None:
+        if checkpoint is not None or projected:
             raise InvalidConfig(
-                f"--checkpoint is for models of hubs, such as timm:resnet18; {model} has its own "
-                "weights: leave it out"
+                "--checkpoint and --projected are for models of hubs, such as timm:resnet18; "
+                f"{model} has its own weights: leave them out"
             )
         trained = find_run(model)
         encoder, preprocessing, model = trained.encoder(), trained.preprocessing, trained.path.name

@@ -60,7 +60,7 @@ class EncoderConfig:
             your own, "package.module:Class", see `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "resnet101" or
             "densenet161"; or a model of a hub, "timm:NAME", "open_clip:NAME/TAG" or
-            "transformers:NAME".
+            "transformers:NAME", of which the first two also take "hf-hub:ORG/NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
             of a feature matters. Models that pool by themselves take either of the latter two.
         dim: length of the embedding; of method "pretrained" it is that of the pooled features.
@@ -71,7 +71,9 @@ class EncoderConfig:
             with its classifier (of OpenCLIP, with its text tower).
         freeze: the backbone is not trained, and its batch statistics stay: a training embeds every
             image once, and trains heads on the pooled features. GeM keeps its exponent of 3.
-        architecture: what builds a backbone of transformers where its hub cannot be reached; filled
+        projected: of a CLIP model of transformers, embed by the projection that it compares with
+            texts, instead of the pooled vector before it.
+        architecture: what builds a backbone of a repository where its hub cannot be reached; filled
             in.
         options: of the method, see the `Options` of its class; those that are left out are the
             method's defaults.
@@ -92,6 +94,7 @@ class EncoderConfig:
     pretrained: bool | Weights = False
     checkpoint_path: str | None = None
     freeze: bool = False
+    projected: bool = False
     architecture: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -358,7 +361,8 @@ class Encoder(nn.Module):
         stated = {
             name: value
             for name, value in asdict(self.config).items()
-            if name != "checkpoint_path" and (value or name not in ("freeze", "architecture"))
+            if name != "checkpoint_path"
+            and (value or name not in ("freeze", "projected", "architecture"))
         }
         later = {
             each.name: each.default

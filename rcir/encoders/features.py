@@ -176,8 +176,14 @@ def build_features(
             config.pretrained,
             config.checkpoint_path,
             config.architecture,
+            config.projected,
         )
         shape = _hub_shape(backbone, config, size)
+    elif config.projected:
+        raise InvalidConfig(
+            f"projected is true, and {config.backbone} is not a CLIP model of transformers: set it "
+            "to false"
+        )
     else:
         backbone = build_backbone(
             config.backbone, channels, config.pretrained, config.checkpoint_path

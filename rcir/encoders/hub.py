@@ -5,11 +5,14 @@ A library is imported where one of its backbones is asked for. It comes with an 
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +21,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rcir.data.preprocessing import Preprocessing
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError
+from rcir.encoders.hub_transforms import (
+    Transform,
+    Untranslatable,
+    open_clip_preprocessing,
+    require_same_values,
+    timm_preprocessing,
+    transformers_preprocessing,
+)
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.imports import naming_extras
+
+HF_HUB = "hf-hub:"  # before the names of repositories, in timm and OpenCLIP
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class HubModel:
         pretrained: True to start from the weights that the hub has of the model.
         checkpoint_path: .safetensors file to start from instead.
         architecture: what `HubBackbone.architecture` returned for the name.
+        projected: True for the vector that CLIP compares with texts, see `EncoderConfig`.
     """
 
     name: str
@@ -39,6 +53,7 @@ class HubModel:
     pretrained: bool = False
     checkpoint_path: str | None = None
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    projected: bool = False
 
 
 class HubBackbone(nn.Module):
@@ -58,11 +73,15 @@ class HubBackbone(nn.Module):
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
         """Return what builds the network without the hub; empty if the name does."""
-        return {}
+        raise NotImplementedError
 
     @classmethod
-    def preprocessing(cls, name: str) -> Preprocessing:
-        """Return the preprocessing of the model's own configuration."""
+    def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
+        """Return the translated transform of the model's own configuration, and the transform.
+
+        Raises:
+            InvalidConfig: it cannot be translated.
+        """
         raise NotImplementedError
 
 
@@ -74,6 +93,9 @@ class TimmBackbone(HubBackbone):
 
     Weights come from timm's cache or its hub, where safetensors are preferred and other files are
     read without running what they hold (``weights_only``); or from `checkpoint_path`.
+
+    Named "timm:NAME", or "timm:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose
+    configuration is kept in ``encoder.architecture``.
     """
 
     library = "timm"
@@ -82,23 +104,25 @@ class TimmBackbone(HubBackbone):
         import timm
 
         super().__init__(source)
-        published = _timm_model(source.name)
-        # Of the same length as the published ones, so that weights must fit exactly.
-        overlay = (
-            None
-            if source.checkpoint_path is None
-            else {"state_dict": read_weights(source.checkpoint_path)}
-        )
-        resized = published.fixed_input_size and published.input_size[1:] != tuple(source.size)
-        try:
-            self.model = timm.create_model(
-                source.name,
-                pretrained=source.pretrained or source.checkpoint_path is not None,
-                pretrained_cfg_overlay=overlay,
-                **({"img_size": source.size} if resized else {}),
-            )
-        except Exception as error:  # network, cache, file: each library raises its own
-            raise _not_built(f"{self.library}:{source.name}", source, error) from error
+        options: dict[str, Any] = {}
+        name = source.name
+        if source.architecture:
+            published = source.architecture["pretrained_cfg"]
+            if not source.pretrained:
+                name = source.architecture["name"]
+                options = {"pretrained_cfg": published, **source.architecture["model_args"]}
+        else:
+            published = _timm_model(name).to_dict()
+        if source.checkpoint_path is not None:
+            # Of the same length as the published ones, so that weights must fit exactly.
+            weights = read_weights(source.checkpoint_path)
+            options["pretrained_cfg_overlay"] = {"state_dict": weights}
+        size = tuple(source.size)
+        if published.get("fixed_input_size") and tuple(published["input_size"][1:]) != size:
+            options["img_size"] = size
+        loads = source.pretrained or source.checkpoint_path is not None
+        with _building(self.library, source):
+            self.model = timm.create_model(name, pretrained=loads, **options)
         self.model.reset_classifier(0)
         self.gives_maps = getattr(self.model, "output_fmt", "NCHW") == "NCHW"
 
@@ -110,20 +134,25 @@ class TimmBackbone(HubBackbone):
         return pooled[:, :, None, None]
 
     @classmethod
-    def preprocessing(cls, name: str) -> Preprocessing:
+    def architecture(cls, name: str) -> dict[str, Any]:
+        """Return the name of the network and its configuration, of a repository; else nothing."""
+        if not name.startswith(HF_HUB):
+            return {}
+        from timm.models import load_model_config_from_hf
+
+        with _from_repository(cls.library, name), one_attempt():
+            published, model, options = load_model_config_from_hf(name.removeprefix(HF_HUB))
+        unused = ("label_names", "label_descriptions", "hf_hub_id", "source")
+        kept = {key: value for key, value in published.items() if key not in unused}
+        return {"name": model, "pretrained_cfg": kept, "model_args": dict(options or {})}
+
+    @classmethod
+    def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
         """Return that of the model's pretrained configuration (timm's ``data_config``)."""
         import timm
 
-        settings = timm.data.resolve_data_config(pretrained_cfg=_timm_model(name).to_dict())
-        channels, height, width = settings["input_size"]
-        return Preprocessing(
-            (height, width),
-            channels,
-            tuple(settings["mean"]),
-            tuple(settings["std"]),
-            settings["interpolation"],
-            settings["crop_pct"] if settings["crop_mode"] == "center" else None,
-        )
+        published = cls.architecture(name).get("pretrained_cfg") or _timm_model(name).to_dict()
+        return timm_preprocessing(timm.data.resolve_data_config(pretrained_cfg=published))
 
 
 def _timm_model(name: str) -> Any:
@@ -132,11 +161,12 @@ def _timm_model(name: str) -> Any:
 
     try:
         published = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:
-        raise InvalidConfig(f"encoder.backbone timm:{name} is unknown: {error}") from error
+    except (RuntimeError, ValueError) as error:
+        raise InvalidConfig(f"the model timm:{name} is unknown: {error}") from error
     if published is None:
         raise InvalidConfig(
-            f"encoder.backbone timm:{name} is unknown; timm.list_models() names all"
+            f"the model timm:{name} is unknown; timm.list_models() names all, and a repository of "
+            "the Hugging Face hub is timm:hf-hub:ORG/NAME"
         )
     return published
 
@@ -144,7 +174,9 @@ def _timm_model(name: str) -> Any:
 class OpenClipBackbone(HubBackbone):
     """The image embedding of a CLIP model, not yet of unit length; its text tower is dropped.
 
-    Named "open_clip:NAME/TAG" (https://github.com/mlfoundations/open_clip).
+    Named "open_clip:NAME/TAG" (https://github.com/mlfoundations/open_clip), or
+    "open_clip:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose configuration is
+    kept in ``encoder.architecture``.
     TAG names the weights, as ``open_clip.list_pretrained()`` lists them. OpenCLIP fetches
     safetensors where there are some, and reads other files without running what they hold
     (``weights_only``). With `checkpoint_path`, a file of the whole CLIP model, no tag is needed.
@@ -156,22 +188,27 @@ class OpenClipBackbone(HubBackbone):
         import open_clip
 
         super().__init__(source)
-        model, tag = _open_clip_model(source.name, with_tag=source.pretrained)
+        if source.architecture:
+            settings, pretrained = source.architecture["model_cfg"], None
+            model = source.name
+        else:
+            model, tag = _open_clip_model(source.name, with_tag=source.pretrained)
+            settings, pretrained = open_clip.get_model_config(model), tag
         if source.checkpoint_path is not None:
             read_weights(source.checkpoint_path)
+        options: dict[str, Any] = {"device": torch.get_default_device()}
+        if _image_size(settings) != tuple(source.size):
+            options["force_image_size"] = tuple(source.size)
         logger, level = logging.getLogger(), logging.getLogger().level
-        logger.setLevel(logging.ERROR)  # it warns where weights come from elsewhere
+        logger.setLevel(logging.CRITICAL)  # it warns where weights come from elsewhere
         try:
-            clip = open_clip.create_model(
-                model,
-                pretrained=tag if source.pretrained else source.checkpoint_path,
-                device=torch.get_default_device(),
-                force_image_size=None
-                if _open_clip_size(model) == tuple(source.size)
-                else tuple(source.size),
-            )
-        except Exception as error:  # network, cache, file: each library raises its own
-            raise _not_built(f"{self.library}:{source.name}", source, error) from error
+            with _building(self.library, source):
+                if source.pretrained:
+                    clip = open_clip.create_model(
+                        model, pretrained=pretrained, require_pretrained=True, **options
+                    )
+                else:
+                    clip = _open_clip_network(settings, source.checkpoint_path, options)
         finally:
             logger.setLevel(level)
         self.model = clip.visual
@@ -181,22 +218,57 @@ class OpenClipBackbone(HubBackbone):
         return embedded[:, :, None, None]
 
     @classmethod
-    def preprocessing(cls, name: str) -> Preprocessing:
+    def architecture(cls, name: str) -> dict[str, Any]:
+        """Return the configuration of a repository; of other names, nothing."""
+        return {"model_cfg": _repository(name)["model_cfg"]} if name.startswith(HF_HUB) else {}
+
+    @classmethod
+    def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
         """Return the preprocessing of the weights: OpenCLIP's ``PreprocessCfg``."""
         import open_clip
-        from open_clip.transform import PreprocessCfg
+        from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-        model, tag = _open_clip_model(name)
-        settings: dict[str, Any] = vars(PreprocessCfg())
-        settings = settings | (open_clip.get_pretrained_cfg(model, tag) or {} if tag else {})
-        return Preprocessing(
-            _open_clip_size(model),
-            3,
-            tuple(settings["mean"]),
-            tuple(settings["std"]),
-            settings["interpolation"],
-            None if settings["resize_mode"] == "squash" else 1.0,
-        )
+        if name.startswith(HF_HUB):
+            repository = _repository(name)
+            model, published = repository["model_cfg"], repository.get("preprocess_cfg", {})
+        else:
+            known, tag = _open_clip_model(name)
+            model = open_clip.get_model_config(known)
+            published = open_clip.get_pretrained_cfg(known, tag) if tag else {}
+        settings = merge_preprocess_dict(PreprocessCfg(), published or {})
+        return open_clip_preprocessing(settings | {"size": _image_size(model)})
+
+
+def _open_clip_network(
+    settings: Mapping[str, Any], checkpoint_path: str | None, options: Mapping[str, Any]
+) -> Any:
+    """Build a CLIP model of some configuration, with the weights of a file or random ones."""
+    import open_clip
+
+    if checkpoint_path is None:  # weights follow, of the image tower alone
+        text = {"context_length": 4, "vocab_size": 4, "width": 4, "heads": 1, "layers": 1}
+        others = ("custom_text", "multimodal_cfg", "text_cfg")
+        settings = {key: value for key, value in settings.items() if key not in others}
+        settings = settings | {"text_cfg": text}
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "open_clip_config.json")
+        file.write_text(json.dumps({"model_cfg": settings, "preprocess_cfg": {}}))
+        clip = open_clip.create_model(f"local-dir:{folder}", **options)
+    if checkpoint_path is not None:
+        open_clip.load_checkpoint(clip, checkpoint_path)
+    return clip
+
+
+def _repository(name: str) -> dict[str, Any]:
+    """Return the configuration of OpenCLIP in a repository, "hf-hub:ORG/NAME"."""
+    from huggingface_hub import hf_hub_download
+
+    with _from_repository("open_clip", name), one_attempt():
+        file = hf_hub_download(name.removeprefix(HF_HUB), "open_clip_config.json")
+        settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+        if "vision_cfg" not in settings.get("model_cfg", {}):
+            raise ValueError("open_clip_config.json has no model_cfg with a vision_cfg")
+    return settings
 
 
 def _open_clip_model(name: str, with_tag: bool = False) -> tuple[str, str]:
@@ -206,33 +278,30 @@ def _open_clip_model(name: str, with_tag: bool = False) -> tuple[str, str]:
     model, _, tag = name.partition("/")
     if model not in open_clip.list_models():
         raise InvalidConfig(
-            f"encoder.backbone open_clip:{name} is unknown; open_clip.list_models() names all"
+            f"the model open_clip:{name} is unknown; open_clip.list_models() names all, and a "
+            "repository of the Hugging Face hub is open_clip:hf-hub:ORG/NAME"
         )
     tags = open_clip.list_pretrained_tags_by_model(model)
     if tag not in tags and (tag or with_tag):
         raise InvalidConfig(
-            f"encoder.backbone is open_clip:{name}; give open_clip:{model}/TAG with the tag of its "
+            f"the model is open_clip:{name}; give open_clip:{model}/TAG with the tag of its "
             f"weights, one of {', '.join(tags) or 'none'}"
         )
     return model, tag
 
 
-def _open_clip_size(model: str) -> tuple[int, int]:
-    """Height and width of the images that a model is made for."""
-    import open_clip
-
-    side = open_clip.get_model_config(model)["vision_cfg"]["image_size"]
-    return (side, side) if isinstance(side, int) else tuple(side)
-
-
-BILINEAR = 2  # Pillow's number
+def _image_size(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of the images that a model of OpenCLIP is made for."""
+    side = settings["vision_cfg"].get("image_size", 224)
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
 class TransformersBackbone(HubBackbone):
     """The pooled features of a vision model; of a model of pictures and texts, its image tower.
 
     Pooled is what the model pools by itself. Its class token is taken where the pooling is the
-    optional dense layer, which most published weights of vision transformers lack.
+    optional dense layer, which most published weights of vision transformers lack. Of a CLIP model,
+    that is the vector before its projection to the space of the texts, unless `HubModel.projected`.
 
     Named "transformers:NAME" (https://huggingface.co/docs/transformers).
     NAME is a repository of the Hugging Face hub or a folder. Weights are read from safetensors
@@ -248,13 +317,15 @@ class TransformersBackbone(HubBackbone):
         super().__init__(source)
         if source.checkpoint_path is not None:
             raise InvalidConfig(
-                f"{self.library}:{source.name} takes no encoder.checkpoint_path: give the folder "
-                "that holds config.json and model.safetensors, transformers:FOLDER, with "
-                "encoder.pretrained=true"
+                f"{self.library}:{source.name} takes no separate file of weights: give the folder "
+                "that holds config.json and model.safetensors as its name, transformers:FOLDER"
             )
         settings = transformers.AutoConfig.for_model(**source.architecture)
+        kind = _projecting_model(source.name, settings) if source.projected else None
         if source.pretrained:
-            model = _pretrained(source.name, settings)
+            model = _pretrained(source.name, settings, kind or transformers.AutoModel)
+        elif kind is not None:
+            model = kind(settings)
         else:
             model = transformers.AutoModel.from_config(settings, trust_remote_code=False)
         if hasattr(getattr(model, "pooler", None), "dense"):
@@ -266,7 +337,9 @@ class TransformersBackbone(HubBackbone):
 
     def forward(self, images: Tensor) -> Tensor:
         outputs = self.model(pixel_values=images, **self.options)
-        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
+        pooled: Tensor | None = getattr(outputs, "image_embeds", None)  # of projected ones
+        if pooled is None:
+            pooled = getattr(outputs, "pooler_output", None)
         if pooled is None:
             pooled = outputs.last_hidden_state[:, 0]
         return pooled.reshape(len(images), -1, 1, 1)
@@ -277,55 +350,57 @@ class TransformersBackbone(HubBackbone):
         import transformers
 
         try:
-            settings = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            with one_attempt(folder=name):
+                whole = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
-        settings = getattr(settings, "vision_config", settings)
+        settings = getattr(whole, "vision_config", whole)
+        if hasattr(settings, "projection_dim"):
+            settings.projection_dim = whole.projection_dim
         values: dict[str, Any] = settings.to_diff_dict()
         return values | {"model_type": settings.model_type}
 
     @classmethod
-    def preprocessing(cls, name: str) -> Preprocessing:
+    def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
         """Return the preprocessing of the model's image processor."""
         import transformers
 
         try:
-            processor = transformers.AutoImageProcessor.from_pretrained(
-                name, trust_remote_code=False
-            )
+            with one_attempt(folder=name):
+                processor = transformers.AutoImageProcessor.from_pretrained(
+                    name, trust_remote_code=False
+                )
         except (OSError, ValueError) as error:
             raise _unknown(name, error) from error
-        settings = processor.to_dict()
-        resized = settings["size"]
-        size = settings["crop_size"] if settings.get("do_center_crop") else resized
-        if "shortest_edge" in size:
-            size = {"height": size["shortest_edge"], "width": size["shortest_edge"]}
-        crop = None
-        if "shortest_edge" in resized:  # proportions are kept
-            share = settings.get("crop_pct")
-            crop = share or min(1.0, min(size["height"], size["width"]) / resized["shortest_edge"])
-        return Preprocessing(
-            (size["height"], size["width"]),
-            3,
-            tuple(settings["image_mean"]),
-            tuple(settings["image_std"]),
-            "bilinear" if settings.get("resample") == BILINEAR else "bicubic",
-            crop,
-        )
+        return transformers_preprocessing(processor)
 
 
-def _pretrained(name: str, settings: Any) -> Any:
+def _projecting_model(name: str, settings: Any) -> Any:
+    """Return the class of transformers of an image tower with its projection."""
     import transformers
 
-    try:
-        model, report = transformers.AutoModel.from_pretrained(
-            name,
-            config=settings,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
+    tower = transformers.MODEL_MAPPING.get(type(settings), None)
+    kind = getattr(transformers, f"{getattr(tower, '__name__', '')}WithProjection", None)
+    if kind is None or kind.config_class is not type(settings):
+        raise InvalidConfig(
+            f"transformers:{name} has no projection of its image tower: set projected=false "
+            "(SigLIP compares its pooled vectors with texts as they are)"
         )
+    return kind
+
+
+def _pretrained(name: str, settings: Any, kind: Any) -> Any:
+    options = {} if kind.__name__ != "AutoModel" else {"trust_remote_code": False}
+    try:
+        with one_attempt(folder=name):
+            model, report = kind.from_pretrained(
+                name,
+                config=settings,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, ValueError) as error:
         raise no_weights(f"transformers:{name}", error) from error
     lacking = [key for key in report["missing_keys"] if "pooler.dense" not in key]
@@ -340,9 +415,46 @@ def _pretrained(name: str, settings: Any) -> Any:
 def _unknown(name: str, error: Exception) -> DataUnavailable:
     reason = " ".join(str(error).split())[:300]
     return DataUnavailable(
-        f"transformers:{name} is no folder of an image model, and not in the cache or on the hub, "
-        f"or is of text ({reason}): correct encoder.backbone, or connect once"
+        f"transformers:{name} is not a folder of an image model, and was not found in the cache or "
+        f"on the hub ({reason}): correct the model's name, connect once, or give a folder with "
+        "config.json, preprocessor_config.json and model.safetensors, transformers:FOLDER"
     )
+
+
+@contextmanager
+def one_attempt(folder: str = "") -> Iterator[None]:
+    """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
+
+    Its client repeats each request for up to a minute otherwise, and libraries repeat that.
+
+    Args:
+        folder: nothing is requested if there is such a folder.
+    """
+    from huggingface_hub import constants, get_session
+
+    offline = constants.HF_HUB_OFFLINE
+    if not offline and not (folder and Path(folder).is_dir()):
+        try:
+            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except Exception:  # each version of the client raises its own
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+@contextmanager
+def _from_repository(library: str, name: str) -> Iterator[None]:
+    """Turn what goes wrong while the configuration of a repository is read into one error."""
+    try:
+        yield
+    except Exception as error:  # network, cache, file: each library raises its own
+        reason = " ".join(str(error).split())[:300]
+        raise DataUnavailable(
+            f"the configuration of {library}:{name} was not found in the cache or on the hub "
+            f"({reason}): correct the model's name, or connect once"
+        ) from error
 
 
 HUBS: dict[str, type[HubBackbone]] = {  # by what is before the colon of a name
@@ -370,7 +482,7 @@ def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
     hub, _, name = backbone.partition(":")
     if hub not in HUBS or not name:
         raise InvalidConfig(
-            f"encoder.backbone {backbone!r} is unknown; models of hubs are "
+            f"the model {backbone!r} is unknown; models of hubs are "
             f"{', '.join(f'{known}:NAME' for known in HUBS)}"
         )
     with naming_extras():
@@ -385,6 +497,7 @@ def build_hub_backbone(
     pretrained: bool | str,
     checkpoint_path: str | None,
     architecture: Mapping[str, Any],
+    projected: bool = False,
 ) -> HubBackbone:
     """Build a backbone of a hub; the arguments are those of `rcir.encoders.EncoderConfig`.
 
@@ -403,13 +516,32 @@ def build_hub_backbone(
         raise InvalidConfig(
             f"{backbone} has no weights {pretrained}; encoder.pretrained is true or false"
         )
-    return kind(HubModel(name, size, pretrained, checkpoint_path, architecture))
+    if projected and kind is not TransformersBackbone:
+        raise InvalidConfig(
+            f"projected is true, and {backbone} is not a model of transformers: set it to false "
+            "(open_clip gives projected vectors in any case)"
+        )
+    return kind(HubModel(name, size, pretrained, checkpoint_path, architecture, projected))
 
 
 def hub_preprocessing(backbone: str) -> Preprocessing:
-    """Return the preprocessing of the configuration of a hub's model."""
+    """Return the preprocessing of a hub's model, checked against the library's own transform.
+
+    Raises:
+        InvalidConfig: a `Preprocessing` cannot do what the model's own transform does, or there is
+            no such model.
+        DataUnavailable: its configuration is neither cached nor can it be downloaded.
+    """
     kind, name = find_hub(backbone)
-    return kind.preprocessing(name)
+    try:
+        preprocessing, transform = kind.preprocessing(name)
+        require_same_values(preprocessing, transform)
+    except Untranslatable as error:
+        raise InvalidConfig(
+            f"the images of {backbone} cannot be prepared as its library does: {error}. Choose "
+            "another model, or embed with its library and give the vectors to rcir certify"
+        ) from error
+    return preprocessing
 
 
 def model_architecture(backbone: str) -> dict[str, Any]:
@@ -431,11 +563,11 @@ def read_weights(path: str) -> dict[str, Tensor]:
     """
     if not path.endswith(".safetensors"):
         raise InvalidConfig(
-            f"encoder.checkpoint_path is {path}; weights are read from .safetensors files only, "
-            "since other formats can run programs: convert it with safetensors.torch.save_file"
+            f"weights are read from .safetensors files only, and not from {path}, since other "
+            "formats can run programs: convert it with safetensors.torch.save_file"
         )
     if not Path(path).is_file():
-        raise DataUnavailable(f"there is no file {path}: correct encoder.checkpoint_path")
+        raise DataUnavailable(f"there is no file {path}: correct the path of the weights")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
@@ -468,17 +600,28 @@ def other_weights(path: str, error: Exception) -> InvalidData:
 def no_weights(backbone: str, error: Exception) -> DataUnavailable:
     """The error of weights that are neither cached nor can be downloaded."""
     reason = " ".join(str(error).split())[:300]
+    local = "a .safetensors file of them (rcir embed --checkpoint, encoder.checkpoint_path)"
+    if backbone.startswith(f"{TransformersBackbone.library}:"):
+        local = "a folder with config.json and model.safetensors, transformers:FOLDER"
     return DataUnavailable(
         f"the weights of {backbone} are not in the cache, or damaged there, and could not be "
-        f"downloaded ({reason}); connect once, give a file with encoder.checkpoint_path, or train "
-        "from scratch with encoder.pretrained=false"
+        f"downloaded ({reason}): connect once, or give {local}"
     )
 
 
-def _not_built(backbone: str, source: HubModel, error: Exception) -> RcirError:
-    """The error of a backbone that its library does not build."""
-    if source.checkpoint_path is not None:
-        return other_weights(source.checkpoint_path, error)
-    if source.pretrained:
-        return no_weights(backbone, error)
-    return InvalidConfig(f"{backbone} cannot be built: {error}")
+@contextmanager
+def _building(library: str, source: HubModel) -> Iterator[None]:
+    """Turn what goes wrong while a library builds a network into an error of rcir."""
+    backbone = f"{library}:{source.name}"
+    try:
+        if source.pretrained:
+            with one_attempt():
+                yield
+        else:
+            yield
+    except Exception as error:  # network, cache, file: each library raises its own
+        if source.checkpoint_path is not None:
+            raise other_weights(source.checkpoint_path, error) from error
+        if source.pretrained:
+            raise no_weights(backbone, error) from error
+        raise InvalidConfig(f"{backbone} cannot be built: {error}") from error

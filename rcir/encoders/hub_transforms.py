@@ -1,0 +1,242 @@
+"""Preprocessing of hub models: a library's own transform as a `Preprocessing`, checked against it.
+
+Retrievers store a `Preprocessing`, which needs neither the library nor its hub. A transform that it
+cannot express is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rcir.data.images import Interpolation
+from rcir.data.preprocessing import Preprocessing
+from rcir.errors import InvalidConfig
+
+Transform = Callable[[Image.Image], Tensor]  # an RGB image to (3, H, W)
+
+
+class Untranslatable(Exception):
+    """A `Preprocessing` cannot do what a transform does."""
+
+
+MAX_GREY_LEVELS = 1.01  # of 255: some interpolate numbers that are not rounded in between
+SCALES = (0.35, 1.3, 0.35, 1.3, 0.35, 1.3, 3.1)  # of synthetic images, relative to the input
+RATIOS = (1.0, 1.13, 1.37, 1.51, 1.83, 2.39, 1.21)  # of their longer to their shorter side
+RESAMPLING: dict[int | None, Interpolation] = {  # by Pillow's number
+    0: "nearest",
+    2: "bilinear",
+    3: "bicubic",
+    None: "bilinear",
+}
+
+
+def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:
+    """Translate a data configuration of timm; also return its transform.
+
+    Args:
+        settings: as ``timm.data.resolve_data_config`` returns them.
+
+    Raises:
+        Untranslatable: it pads images, or its channels are not 3.
+    """
+    import timm
+
+    channels, height, width = settings["input_size"]
+    mode, share = settings["crop_mode"], settings["crop_pct"]
+    if mode not in ("center", "squash") or share > 1:
+        raise Untranslatable(f"its crop_mode {mode} with crop_pct {share} pads images")
+    stretches = mode == "squash"
+    return (
+        Preprocessing(
+            (height, width),
+            channels,
+            tuple(settings["mean"]),
+            tuple(settings["std"]),
+            _by_pillow(settings["interpolation"]),
+            crop=None if stretches and share == 1 else share,
+            stretch=stretches and share < 1,
+        ),
+        timm.data.create_transform(**settings, is_training=False),
+    )
+
+
+def open_clip_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:
+    """Translate OpenCLIP's ``PreprocessCfg``; also return its transform.
+
+    Raises:
+        Untranslatable: it pads images.
+    """
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    own = PreprocessCfg(**settings)
+    if own.resize_mode == "longest":
+        raise Untranslatable("its resize_mode longest pads images")
+    _, height, width = own.input_size
+    return (
+        Preprocessing(
+            (height, width),
+            3,
+            _by_channel(own.mean),
+            _by_channel(own.std),
+            "pillow-bilinear" if own.interpolation == "bilinear" else "pillow-bicubic",
+            None if own.resize_mode == "squash" else 1.0,
+        ),
+        image_transform_v2(own, is_train=False),
+    )
+
+
+def transformers_preprocessing(processor: Any) -> tuple[Preprocessing, Transform]:
+    """Translate an image processor of transformers; also return it as a transform.
+
+    Raises:
+        Untranslatable: its images have no common size, or it interpolates in another way.
+    """
+    if hasattr(processor, "data_config"):  # of a model of timm
+        return timm_preprocessing(processor.data_config)
+
+    def transform(image: Image.Image) -> Tensor:
+        values: Tensor = processor(images=image, return_tensors="pt")["pixel_values"]
+        if len(values) != 1:
+            raise ValueError(f"one image becomes values of shape {tuple(values.shape)}")
+        return values[0]
+
+    try:
+        return _translate(processor), transform
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, InvalidConfig) as error:
+        raise Untranslatable(f"its settings cannot be translated ({error!r})") from error
+
+
+def _translate(processor: Any) -> Preprocessing:
+    settings = processor.to_dict()
+    size, crop, stretch = _transformers_geometry(settings, type(processor).__name__)
+    if settings.get("resample") not in RESAMPLING:
+        raise Untranslatable(f"it resizes images by Pillow's method number {settings['resample']}")
+    interpolation = RESAMPLING[settings.get("resample")]
+    if getattr(processor, "backend", None) == "pil":
+        interpolation = _by_pillow(interpolation)
+    mean, std = _transformers_scale(settings)
+    return Preprocessing(size, 3, mean, std, interpolation, crop, stretch, crop_rounding="down")
+
+
+def _transformers_geometry(
+    settings: Mapping[str, Any], kind: str
+) -> tuple[tuple[int, int], float | None, bool]:
+    """Return size, crop and stretch of an image processor, given its settings and class name."""
+    if not settings.get("do_resize"):
+        raise Untranslatable("it does not resize images")
+    resized, share = settings["size"], settings.get("crop_pct")
+    crops = bool(settings.get("do_center_crop"))
+    if "shortest_edge" not in resized:
+        scaled = int(resized["height"]), int(resized["width"])
+        if not crops:
+            return scaled, None, False
+        size = _height_and_width(settings["crop_size"])
+        return size, None if size == scaled else _crop(size, scaled), size != scaled
+    edge = int(resized["shortest_edge"])
+    if not crops and share is None:
+        raise Untranslatable("its images keep their proportions, and are not cropped to one size")
+    if not crops:  # ConvNeXt
+        return (edge, edge), None if edge >= 384 else share, False
+    size = _height_and_width(settings["crop_size"])
+    if share is not None:  # PoolFormer
+        edge = int(edge / share)
+    elif kind.startswith("Levit"):
+        edge = int(256 / 224 * edge)
+    return size, _crop(size, (edge, edge)), False
+
+
+def _height_and_width(size: Mapping[str, int]) -> tuple[int, int]:
+    if "shortest_edge" in size:
+        return int(size["shortest_edge"]), int(size["shortest_edge"])
+    return int(size["height"]), int(size["width"])
+
+
+def _crop(size: tuple[int, int], scaled: tuple[int, int]) -> float:
+    """Return the share by which `Resizing` scales to `scaled` before it cuts out `size`."""
+    if size[0] > scaled[0] or size[1] > scaled[1]:
+        raise Untranslatable(f"it pads images of {scaled} to {size}")
+    share = size[0] / scaled[0]
+    while int(size[0] / share) < scaled[0]:
+        share = math.nextafter(share, 0)
+    return share
+
+
+def _transformers_scale(
+    settings: Mapping[str, Any],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation for values in [0, 1]."""
+    factor = settings["rescale_factor"] if settings.get("do_rescale") else 1.0
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
+    if settings.get("do_normalize"):
+        mean, std = _by_channel(settings["image_mean"]), _by_channel(settings["image_std"])
+    if settings.get("rescale_offset"):  # EfficientNet
+        mean = tuple(value + 1 for value in mean)
+    if settings.get("include_top"):  # EfficientNet divides twice
+        std = tuple(
+            value * other
+            for value, other in zip(std, _by_channel(settings["image_std"]), strict=True)
+        )
+    scale = 255 * factor
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _by_pillow(interpolation: str) -> Interpolation:
+    """Return how Pillow, with which timm resizes images, interpolates."""
+    if interpolation == "bilinear":
+        return "pillow-bilinear"
+    if interpolation == "bicubic":
+        return "pillow-bicubic"
+    if interpolation == "nearest":  # no rounding
+        return "nearest"
+    raise Untranslatable(f"it resizes images by the method {interpolation}")
+
+
+def _by_channel(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
+    return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
+
+
+def require_same_values(preprocessing: Preprocessing, transform: Transform) -> None:
+    """Raise `Untranslatable` unless a translation does what the library's transform does.
+
+    They are compared on synthetic images, small and large, wide and tall.
+    """
+    for image in synthetic_images(preprocessing.size):
+        shown = f"for an image of {image.width} x {image.height} pixels"
+        try:
+            expected = transform(image)
+        except Exception as error:  # each library raises its own
+            raise Untranslatable(f"its transform fails {shown}: {error}") from error
+        values = preprocessing([image])[0]
+        if expected.shape != values.shape:
+            raise Untranslatable(
+                f"its values have shape {tuple(expected.shape)} {shown}, not {tuple(values.shape)}"
+            )
+        difference = grey_levels(preprocessing, values, expected).max().item()
+        if not difference <= MAX_GREY_LEVELS:  # nan is refused
+            raise Untranslatable(
+                f"its values differ from a translation by up to {difference:.0f} of 255 grey "
+                f"levels {shown}"
+            )
+
+
+def grey_levels(preprocessing: Preprocessing, values: Tensor, expected: Tensor) -> Tensor:
+    """Return how far preprocessed values of an image lie apart, in grey levels from 0 to 255."""
+    std = torch.tensor(preprocessing.std, dtype=torch.float64).view(-1, 1, 1)
+    return (values.double() - expected.double()).abs() * std * 255
+
+
+def synthetic_images(size: tuple[int, int]) -> Iterator[Image.Image]:
+    """Yield images of noise for an input of some height and width."""
+    rng = np.random.default_rng(0)
+    for scale, ratio in zip(SCALES, RATIOS, strict=True):
+        side = max(1, round(scale * min(size)))
+        for height, width in ((side, round(ratio * side)), (round(ratio * side), side)):
+            yield Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
