@@ -1,0 +1,167 @@
+"""Preprocessing of hub models equals the transforms of timm, OpenCLIP and transformers."""
+
+import itertools
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+
+from rcir.encoders import EncoderConfig, model_preprocessing
+from rcir.encoders.hub_transforms import (
+    Untranslatable,
+    require_same_values,
+    timm_preprocessing,
+    transformers_preprocessing,
+)
+from rcir.errors import InvalidConfig
+from tests.encoders.hub_configurations import (
+    PROCESSORS,
+    all_image_processors,
+    compare,
+    largest_difference,
+    open_clip_configurations,
+    saved,
+    timm_configurations,
+    transformers_configurations,
+    write_images,
+)
+
+LIMIT = 0.02  # standard deviations
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+def report(name, differences, refused, models):
+    print(f"{name}: {len(differences)} configurations, {len(refused)} refused, {dict(models)}")
+    print(f"{name}: largest difference {max(differences.values())} standard deviations")
+    for label, reason in refused.items():
+        print(f"refused: {label}: {reason}")
+
+
+@pytest.mark.slow
+def test_every_configuration_of_timm_is_translated_or_pads(files):
+    differences, refused, models = compare(timm_configurations(), files)
+    report("timm", differences, refused, models)
+    assert max(differences.values()) <= 1e-5  # the same values, but for float rounding
+    assert len(differences) > 100
+    assert all("pads" in reason for reason in refused.values())
+    assert models["refused"] < 0.01 * models["translated"]
+
+
+def test_one_configuration_of_timm_and_open_clip_of_each_kind(files):
+    kinds = {}
+    for label, count, translate in (*timm_configurations(), *open_clip_configurations()):
+        try:
+            preprocessing, _ = translate()
+        except Untranslatable:
+            continue
+        square = preprocessing.size[0] == preprocessing.size[1]
+        way = preprocessing.interpolation, preprocessing.crop, preprocessing.stretch, square
+        kinds.setdefault((label.split()[0], *way[:1], way[1] is None, *way[2:]), []).append(
+            (label, count, translate)
+        )
+    smallest = [min(each, key=lambda one: one[2]()[0].size) for each in kinds.values()]
+    differences, refused, _ = compare(smallest, files)
+    assert not refused
+    assert len(differences) >= 9
+    assert max(differences.values()) <= 1e-5
+
+
+@pytest.mark.slow
+def test_every_configuration_of_open_clip_is_translated(files):
+    differences, refused, models = compare(open_clip_configurations(), files)
+    report("open_clip", differences, refused, models)
+    assert max(differences.values()) <= 1e-5
+    assert len(differences) > 20
+    assert models["refused"] == 0
+    assert all("longest" in reason for reason in refused.values())
+
+
+@pytest.mark.parametrize(
+    ("number", "is_translated"), [(i, each[2]) for i, each in enumerate(PROCESSORS)]
+)
+def test_image_processors_of_transformers_are_translated_or_refused(
+    number, is_translated, files, tmp_path
+):
+    name, options, _ = PROCESSORS[number]
+    processor = getattr(transformers, f"{name}ImageProcessor")(**options)
+    if is_translated:
+        preprocessing, transform = saved(processor, tmp_path)
+        require_same_values(preprocessing, transform)
+        assert largest_difference(preprocessing, transform, files) <= LIMIT
+    else:
+        with pytest.raises(Untranslatable):
+            require_same_values(*saved(processor, tmp_path))
+
+
+@pytest.mark.slow
+def test_no_image_processor_of_transformers_is_translated_wrongly(files, tmp_path):
+    listed = transformers_configurations(tmp_path)
+    differences, refused, models = compare(itertools.chain(listed, all_image_processors()), files)
+    report("transformers", differences, refused, models)
+    assert max(differences.values()) <= LIMIT
+    assert len(differences) > 100
+
+
+@pytest.mark.parametrize(
+    "size", [(224, 160), (97, 224), (128, 128), (31, 31)], ids=lambda size: f"{size[0]}x{size[1]}"
+)
+@pytest.mark.parametrize("crop", [0.9, 1.0])
+def test_positions_of_crops_are_those_of_timm(size, crop):
+    settings = {
+        **{"input_size": (3, *size), "crop_pct": crop, "crop_mode": "center"},
+        **{"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3},
+    }
+    preprocessing, transform = timm_preprocessing(settings)
+    rng = np.random.default_rng(0)
+    for height, width in rng.integers(20, 400, (40, 2)):
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        torch.testing.assert_close(preprocessing([image])[0], transform(image))
+
+
+def test_a_transform_that_does_something_else_is_refused():
+    settings = timm.data.resolve_data_config(pretrained_cfg={"input_size": (3, 64, 64)})
+    preprocessing, transform = timm_preprocessing(settings)
+    require_same_values(preprocessing, transform)
+    others = (
+        lambda image: transform(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+        lambda image: transform(image).flip(0),  # BGR
+        lambda image: transform(image) + 0.03,
+        lambda image: transform(image).roll(1, dims=2),
+        lambda image: transform(image) if image.width < 180 else transform(image).flip(1),
+        lambda image: transform(image)[:, 1:],
+        lambda image: transform(image) * float("nan"),
+        lambda image: transform(None),
+    )
+    for other in others:
+        with pytest.raises(Untranslatable):
+            require_same_values(preprocessing, other)
+
+
+def test_a_model_that_is_prepared_otherwise_is_refused_with_the_reason(tmp_path):
+    settings = transformers.ViTConfig(image_size=64, hidden_size=16, intermediate_size=16)
+    settings.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"shortest_edge": 64}).save_pretrained(tmp_path)
+    with pytest.raises(InvalidConfig, match="proportions"):
+        model_preprocessing(EncoderConfig("pretrained", f"transformers:{tmp_path}"))
+    pads = EncoderConfig("pretrained", "timm:deepseek_vit_412m.deepseek_v4_1_flash")
+    with pytest.raises(InvalidConfig, match="border"):
+        model_preprocessing(pads)
+
+
+def test_wide_images_of_a_large_convnext_are_not_cropped():
+    """Its processor warps images from 384 pixels."""
+    rng = np.random.default_rng(0)
+    wide = Image.fromarray(rng.integers(0, 256, (200, 700, 3), np.uint8))
+    for side, crop in ((384, None), (224, 0.875)):
+        processor = transformers.ConvNextImageProcessor(size={"shortest_edge": side})
+        preprocessing, _ = transformers_preprocessing(processor)
+        expected = processor(images=wide, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(preprocessing([wide]), expected, atol=1e-5, rtol=0)
+        assert preprocessing.crop == crop
