@@ -39,8 +39,9 @@ class Resizing:
     Args:
         size: (height, width) of the result.
         interpolation: "bilinear" or "bicubic", both antialiased, or "nearest", as PyTorch computes
-            them ("nearest-exact"); "pillow-bilinear" or "pillow-bicubic" as Pillow does. Pillow rounds differently,
-            mostly by one grey level, and takes up to ten times as long for large pictures.
+            them (the last as "nearest-exact"); "pillow-bilinear" or "pillow-bicubic" as Pillow
+            does. Pillow rounds differently, mostly by one grey level, and takes up to ten times as
+            long for large pictures.
         crop: None resizes the whole picture, whatever its proportions. A share in (0, 1] keeps
             them: the picture is scaled until it just covers size / crop, and its centre is cut out.
         stretch: with a crop, scale height and width each to size / crop, whatever the proportions.

@@ -213,7 +213,7 @@ def require_same_values(preprocessing: Preprocessing, transform: Transform) -> N
             expected = transform(image)
         except Exception as error:  # each library raises its own
             raise Untranslatable(f"its transform fails {shown}: {error}") from error
-        values = preprocessing([image])[0]
+        values = preprocessing(np.asarray(image)[None])[0]
         if expected.shape != values.shape:
             raise Untranslatable(
                 f"its values have shape {tuple(expected.shape)} {shown}, not {tuple(values.shape)}"

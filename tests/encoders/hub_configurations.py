@@ -104,7 +104,7 @@ PROCESSORS = [
     ("ViT", {"do_center_crop": True, "crop_size": square(192)}, True),
     ("ViT", {"do_pad": True, "pad_size": square(256)}, False),
     ("ViT", {"size": {"shortest_edge": 224, "longest_edge": 448}}, False),
-    ("CLIP", {"crop_size": square(224, 160)}, True),
+    ("CLIP", {"crop_size": square(224, 160)}, False),
 ]
 
 
@@ -175,7 +175,7 @@ def write_images(folder):
     rng = np.random.default_rng(0)
     shapes = {
         **{"wide.jpg": (375, 500), "tall.png": (533, 401), "small.png": (61, 83)},
-        **{"panorama.png": (203, 911), "large.png": (1101, 1477)},
+        **{"panorama.png": (203, 911), "large.jpg": (1101, 1477)},
     }
     for name, (height, width) in shapes.items():
         coarse = rng.integers(0, 256, (height // 25 + 1, width // 25 + 1, 3), np.uint8)
