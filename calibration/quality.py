@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from rcir.autologging import without_autologging
 from rcir.data import ImageSet, Splits
 from rcir.index import build_index, nearest_others
 from rcir.metrics import (
@@ -43,6 +44,7 @@ COMPONENTS = 64
 FITTED, ASKED, SEARCHED = 5000, 1000, 20_000  # pictures at most
 
 
+@without_autologging()
 def pixel_recall(splits: Splits) -> float | None:
     """Recall at 1 of test queries by principal components of their pixels.
 
@@ -288,6 +290,7 @@ def _whole_rankings(
     return numbers, cleaning
 
 
+@without_autologging()
 def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
     if not 0 < positive.sum() < len(positive):
         return float("nan")

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.autologging import without_autologging
 from rcir.data import ImageSet
 from rcir.data.relevance import asking, count_matches, database_of
 from rcir.embedding import Embedding
@@ -208,6 +209,7 @@ class Validation:
             ],
         )
 
+    @without_autologging()
     def metrics(self) -> dict[str, float]:
         """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
 

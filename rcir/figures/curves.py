@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from rcir.autologging import without_autologging
 from rcir.figures.axes import (
     AMBER,
     BLUE,
@@ -260,6 +261,7 @@ def sparsification_curves(
     return figure
 
 
+@without_autologging()
 def in_and_out(
     inside: Floats,
     outside: Floats,

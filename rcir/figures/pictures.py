@@ -13,6 +13,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from rcir.autologging import without_autologging
 from rcir.errors import InvalidData, printable
 from rcir.figures.axes import DARK, DPI, GREEN, RED, labelled, one_panel, two_panels
 from rcir.metrics.ranking import Floats
@@ -85,6 +86,7 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
     return figure
 
 
+@without_autologging()
 def project(
     vectors: Floats, seed: int = 0, limit: int = 1500
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.autologging import without_autologging
 from rcir.errors import InvalidData
 from rcir.metrics.ranking import Floats, check_columns
 
@@ -492,6 +493,7 @@ class OutOfDistribution:
     auprc_trapezoid: float
 
     @classmethod
+    @without_autologging()
     def of(cls, inside: Floats, outside: Floats) -> Self:
         """Measure the uncertainties of images in and out of distribution.
 
@@ -576,6 +578,7 @@ def sample_pairs(labels: NDArray[Any], n_pairs: int, rng: np.random.Generator) -
     return order[pairs]
 
 
+@without_autologging()
 def verification_ap(score: Floats, match: NDArray[np.bool_]) -> float:
     """Average precision of "these two match" (Oh et al., ICLR 2019).
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
+from rcir.autologging import without_autologging
 from rcir.errors import InvalidData
 from rcir.metrics.labels import take_columns
 from rcir.metrics.ranking import Floats
@@ -171,6 +172,7 @@ def linear(
     return total
 
 
+@without_autologging()
 def fit_logistic(
     features: NDArray[np.float64], positive: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], float]:

@@ -1,0 +1,45 @@
+"""MLflow's autologging, switched off for fits that are a step of something else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _InsideBlock(threading.local):
+    """True in the threads that are inside `without_autologging`, False in all others."""
+
+    depth = 0
+
+    def __bool__(self) -> bool:
+        return self.depth > 0
+
+
+_inside = _InsideBlock()
+
+
+@contextmanager
+def without_autologging() -> Iterator[None]:
+    """Keep `mlflow.autolog()` from logging what this thread fits inside the block.
+
+    A calibration fits hundreds of small scikit-learn models. Autologging would turn each of them
+    into a run of the user, or write its parameters into the user's active run. Also a decorator of
+    functions.
+
+    MLflow's own switch holds for all threads, and the first block that ends turns logging on for
+    the others. Here the switch is set to a value that depends on the thread, and stays there: what
+    the user fits outside of the block, or in another thread, is logged as before. MLflow is not
+    imported.
+    """
+    mlflow: Any = sys.modules.get("mlflow.utils.autologging_utils")
+    # True means that autologging is off everywhere, until whoever set it sets it back.
+    if mlflow is not None and mlflow._AUTOLOGGING_GLOBALLY_DISABLED is not True:
+        mlflow._AUTOLOGGING_GLOBALLY_DISABLED = _inside
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1

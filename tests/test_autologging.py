@@ -1,0 +1,124 @@
+"""A user's `mlflow.autolog()` logs what the user fits, and nothing that rcir fits on the way."""
+
+import threading
+
+import mlflow
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import rcir
+from calibration.quality import pixel_recall
+from rcir import figures
+from rcir.autologging import without_autologging
+from rcir.data import ImageSet
+from rcir.data.records import Splits
+from rcir.embedding import Embedding
+from rcir.metrics import verification_ap
+from rcir.risk.learned import fit_logistic
+from training.validation import validate
+
+RNG = np.random.default_rng(0)
+VALUES = RNG.normal(size=(40, 3))
+POSITIVE = np.arange(40) % 2 == 0
+
+
+@pytest.fixture
+def logged(tmp_path, new_store, monkeypatch):
+    """Turn autologging of scikit-learn on; return a function that lists the runs."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "autolog.db"))
+    mlflow.sklearn.autolog(log_models=False, log_datasets=False, silent=True)
+    yield lambda: mlflow.search_runs(search_all_experiments=True, output_format="list")
+    mlflow.sklearn.autolog(disable=True)
+
+
+def user_fits():
+    return LogisticRegression().fit(VALUES, POSITIVE)
+
+
+def images(count):
+    pixels = RNG.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+    return ImageSet(pixels, np.arange(count) % 5, [str(row) for row in range(count)])
+
+
+def calibrate():
+    centres = RNG.normal(size=(20, 4))
+    labels, query_labels = RNG.integers(20, size=(2, 200))
+    gallery, queries = (
+        centres[each] + 0.5 * RNG.normal(size=(200, 4)) for each in (labels, query_labels)
+    )
+    rcir.Retriever.from_embeddings(gallery, labels=labels).calibrate(queries, query_labels)
+
+
+def validate_epoch():
+    import torch
+
+    vectors = torch.as_tensor(RNG.normal(size=(200, 8)), dtype=torch.float32)
+    validate(Embedding(vectors), images(200)).metrics()
+
+
+OWN_FITS = {
+    "score function": lambda: fit_logistic(VALUES, POSITIVE),
+    "calibration": calibrate,
+    "epoch": validate_epoch,
+    "pixels": lambda: pixel_recall(Splits(*(images(20) for _ in range(6)))),
+    "map": lambda: figures.project(VALUES),
+}
+
+
+@pytest.mark.parametrize("fit", OWN_FITS.values(), ids=OWN_FITS)
+def test_own_fits_make_no_run_and_those_of_the_user_still_do(logged, fit):
+    fit()
+    assert logged() == []
+    user_fits()
+    assert len(logged()) == 1
+
+
+def test_own_fits_leave_the_active_run_alone(logged):
+    with mlflow.start_run():
+        for fit in OWN_FITS.values():
+            fit()
+    (run,) = logged()
+    assert (run.data.params, run.data.metrics) == ({}, {})
+
+
+def test_own_metrics_of_a_logged_model_are_not_logged(logged):
+    predictions = user_fits().predict(VALUES)
+    verification_ap(predictions, POSITIVE)
+    (run,) = logged()
+    assert not any("average_precision" in name for name in run.data.metrics)
+
+
+def test_blocks_of_other_threads_do_not_turn_logging_on_or_off(logged):
+    inside, may_end = threading.Event(), threading.Event()
+
+    def stay_inside():
+        with without_autologging():
+            inside.set()
+            may_end.wait(30)
+
+    other = threading.Thread(target=stay_inside)
+    other.start()
+    assert inside.wait(30)
+    user_fits()
+    assert len(logged()) == 1
+    with without_autologging():
+        with without_autologging():
+            pass
+        may_end.set()
+        other.join(30)
+        user_fits()
+    assert len(logged()) == 1
+    user_fits()
+    assert len(logged()) == 2
+
+
+def test_logging_that_the_user_turned_off_stays_off(logged):
+    from mlflow.utils.autologging_utils import disable_autologging
+
+    with disable_autologging():
+        fit_logistic(VALUES, POSITIVE)
+        user_fits()
+    assert logged() == []
+    user_fits()
+    assert len(logged()) == 1
