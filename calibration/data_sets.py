@@ -63,10 +63,11 @@ class TrainedRun(Source):
             InvalidImage: of an image that cannot be read.
             InvalidConfig: there is no GPU to use.
             UntrustedFolder: the run names a class or a tracking store that is not allowed.
+            TrackingUnavailable: the run in MLflow cannot be written to.
         """
         config = self._config
         self._run = run = runs.find_run(config.run)
-        _ = run.tracked  # fail now if its store is not allowed
+        run.tracked.require_active()  # fail now, not when the results are logged
         cluster = config.cluster or run.data.options.get("cluster")
         data = with_cluster(run.data, cluster)
         if config.queries is not None:

@@ -113,7 +113,10 @@ class VectorFiles(Source):
         Raises:
             DataUnavailable: there is no such file.
             InvalidData: of a file, or of what it holds.
+            TrackingUnavailable: a tracking store is set, and cannot be used.
         """
+        if self._tracks:
+            tracking.require_experiment()  # fail now, not when the results are logged
         self._table = read_all_vectors(Path(self._config.queries or self._config.gallery))
         with step("index"):
             retriever = _built(self._config, self._table)

@@ -3,11 +3,15 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import nullcontext
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -16,6 +20,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
+from sqlalchemy import make_url
 
 import rcir
 from calibration import CalibrationConfig, calibrate
@@ -23,11 +28,11 @@ from rcir import tracking
 from rcir.cli import main
 from rcir.data import load_splits
 from rcir.encoders import EncoderConfig
-from rcir.errors import TrackingUnavailable
+from rcir.errors import TrackingUnavailable, UntrustedFolder
 from rcir.files import owner
 from rcir.registry import register
 from rcir.runs.folder import RunFolder, TrainedOn
-from rcir.tracking import MetricQueue
+from rcir.tracking import MetricQueue, without_credentials
 from rcir.tracking.runs import IMPATIENT, settings
 from tests.kills import DEAD, Killed
 from training import train
@@ -232,6 +237,175 @@ def test_store_that_mlflow_refuses_is_an_error_that_names_the_variable(uri, monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(TrackingUnavailable, match="MLFLOW_TRACKING_URI"):
         tracking.start_run("refused", {})
+
+
+def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(
+    tmp_path, monkeypatch, new_store
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "deleted.db"))
+    client = MlflowClient(mlflow.get_tracking_uri())
+    run = tracking.start_run("before", {})
+    experiment = client.get_experiment_by_name("rcir").experiment_id
+    client.delete_experiment(experiment)
+    command = f"mlflow experiments restore --experiment-id {experiment}"
+    for act in (
+        lambda: tracking.start_run("new", {}),
+        lambda: tracking.start_run("part", {}, run),
+        tracking.require_experiment,
+        run.require_active,
+        lambda: run.log_metrics({"loss": 1.0}),
+        lambda: run.end("FINISHED"),
+    ):
+        with pytest.raises(TrackingUnavailable, match=command):
+            act()
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another")
+    elsewhere = tracking.start_run("new", {})
+    part = tracking.start_run("part", {}, elsewhere)
+    another = client.get_experiment_by_name("another").experiment_id
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    part_of_part = tracking.start_run("part of part", {}, part)
+    runs = (elsewhere, part, part_of_part)
+    assert {client.get_run(each.id).info.experiment_id for each in runs} == {another}
+    mlflow_command = [sys.executable, "-m", *command.split()]
+    subprocess.run(mlflow_command, check=True, capture_output=True)
+    run.log_metrics({"loss": 1.0})
+    assert client.get_run(run.id).data.metrics == {"loss": 1.0}
+
+
+def test_a_deleted_run_is_named_with_the_command_that_restores_it(client):
+    run = tracking.start_run("deleted", {})
+    client.delete_run(run.id)
+    command = f"mlflow runs restore --run-id {run.id}"
+    for act in (
+        run.require_active,
+        lambda: run.log_params({"lr": 1}),
+        lambda: run.log_tags({"a": "b"}),
+        lambda: run.end("FINISHED"),
+    ):
+        with pytest.raises(TrackingUnavailable, match=command):
+            act()
+    subprocess.run([sys.executable, "-m", *command.split()], check=True, capture_output=True)
+    run.log_params({"lr": 1})
+    assert client.get_run(run.id).data.params == {"lr": "1"}
+
+
+def test_calibration_of_a_deleted_run_fails_before_anything_is_computed(client, tmp_path):
+    run = tracking.start_run("deleted", {})
+    client.delete_run(run.id)
+    RunFolder(tmp_path, {}, run.id, run.uri, finished=True).write()
+    with pytest.raises(TrackingUnavailable, match=f"restore --run-id {run.id}"):
+        calibrate(CalibrationConfig(str(tmp_path), str(tmp_path / "calibrated")))
+
+
+@pytest.mark.parametrize("kind", [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN])
+def test_a_server_that_refuses_the_account_is_not_said_to_be_down(kind, monkeypatch):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(kind)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{refusing.server_port}")
+        with pytest.raises(TrackingUnavailable, match="MLFLOW_TRACKING_USERNAME"):
+            tracking.start_run("refused", {})
+        refusing.shutdown()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://user:s3cret@example.org:5000/runs",
+        "https://s3cret@example.org",
+        "http://user:s3cret@@example.org",
+        "http://user:%40s3cret@example.org/a@b",
+        "postgresql+psycopg://user:s3cret@example.org/runs",
+        "postgresql://user:x/s3cret@example.org/runs",
+        "mysql://user:s3cret#x@example.org:3306/runs",
+        "postgresql://user@example.org/runs?sslmode=require&password=s3cret",
+    ],
+)
+def test_addresses_are_shown_and_stored_without_credentials(address):
+    shown = without_credentials(address)
+    assert "s3cret" not in shown
+    parts, expected = make_url(shown), make_url(address.replace("@@", "%40@"))
+    assert (parts.drivername, parts.host, parts.port, parts.database) == (
+        *(expected.drivername, expected.host),
+        *(expected.port, expected.database),
+    )
+    assert (parts.username, parts.password) == (None, None)
+    assert without_credentials(f"failed: '{address}', later") == f"failed: '{shown}', later"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://example.org:5000/a@b",
+        "http://[::1]:5000/a@b",
+        "sqlite:////home/me@work/mlflow.db",
+        "sqlite:///mlflow.db",
+        "file:///home/me@work:x/mlruns",
+        "models:/name@champion",
+        "databricks://profile",
+    ],
+)
+def test_addresses_without_credentials_are_left_alone(address):
+    assert without_credentials(address) == address
+
+
+def test_credentials_are_in_no_error_of_an_unreachable_store(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:s3cret@127.0.0.1:{port}")
+    run = tracking.TrackedRun("0" * 32, mlflow.get_tracking_uri())
+    for act in (
+        lambda: tracking.start_run("away", {}),
+        lambda: tracking.find_tracked_run("0" * 32),
+        lambda: run.log_metrics({"loss": 1.0}),
+        lambda: rcir.load(f"runs:/{'0' * 32}/retriever"),
+        lambda: register(tmp_path, "name"),
+    ):
+        with pytest.raises(rcir.RcirError) as error:
+            act()
+        assert "s3cret" not in "".join(traceback.format_exception(error.value))
+    folder = RunFolder(tmp_path, {}, "0" * 32, f"http://user:s3cret@elsewhere:{port}")
+    with pytest.raises(UntrustedFolder) as error:
+        _ = folder.tracked
+    assert "s3cret" not in str(error.value)
+    assert "s3cret" not in repr(folder)
+
+
+@pytest.mark.slow
+def test_credentials_reach_the_server_and_are_neither_printed_nor_stored(
+    server, tiny, tmp_path, monkeypatch, capfd
+):
+    address = server.address.replace("://", "://user:s3cret@")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", raising=False)
+    config = tiny("secret", epochs=1, storage=str(tmp_path))
+    (tmp_path / "secret").mkdir()
+    create_run(config, None, TrainedOn.of(load_splits(config.data)))
+    written = json.loads((tmp_path / "secret" / "run.json").read_text())
+    assert written["tracking_uri"] == server.address
+    run = train(config)  # continues with the address that is set, which has the password
+    assert run.finished
+    assert run.tracked.uri == address
+    outcome = calibrate(CalibrationConfig(str(run.path), str(tmp_path / "calibrated")))
+    assert outcome.mlflow_run
+    link = tracking.comparison_link([run.tracked, run.tracked])
+    assert link.startswith(f"{server.address}/#/compare-runs?")
+    screen = capfd.readouterr()
+    assert "s3cret" not in screen.out + screen.err + link
+    holders = [path for path in tmp_path.rglob("*") if path.is_file() and holds(path, b"s3cret")]
+    assert holders == []
+
+
+def holds(path, text):
+    return text in path.read_bytes()
 
 
 def test_relative_store_stays_the_same_in_another_folder(tmp_path, monkeypatch, new_store):

@@ -209,7 +209,7 @@ def launch(
         RcirError: what a worker raised on purpose; that is not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
-    job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracking_uri))
+    job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracked.uri))
     if not config.most_workers:
         train_here(job, callback)
         return

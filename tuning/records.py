@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.tracking import TrackedRun, require_store
+from rcir.tracking import TrackedRun, require_store, without_credentials
 
 SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
 BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
@@ -77,7 +77,7 @@ class Records:
     Attributes:
         folder: of the sweep, absolute.
         config: of the sweep, as plain values.
-        mlflow_run, tracking_uri: of the sweep's run in MLflow.
+        mlflow_run, tracking_uri: of the sweep's run in MLflow, without user and password.
         trials: by number.
         finished: whether all trials are done.
     """
@@ -89,11 +89,13 @@ class Records:
     trials: dict[int, Trial] = field(default_factory=dict)
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        self.tracking_uri = without_credentials(self.tracking_uri)
+
     @property
     def tracked(self) -> TrackedRun:
         """The sweep's run in MLflow; `UntrustedFolder` as `RunFolder.tracked`."""
-        require_store(self.tracking_uri)
-        return TrackedRun(self.mlflow_run, self.tracking_uri)
+        return TrackedRun(self.mlflow_run, require_store(self.tracking_uri))
 
     def ranked(self) -> list[Trial]:
         """The trials, the best first: those that finished, by certified size and recall.

@@ -167,7 +167,7 @@ class RunFolder:
         path: the folder.
         config: the configuration it was trained with, as plain values.
         mlflow_run: id of its MLflow run.
-        tracking_uri: the tracking store that run is in.
+        tracking_uri: the tracking store that run is in, without user and password.
         finished: whether training is complete.
     """
 
@@ -177,6 +177,10 @@ class RunFolder:
     tracking_uri: str
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        uri = tracking.without_credentials(self.tracking_uri)
+        object.__setattr__(self, "tracking_uri", uri)
+
     @property
     def tracked(self) -> tracking.TrackedRun:
         """The MLflow run.
@@ -184,8 +188,8 @@ class RunFolder:
         Raises:
             UntrustedFolder: its store is neither the configured one nor allowed.
         """
-        tracking.require_store(self.tracking_uri)
-        return tracking.TrackedRun(self.mlflow_run, self.tracking_uri)
+        uri = tracking.require_store(self.tracking_uri)
+        return tracking.TrackedRun(self.mlflow_run, uri)
 
     @property
     def data(self) -> DataConfig:
@@ -386,7 +390,7 @@ def _tracked(folder: Path, trained: RunFolder) -> dict[Split, tracking.TrackedRu
     with suppress(OSError, ValueError, LookupError, TypeError, RcirError):
         runs["validation"] = trained.tracked
         calibration = _retriever(folder)["origin"]["calibration"]
-        runs["test"] = tracking.TrackedRun(calibration, trained.tracking_uri)
+        runs["test"] = tracking.TrackedRun(calibration, trained.tracked.uri)
     return runs
 
 

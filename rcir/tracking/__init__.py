@@ -25,9 +25,11 @@ from rcir.tracking.runs import (
     comparison_link,
     find_tracked_run,
     is_chosen,
+    require_experiment,
     require_store,
     run_tag,
     start_run,
+    without_credentials,
 )
 
 __all__ = [
@@ -51,9 +53,11 @@ __all__ = [
     "log_model",
     "log_retriever",
     "read_file",
+    "require_experiment",
     "require_store",
     "run_tag",
     "set_alias",
     "start_run",
     "with_downloaded",
+    "without_credentials",
 ]

@@ -26,6 +26,7 @@ from rcir.tracking.runs import (
     reachable,
     settings,
     store_uri,
+    without_credentials,
 )
 
 LOGGED = "retriever"
@@ -88,8 +89,8 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model, ModelSignature
 
-    client = client_of(run.uri)
-    with reachable(run.uri):
+    with reachable(run.uri, run.id):
+        client = client_of(run.uri)
         experiment = client.get_run(run.id).info.experiment_id
         logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
     own: str = logged.model_id
@@ -116,7 +117,7 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
         model.save(str(local / MODEL_FILE))
         for file in parts.files:
             shutil.copy(file, local)
-        with reachable(run.uri):
+        with reachable(run.uri, run.id):
             client.log_model_artifacts(own, str(local))
             client.log_model_artifacts(own, str(parts.folder), INSIDE)
             client.finalize_logged_model(own, "READY")
@@ -126,8 +127,8 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
 
 def find_model(run: TrackedRun) -> str | None:
     """The id of a run's model, the latest if it was logged again; None if it has none."""
-    client = client_of(run.uri)
-    with reachable(run.uri):
+    with reachable(run.uri, run.id):
+        client = client_of(run.uri)
         experiment = client.get_run(run.id).info.experiment_id
         models = client.search_logged_models(
             [experiment], f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
@@ -144,7 +145,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     if model is None:
         run.log_folder(folder, LOGGED)
         return
-    with reachable(run.uri):
+    with reachable(run.uri, run.id):
         client_of(run.uri).log_model_artifacts(model, str(folder), INSIDE)
 
 
@@ -164,10 +165,11 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
         try:
             place = mlflow_package().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
         except (MlflowException, OSError, ImportError, ValueError) as error:
+            reason = without_credentials(str(error))
             raise NoRetriever(
-                f"MLflow has nothing at {uri} ({error}): check the run's id, or the name of the "
-                "model and its version or alias, and MLFLOW_TRACKING_URI"
-            ) from error
+                f"MLflow has nothing at {without_credentials(uri)} ({reason}): check the run's id, "
+                "or the name of the model and its version or alias, and MLFLOW_TRACKING_URI"
+            ) from (error if reason == str(error) else None)
         local = Path(place)
         return load(local / INSIDE if (local / MODEL_FILE).is_file() else local)
 
@@ -218,8 +220,8 @@ def create_version(
     """
     from mlflow.exceptions import MlflowException
 
-    client = client_of(run.uri)
-    with reachable(run.uri):
+    with reachable(run.uri, run.id):
+        client = client_of(run.uri)
         try:
             client.create_registered_model(name)
         except MlflowException as error:

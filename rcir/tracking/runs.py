@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from rcir.trust import allow_servers, allows_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 
 SQLITE = "sqlite:///"
@@ -40,6 +42,26 @@ LOCK_TIMEOUT = 30.0  # seconds
 SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# At the end of a run, MLflow prints its address.
+WITHOUT_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+# User and password: all that precedes the last @ of the host, or, where the password holds a
+# slash, all that precedes the next @.
+USER_AND_PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#:@\[]*:(?!\d+\b)[^\s@]*@)")
+SECRET_PARAMETER = re.compile(
+    r"(?<=[?&])((?:password|passwd|pwd|token)=)[^\s&#'\"]*", re.IGNORECASE
+)
+
+
+def without_credentials(text: str) -> str:
+    """Remove user names and passwords from the addresses in a text, to print or store it.
+
+    Example:
+        >>> without_credentials("cannot reach http://user:s3cret@example.org:5000/api")
+        'cannot reach http://example.org:5000/api'
+        >>> without_credentials("postgresql://user@example.org/runs?password=s3cret")
+        'postgresql://example.org/runs?password='
+    """
+    return SECRET_PARAMETER.sub(r"\1", USER_AND_PASSWORD.sub("", text))
 
 
 def mlflow_package() -> Any:
@@ -52,12 +74,20 @@ def mlflow_package() -> Any:
     for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").addFilter(_has_no_traceback)
+    for handler in logging.getLogger("mlflow").handlers:  # of all loggers of MLflow
+        handler.addFilter(_remove_credentials)
     return mlflow
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
     """Leave out the exceptions of a store that MLflow logs before it raises them."""
     return record.exc_info is None
+
+
+def _remove_credentials(record: logging.LogRecord) -> bool:
+    """Remove user names and passwords from what MLflow logs."""
+    record.msg, record.args = without_credentials(record.getMessage()), ()
+    return True
 
 
 def client_of(uri: str) -> MlflowClient:
@@ -109,8 +139,11 @@ def store_uri() -> str:
     return f"sqlite:///{file.absolute()}" if file else uri
 
 
-def require_store(uri: str) -> None:
-    """Check that a store which a folder names may be used.
+def require_store(uri: str) -> str:
+    """Return the address of a store that a folder names, if it may be used.
+
+    Folders hold addresses without user and password: these are those of the configured store, or
+    of `allow_store`, if it is the same one.
 
     It receives MLflow's credentials, or, if it is a local file, names where artifacts are sent.
 
@@ -118,25 +151,37 @@ def require_store(uri: str) -> None:
         UntrustedFolder: it is neither the configured store nor allowed, see `rcir.trust`: by its
             host, or a store without one by its URI.
     """
-    if uri.rstrip("/") == store_uri().rstrip("/"):
-        return
+    configured = store_uri()
+    if _same_store(uri) == _same_store(configured):
+        return configured
     host = _host_of(uri)
     if not allows_server(host):
         raise UntrustedFolder(
-            f"the run is in the tracking store {uri}, which is not the configured one: it, or a "
-            "server that it names for artifacts, would receive your files and credentials. If you "
-            f"trust it, set MLFLOW_TRACKING_URI to it, or pass --trust-server {host}"
+            f"the run is in the tracking store {without_credentials(uri)}, which is not the "
+            "configured one: it, or a server that it names for artifacts, would receive your files "
+            "and credentials. If you trust it, set MLFLOW_TRACKING_URI to it, or pass "
+            f"--trust-server {host}"
         )
+    return _allowed_stores.get(_same_store(uri), uri)
+
+
+_allowed_stores: dict[str, str] = {}  # addresses with user and password, by `_same_store`
 
 
 def allow_store(uri: str) -> None:
     """Allow a store that the program itself names, for as long as this process runs."""
     allow_servers([_host_of(uri)])
+    _allowed_stores[_same_store(uri)] = uri
+
+
+def _same_store(uri: str) -> str:
+    """Return what is equal for two addresses of one store."""
+    return without_credentials(uri).rstrip("/")
 
 
 def _host_of(uri: str) -> str:
     """Return the host of a store, or the URI of one without a host."""
-    return urlsplit(uri).hostname or uri
+    return urlsplit(uri).hostname or without_credentials(uri)
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -166,24 +211,71 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def reachable(uri: str) -> Iterator[None]:
-    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use."""
+def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
+    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use.
+
+    Neither the message nor what MLflow prints has the user and password of the store's address.
+
+    Args:
+        uri: of the store.
+        run_id: of the run that is read or written, if any: it may have been deleted.
+    """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError  # of tables that cannot be made
 
+    shown = without_credentials(uri)
     try:
-        with settings(IMPATIENT):
+        with settings(IMPATIENT if shown == uri else IMPATIENT | WITHOUT_ADDRESS):
             yield
     except (MlflowException, SQLAlchemyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        mend = "make room there, check its permissions" if sqlite_file(uri) else "start its server"
+        code = getattr(error, "error_code", None)
+        reason = without_credentials(str(error).strip().partition("\n")[0])
+        # A store that fails is not asked further questions.
+        if run_id is not None and code not in (None, *STORE_FAILS):
+            with suppress(MlflowException, SQLAlchemyError), settings(IMPATIENT):
+                _require_active(client_of(uri), run_id, uri)
+        if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
+            remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to an account of it"
+        elif code == "RESOURCE_DOES_NOT_EXIST":
+            remedy = "start again under another name if it was removed for good"
+        elif code not in (None, *STORE_FAILS):
+            remedy = "see what it says"
+        elif sqlite_file(uri):
+            remedy = "make room there, check its permissions"
+        else:
+            remedy = "start its server"
         raise TrackingUnavailable(
-            f"MLflow cannot use the tracking store {uri} ({reason}): {mend}, or set "
+            f"MLflow cannot use the tracking store {shown} ({reason}): {remedy}, or set "
             "MLFLOW_TRACKING_URI to another, for instance sqlite:///mlflow.db"
-        ) from error
+        ) from (error if shown == uri else None)  # a traceback would show the address
 
 
-EXPERIMENT = "rcir"
+STORE_FAILS = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "BAD_REQUEST")
+
+
+def _require_active(client: MlflowClient, run_id: str, uri: str) -> None:
+    """Raise `TrackingUnavailable` if a run or its experiment is deleted, and can be restored."""
+    info = client.get_run(run_id).info
+    experiment = client.get_experiment(info.experiment_id)
+    if experiment.lifecycle_stage == "deleted":
+        raise _deleted_experiment(experiment, uri)
+    if info.lifecycle_stage == "deleted":
+        raise TrackingUnavailable(
+            f"the run {run_id} in the tracking store {without_credentials(uri)} is deleted: "
+            f"restore it with `mlflow runs restore --run-id {run_id}`"
+        )
+
+
+def _deleted_experiment(experiment: Experiment, uri: str) -> TrackingUnavailable:
+    number = experiment.experiment_id
+    return TrackingUnavailable(
+        f"the experiment {experiment.name!r} in the tracking store {without_credentials(uri)} is "
+        f"deleted: restore it with `mlflow experiments restore --experiment-id {number}`, or begin "
+        f"new runs in another one: set {EXPERIMENT_VARIABLE} to its name"
+    )
+
+
+EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
 METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
 # Tags to filter and group runs by, on MLflow's page.
 KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
@@ -210,11 +302,16 @@ class TrackedRun:
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
 
+    def require_active(self) -> None:
+        """Raise `TrackingUnavailable` if the run cannot be written to, or is deleted."""
+        with reachable(self.uri, self.id):
+            _require_active(self._client, self.id, self.uri)
+
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters once; those logged before keep their first value."""
         from mlflow.entities import Param
 
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             logged = self._client.get_run(self.id).data.params
             new = [Param(name, str(value)) for name, value in params.items() if name not in logged]
             if new:
@@ -224,7 +321,7 @@ class TrackedRun:
         """Set tags."""
         from mlflow.entities import RunTag
 
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
     def log_metrics(
@@ -251,19 +348,19 @@ class TrackedRun:
         logged = [
             Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
         ]
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             for start in range(0, len(logged), METRICS_AT_ONCE):
                 self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
         """The steps of which a metric is logged."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
 
     @property
     def params(self) -> dict[str, str]:
         """The parameters that are logged."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             return dict(self._client.get_run(self.id).data.params)
 
     def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
@@ -280,7 +377,7 @@ class TrackedRun:
 
         dataset = Dataset(name, digest, source_type="rcir", source=json.dumps(source))
         used = DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.log_inputs(self.id, [used])
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
@@ -289,22 +386,22 @@ class TrackedRun:
 
         # With columns of the type for strings, MLflow makes pandas warn.
         table = pd.DataFrame(list(rows), dtype=object)
-        with reachable(self.uri), settings(SILENT):
+        with reachable(self.uri, self.id), settings(SILENT):
             self._client.log_table(self.id, table, f"tables/{name}.json")
 
     def log_figure(self, svg: str, name: str) -> None:
         """Log a figure as `figures/NAME.svg`."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.log_text(self.id, svg, f"figures/{name}.svg")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.log_artifacts(self.id, str(folder), name)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.log_artifact(self.id, str(path))
 
     @contextmanager
@@ -313,7 +410,7 @@ class TrackedRun:
 
         If another process has ended it meanwhile, which made the block fail, its status is kept.
         """
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.set_tag(self.id, OWNER_TAG, owner())
             self._client.update_run(self.id, status="RUNNING")
         try:
@@ -351,13 +448,13 @@ class TrackedRun:
     @property
     def status(self) -> str:
         """The state in MLflow: "RUNNING", or how it ended."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             status: str = self._client.get_run(self.id).info.status
         return status
 
     def end(self, status: str) -> None:
         """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""
-        with reachable(self.uri):
+        with reachable(self.uri, self.id):
             self._client.set_terminated(self.id, status)
 
 
@@ -367,10 +464,10 @@ def start_run(
     parent: TrackedRun | None = None,
     start: str | None = None,
 ) -> TrackedRun:
-    """Open a new run in the experiment "rcir".
+    """Open a new run: in the experiment of its parent, or that which MLFLOW_EXPERIMENT_NAME names.
 
-    Runs of the experiment that are marked as running, but whose process on this host has ended, are
-    marked as killed.
+    The name is "rcir" by default. Runs of the experiment that are marked as running, but whose
+    process on this host has ended, are marked as killed.
 
     Args:
         name: shown in the interface.
@@ -391,7 +488,7 @@ def start_run(
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
     with reachable(uri):
         client = client_of(uri)
-        experiment_id = _experiment(client)
+        experiment_id = _experiment(client, uri, parent)
         _close_abandoned(client, experiment_id)
         own = {OWNER_TAG: owner()}
         if start is not None:
@@ -405,18 +502,32 @@ def start_run(
     return TrackedRun(run.info.run_id, uri)
 
 
-def _experiment(client: MlflowClient) -> str:
-    """The id of the experiment, which is created if nobody else did, or does at this moment."""
+def require_experiment() -> None:
+    """Raise `TrackingUnavailable` if no run can be started in the configured store."""
+    uri = store_uri()
+    with reachable(uri):
+        _experiment(client_of(uri), uri)
+
+
+def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None) -> str:
+    """Return the id of the experiment of new runs; create it if nobody else did, or does now."""
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(EXPERIMENT)
+    name = os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
+    experiment: Experiment | None
+    if parent:
+        experiment = client.get_experiment(client.get_run(parent.id).info.experiment_id)
+    else:
+        experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return client.create_experiment(EXPERIMENT)
+            return client.create_experiment(name)
         except MlflowException:
-            experiment = client.get_experiment_by_name(EXPERIMENT)
+            experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
+    if experiment.lifecycle_stage == "deleted":
+        raise _deleted_experiment(experiment, uri)
     return experiment.experiment_id
 
 
@@ -456,12 +567,12 @@ def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
         "experiments": json.dumps([experiment], separators=(",", ":")),
         "workflowType": "machine_learning",
     }
-    return f"{uri.rstrip('/')}/#/compare-runs?{urlencode(query)}"
+    return f"{_same_store(uri)}/#/compare-runs?{urlencode(query)}"
 
 
 def run_tag(run: TrackedRun, name: str) -> str | None:
     """A tag of a run, or None."""
-    with reachable(run.uri):
+    with reachable(run.uri, run.id):
         tag: str | None = client_of(run.uri).get_run(run.id).data.tags.get(name)
     return tag
 
