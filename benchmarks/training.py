@@ -34,7 +34,6 @@ from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as Ray gives each worker one CPU
 
-import ray
 import ray.train
 import torch
 from common import DIGITS, parser, report, sized
@@ -42,6 +41,7 @@ from loops import compare_loops, dropout, vmf_over_btl
 from mlflow import MlflowClient
 
 from rcir import tracking
+from rcir.cluster import join_cluster
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
@@ -96,7 +96,7 @@ def main() -> None:
         figures |= hanging_tracker(folder)
         # Workers look where this process does, and would take this file for the package.
         sys.path[:] = [place for place in sys.path if Path(place).resolve() != HERE]
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        join_cluster()
         figures["overhead_per_epoch"] = between_epochs(folder) / 60
         figures["weak_scaling_2"] = weak_scaling(folder)
         ray.shutdown()

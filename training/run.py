@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from ray.train import UserCallback
 
 from rcir import tracking
-from rcir.cluster import cluster_tags, in_submitted_job
+from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Preprocessing, Splits, load_splits
 from rcir.data.registry import calibration_note, can_train, require_enough
@@ -198,8 +198,8 @@ def train(
             of its own.
 
     Raises:
-        InvalidConfig: the folder holds a run of another configuration, or what is written would be
-            lost with a submitted job.
+        InvalidConfig: the folder holds a run of another configuration, what is written would be
+            lost with a submitted job, or no cluster answers at RAY_ADDRESS.
         TrackingUnavailable: MLflow cannot be reached at the start or at the end. While it trains, a
             run goes on without; given again, it logs what was not logged.
         TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
@@ -219,6 +219,8 @@ def train(
     if parent is not None:  # whose store a worker does not configure
         tracking.allow_store(parent.uri)
     find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
+    if config.most_workers:
+        require_cluster()
     run = existing_run(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"

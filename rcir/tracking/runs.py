@@ -153,7 +153,7 @@ def require_store(uri: str) -> str:
     """
     configured = store_uri()
     if _same_store(uri) == _same_store(configured):
-        return configured
+        return uri if without_credentials(configured) == configured else configured
     host = _host_of(uri)
     if not allows_server(host):
         raise UntrustedFolder(
