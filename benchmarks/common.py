@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 # A benchmark may be named like the package that it measures: that one is to be found first.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 
 T = TypeVar("T")
 # Known before the command line is parsed: sizes are constants of the modules.
@@ -67,7 +73,7 @@ def report(
     figures: Mapping[str, float],
     path: Path | None,
 ) -> None:
-    """Print a table and the figures; write the figures as `{"figures": {name: number}}`."""
+    """Print a table and the figures; write the figures to a file, if one is named."""
     console = Console(width=120, highlight=False)
     table = Table(*columns, title=titled(title), title_justify="left")
     for column in table.columns[1:]:
@@ -78,4 +84,53 @@ def report(
     for name, value in figures.items():
         console.print(f"{name} = {value:.4g}")
     if path is not None:
-        path.write_text(json.dumps({"figures": dict(figures)}, indent=1))
+        write_figures(figures, path)
+
+
+def write_figures(figures: Mapping[str, float], path: Path) -> None:
+    """Write figures as JSON, with the script, commit, date and hardware that they come from."""
+    values = {
+        "script": _command_line(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": _hardware(),
+        "figures": dict(figures),
+    }
+    path.write_text(json.dumps(values, indent=1) + "\n")
+
+
+def _command_line() -> str:
+    """Return the command that runs, without the option that names the file of figures."""
+    script, *options = sys.argv
+    if "--json" in options:
+        place = options.index("--json")
+        del options[place : place + 2]
+    options = [option for option in options if not option.startswith("--json=")]
+    return shlex.join(["python", Path(script).resolve().relative_to(ROOT).as_posix(), *options])
+
+
+def _commit() -> str:
+    """Return the commit of the code, with a "+" if it was changed; "unknown" outside of git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _hardware() -> str:
+    """Return the processor, the number of its cores, and the GPU that PyTorch uses, if any."""
+    models = []
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    hardware = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        hardware += f", {torch.cuda.get_device_name()}"
+    return hardware

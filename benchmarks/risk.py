@@ -12,7 +12,8 @@ as that of the queries at hand. (c) The same for other risks. (d) Queries until 
 higher risk. (e) The rule of Cai et al. and their baselines beside score functions with the same
 bound, on simulated queries: the rank of the only match is 1 + floor(X), X exponential with a mean
 proportional to the uncertainty. Risks are exact, given the uncertainties. `--sets` without a name
-leaves out (b) and (c), the parts that need encoders.
+leaves out (b) and (c), the parts that need encoders. `--unlabelled` measures nothing but the sizes
+of (b) without labels in the gallery.
 """
 
 from __future__ import annotations
@@ -326,6 +327,28 @@ def _together(first: ImageSet, second: ImageSet) -> ImageSet:
     )
 
 
+def unlabelled_sizes(
+    folder: Path, sets: list[str]
+) -> tuple[list[tuple[str, ...]], dict[str, float]]:
+    """Measure the mean sizes of part (b) where the gallery has no labels."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float] = {}
+    for name in sets:
+        case = Case(trained(SETS[name], folder), distinct=False, labels=False)
+        score_function = case.fitted("auto")
+        for shown, fair in (("one_size", True), (f"auto ({score_function.name})", False)):
+            cells = [
+                case.measured(score_function, BOUNDS["exact"], alpha, constant=fair)
+                for alpha in ALPHAS
+            ]
+            rows.append(
+                (name, shown, *(f"{size:.2f} ({violated:.3f})" for size, violated in cells))
+            )
+            for alpha, (size, _) in zip(ALPHAS, cells, strict=True):
+                figures[f"{name}/{alpha}/{shown.partition(' ')[0]}"] = size
+    return rows, figures
+
+
 def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[str, float]]:
     """Measure part (b)."""
     rows: list[tuple[str, ...]] = []
@@ -566,10 +589,18 @@ def main() -> None:
     command = parser(__doc__)
     command.add_argument("--runs", type=Path, help="where training runs are, or go to")
     command.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
+    command.add_argument("--unlabelled", action="store_true", help="sizes without labels alone")
     options = command.parse_args()
+    levels = [f"alpha {alpha}" for alpha in ALPHAS]
+    if options.unlabelled:
+        with tempfile.TemporaryDirectory() as temporary:
+            os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")
+            rows, figures = unlabelled_sizes(options.runs or Path(temporary), options.sets)
+        title = f"mean size without labels (share of calibrations above alpha; delta {DELTA})"
+        report(title, ["data", "sizes", *levels], rows, figures, options.json)
+        return
     fast, figures = speed()
     report("(a) calibration", ["what", "seconds", "threshold"], fast, {}, None)
-    levels = [f"alpha {alpha}" for alpha in ALPHAS]
     if options.sets:
         with tempfile.TemporaryDirectory() as temporary:
             os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{temporary}/mlflow.db")

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ HELPERS = {
     "papers/tables",
 }  # modules that scripts share
 NEEDS_DATA = {
-    *("btl", "data", "frozen_uncertainties", "methods", "new_labels", "photographs"),
+    *("birds", "btl", "data", "frozen_uncertainties", "methods", "new_labels", "photographs"),
     *("uncertainties", "vectors"),
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
 }
@@ -52,9 +53,16 @@ def test_benchmark_reports_finite_figures_in_its_short_form(name, tmp_path, requ
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "SHORT FORM" in process.stdout
-    figures = json.loads(path.read_text())["figures"]
+    results = json.loads(path.read_text())
+    figures = results["figures"]
     assert figures
     assert all(map(math.isfinite, figures.values()))
+    assert results["script"] == " ".join(
+        ["python", f"benchmarks/{name}.py", "--short", *command[5:]]
+    )
+    date.fromisoformat(results["date"])
+    assert results["commit"]
+    assert results["hardware"]
 
 
 def test_the_rule_of_cai_et_al_certifies_light_tails_of_the_uncertainty_only(tmp_path):
