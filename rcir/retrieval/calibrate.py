@@ -91,6 +91,9 @@ def calibrate(
         require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
         _check_clusters(tuning, calibration)
     _check_repeats(searcher, tuning, calibration, options.recurring, like is not None)
+    if searcher.options.leave_one_out and not options.recurring:
+        tuned = None if tuning is None else tuning.results.require("queries")
+        calibration = _one_of_each_unit(searcher, tuned, calibration)
     reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
     if tuning is None and reason is not None:
         raise InvalidConfig(
@@ -157,6 +160,7 @@ def _fitted(
         coverage=coverage(searcher, calibration_queries),
         past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
+        left_out=searcher.options.left_out,
     )
     return result, (comparison, chosen)
 
@@ -189,6 +193,9 @@ def extend(
     check_searched(searcher, queries)
     check_matches(searcher, queries, are_added=True)
     require_alike(queries.results.require("queries"), calibration.calibration_queries)
+    if searcher.options.leave_one_out and not recurring:
+        before = Queries.joined([calibration.tuning_queries, calibration.calibration_queries])
+        queries = _one_of_each_unit(searcher, before, queries)
     queries = searcher.judged(queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     gallery = None if searcher.options.leave_one_out else searcher.digests
@@ -214,6 +221,8 @@ def check_recent(
     rule = calibration.main
     check_labelled(recent)
     check_searched(searcher, recent)
+    if searcher.options.leave_one_out:
+        recent = _one_of_each_unit(searcher, None, recent)
     require_alike(recent.results.require("queries"), calibration.calibration_queries)
     cluster = rule.calibration.cluster or recent.cluster
     if cluster is not None:
@@ -225,6 +234,29 @@ def check_recent(
     threshold = calibration.guarantee(request).threshold
     scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
     return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
+
+
+def _one_of_each_unit(
+    searcher: Searcher, others: Queries | None, queries: LabelledResults
+) -> LabelledResults:
+    """Return one query of each unit of a gallery whose items are left out of their own search.
+
+    Raises:
+        InvalidData: others are of the same unit.
+    """
+    added: Queries = queries.results.require("queries")
+    if others is not None:
+        units = searcher.units(others, added)
+        assert units is not None
+        shared = np.flatnonzero(np.isin(units[1], units[0]))
+        if len(shared):
+            kind = searcher.options.left_out
+            raise InvalidData(
+                f"{len(shared)} of {len(added)} calibration queries are of a {kind} that tuned or "
+                f"calibrated before (first row {shared[0]}), so that they are not independent: "
+                f"divide the queries by {kind}"
+            )
+    return queries[searcher.one_of_each_unit(added)]
 
 
 def check_labelled(queries: object) -> None:
@@ -296,14 +328,18 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
         relevant = relevance.of(searcher.relevance, results.results.require("positions"))
         if not np.array_equal(relevant, results.relevant):
             relevance = None
-    clusters = results.clusters
+    if not searcher.options.leave_one_out:  # there, results of clusters come without them
+        clusters = results.clusters
+        queries = replace(
+            queries,
+            clusters=None if clusters is None else clusters.astype(str),
+            cluster=results.cluster,
+        )
     return replace(
         queries,
         embedding=queries.embedding if needs_embeddings(searcher, uncertainty) else None,
         relevance=relevance,
         groups=results.groups,
-        clusters=None if clusters is None else clusters.astype(str),
-        cluster=results.cluster,
     )
 
 
@@ -333,6 +369,8 @@ def _report(
             CertifiedSize(alpha, size, constant, least, _new_labels_size(calibration, request))
         )
     kind = rule.calibration.cluster
+    if kind is None and calibration.left_out not in (None, "item"):
+        kind = calibration.left_out
     return CalibrationReport(
         delta=options.delta,
         n_tuning=len(rule.tuning),

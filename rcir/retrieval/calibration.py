@@ -107,6 +107,7 @@ class Calibration:
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
+        left_out: what the search of a gallery item leaves out, see `VectorOptions.left_out`.
     """
 
     rules: Mapping[Distinct, RuleSet]
@@ -121,6 +122,7 @@ class Calibration:
     coverage: Coverage | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
+    left_out: str | None = None
     _guarantees: dict[GuaranteeRequest, Guarantee] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -298,6 +300,7 @@ class Calibration:
                 rule.guarantee(request, self.chosen_among),
                 attempts=self.attempts,
                 seed=self.options.seed,
+                left_out=self.left_out,
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()

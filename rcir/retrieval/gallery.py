@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from rcir.data.labelling import (
     MISSING_VALUES,
@@ -50,6 +52,8 @@ class Gallery:
         digests: digests of the images or vectors, see `rcir.data.repeats`, (n,), or for templates
             (n, m), see `template_digests`; or None.
         items: embeddings, for an encoder that re-ranks with them; or None.
+        clusters: (n,) strings, the cluster of each item, such as the moment in which photographs
+            were taken; or None if the items are independent.
 
     Raises:
         InvalidData: lengths differ, or norms or uncertainties are not finite numbers.
@@ -61,9 +65,16 @@ class Gallery:
     uncertainty: NDArray[np.float64] | None = None
     digests: NDArray[np.bytes_] | None = None
     items: Embedding | None = None
+    clusters: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
-        dtypes = {"ids": object, "norms": np.float32, "uncertainty": np.float64, "digests": bytes}
+        dtypes = {
+            "ids": object,
+            "norms": np.float32,
+            "uncertainty": np.float64,
+            "digests": bytes,
+            "clusters": str,
+        }
         for name, dtype in dtypes.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _read_only(np.array(getattr(self, name), dtype)))
@@ -146,20 +157,59 @@ class Gallery:
         return self.digests[order], order
 
     @cached_property
-    def copies(self) -> int:
-        """The largest number of items with the same digest, at least 1; 1 for templates."""
-        if self.digests is not None and self.digests.ndim > 1:
-            return 1
-        return int(np.unique(self.by_digest[0], return_counts=True)[1].max(initial=1))
+    def units(self) -> NDArray[np.int64]:
+        """(n,) the unit of each item: items with one digest or of one cluster share their unit.
 
-    def with_digests(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """Return the positions (n, `copies`) of items with digests (n,), then -2."""
-        ascending, order = self.by_digest
-        first = np.searchsorted(ascending, digests, "left")
-        count = np.searchsorted(ascending, digests, "right") - first
-        steps = np.arange(self.copies)
+        An item is left out of a search together with its unit. Templates are units of their own.
+        """
+        n = len(self)
+        if self.digests is None or self.digests.ndim > 1:
+            return np.arange(n)
+        units: NDArray[np.int64] = np.unique(self.digests, return_inverse=True)[1]
+        if self.clusters is not None:
+            cluster = np.unique(self.clusters, return_inverse=True)[1]
+            size = max(units.max(), cluster.max()) + 1
+            links = coo_array((np.ones(n, bool), (units, size + cluster)), shape=(2 * size,) * 2)
+            units = connected_components(links, directed=False)[1][units].astype(np.int64)
+        return units
+
+    @cached_property
+    def largest_unit(self) -> int:
+        """The largest number of items that share a unit, at least 1."""
+        return int(np.unique(self.units, return_counts=True)[1].max(initial=1))
+
+    @cached_property
+    def _by_unit(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The units in ascending order, and the position of each item in that order."""
+        order = np.argsort(self.units, kind="stable")
+        return self.units[order], order
+
+    def members(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions (n, `largest_unit`) of the items of units (n,), then -1."""
+        ascending, order = self._by_unit
+        first = np.searchsorted(ascending, units, "left")
+        count = np.searchsorted(ascending, units, "right") - first
+        steps = np.arange(self.largest_unit)
         rows = np.minimum(first[:, None] + steps, len(ascending) - 1)
-        return np.where(steps < count[:, None], order[rows], -2)
+        return np.where(steps < count[:, None], order[rows], -1)
+
+    def units_of(
+        self, digests: NDArray[np.bytes_], clusters: NDArray[np.str_] | None = None
+    ) -> NDArray[np.int64]:
+        """Return the unit (n,) of queries, -1 for those that belong to none.
+
+        Args:
+            digests: (n,) of the queries; a query that is an item has the item's unit.
+            clusters: (n,) of the queries; one that is no item has the unit of its cluster.
+        """
+        units = np.full(len(digests), -1)
+        if clusters is not None and self.clusters is not None:
+            names, first = np.unique(self.clusters, return_index=True)
+            rows = np.minimum(np.searchsorted(names, clusters), len(names) - 1)
+            units = np.where(names[rows] == clusters, self.units[first[rows]], units)
+        ascending, order = self.by_digest
+        rows = np.minimum(np.searchsorted(ascending, digests), len(ascending) - 1)
+        return np.where(ascending[rows] == digests, self.units[order[rows]], units)
 
     @cached_property
     def digest(self) -> str:
@@ -172,6 +222,8 @@ class Gallery:
             arrays = arrays | self.items.arrays()
         if (self.norms != 1).any():
             arrays = arrays | {"norms": self.norms}
+        if self.clusters is not None:
+            arrays = arrays | {"units": self.units}  # the names are of no account
         for name, values in arrays.items():
             sha256.update(name.encode() + values.tobytes())
         return sha256.hexdigest()
@@ -202,6 +254,7 @@ class Gallery:
             items=None
             if self.items is None or others.items is None
             else Embedding.concatenate([self.items, others.items]),
+            clusters=both("clusters"),
         )
 
     def subset(self, rows: NDArray[np.int64]) -> Gallery:
@@ -218,6 +271,7 @@ class Gallery:
             uncertainty=selected(self.uncertainty),
             digests=selected(self.digests),
             items=selected(self.items),
+            clusters=selected(self.clusters),
         )
 
     def new_ids(self, ids: object, images: int) -> NDArray[np.object_]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rcir.embedding import Embedding
 
 Metric = Literal["cosine", "euclidean"]
+Clusters = Literal["none", "found", "passed"]
+MOMENT = "moment"  # what the clusters of a gallery are that are found
 MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2^-24 of a number
 
 
@@ -33,20 +35,37 @@ class VectorOptions:
         metric: "cosine" scales all vectors to unit length, so that the nearest by angle is the
             nearest by distance; "euclidean" leaves them as they are.
         model: name of what embedded them, with its version; vectors of another one are refused.
-        leave_one_out: True if queries may be gallery items; items with the same vector are left out
-            of their search. Otherwise such queries cannot calibrate.
+        leave_one_out: True if queries may be gallery items. Items with the same vector, and the
+            cluster of the item, are then left out of its search. Otherwise such queries cannot
+            calibrate.
+        clusters: with leave_one_out, where the clusters of the gallery's items come from: "found"
+            by `rcir.data.bursts`, "passed", or "none".
+        cluster: what a cluster is, such as "moment" or "encounter".
     """
 
     metric: Metric = "euclidean"
     model: str | None = None
     leave_one_out: bool = False
+    clusters: Clusters = "none"
+    cluster: str = MOMENT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leave_one_out", bool(self.leave_one_out))
+        if self.clusters not in get_args(Clusters):
+            raise InvalidConfig(
+                f"clusters is {self.clusters!r}; choose one of {', '.join(get_args(Clusters))}"
+            )
         if self.metric not in get_args(Metric):
             raise InvalidConfig(
                 f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
             )
+
+    @property
+    def left_out(self) -> str | None:
+        """The word for what the search of a gallery item leaves out; None if it leaves out none."""
+        if not self.leave_one_out:
+            return None
+        return "item" if self.clusters == "none" else self.cluster
 
     def checked(self, vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
         """Return vectors (n, d) ready to be searched.

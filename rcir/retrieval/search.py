@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rcir.data.bursts import find_moments
 from rcir.data.labelling import as_texts, gallery_relevance
 from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
@@ -20,6 +21,7 @@ from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import (
     DEPTH,
+    HoldsVectors,
     Index,
     IndexConfig,
     UnbuiltIndex,
@@ -35,7 +37,7 @@ from rcir.retrieval.gallery import (
     template_digests,
     templates_of,
 )
-from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
+from rcir.retrieval.queries import MOMENT, Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.encoders.batches import Embed
 
 Results = TypeVar("Results", SearchResults, LabelledResults)
+MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -66,7 +69,7 @@ class Searcher:
     Args:
         labels: labels of the gallery images, or their `Relevance`.
         depth: `max_depth`.
-        item_uncertainty, digests, items, norms: see `Gallery`; norms are 1 by default.
+        item_uncertainty, digests, items, norms, clusters: see `Gallery`; norms are 1 by default.
 
     Raises:
         InvalidConfig: only one of encoder and preprocessing is passed, or depth is below 1.
@@ -86,6 +89,7 @@ class Searcher:
         items: Embedding | None = None,
         norms: NDArray[np.float32] | None = None,
         options: VectorOptions | None = None,
+        clusters: NDArray[np.str_] | None = None,
     ) -> None:
         if encoder is not None:
             from rcir.encoders import require_encoder
@@ -97,7 +101,7 @@ class Searcher:
             labels = SameLabel(np.asarray(labels, np.int64))
         norms = np.ones(len(ids), np.float32) if norms is None else norms
         names = np.array(ids, dtype=object)
-        gallery = Gallery(names, norms, labels, item_uncertainty, digests, items)
+        gallery = Gallery(names, norms, labels, item_uncertainty, digests, items, clusters)
         check_depth(depth)
         _require_same_length(index, gallery)
         self.encoder = encoder
@@ -113,7 +117,7 @@ class Searcher:
         if self.depth < 1:
             raise InvalidData(
                 f"a gallery of {len(gallery)} items has no candidates, because an item is left out "
-                "with its exact copies: add items with other vectors"
+                f"with its exact copies and its {self.options.cluster}: add other items"
             )
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
@@ -218,6 +222,8 @@ class Searcher:
         index: IndexConfig | None = None,
         model: str | None = None,
         leave_one_out: bool = False,
+        clusters: ArrayLike | Literal["auto"] | None = "auto",
+        cluster: str = MOMENT,
     ) -> Self:
         """Index precomputed embeddings; the result still has to be calibrated.
 
@@ -233,9 +239,15 @@ class Searcher:
             uncertainty: (n,) uncertainties of the items; larger is less certain.
             depth: number of candidates searched for each query; no set is larger.
             index: configuration of the index; by default an exact one.
+            clusters: with leave_one_out, (n,) the cluster of each item, such as the encounter in
+                which it was photographed. An item is left out of its own search with its whole
+                cluster, and each cluster calibrates as one query. "auto" finds the photographs of
+                one moment (`rcir.data.bursts.find_moments`) if the items have a label each; None
+                takes all items for independent.
+            cluster: what a cluster is, such as "encounter".
 
         Raises:
-            InvalidData: vectors, ids, labels or uncertainties are unsuitable.
+            InvalidData: vectors, ids, labels, uncertainties or clusters are unsuitable.
 
         Example:
             >>> import rcir
@@ -254,6 +266,20 @@ class Searcher:
         new_ids = empty.new_ids(names, len(checked)).tolist()
         relevance, label_names = gallery_relevance(labels, new_ids)
         require_utf8(label_names.values(), "the labels of the gallery")
+        item_clusters: NDArray[np.str_] | None = None
+        if isinstance(clusters, str) and clusters == "auto":
+            item_labels = None if relevance is None else relevance.single
+            if leave_one_out and item_labels is not None:
+                options = replace(options, clusters="found")
+                item_clusters = _moments(checked, item_labels, new_ids)
+        elif clusters is not None:
+            item_clusters = _as_names(clusters, "clusters")
+            options = replace(options, clusters="passed", cluster=str(cluster))
+            if not leave_one_out:
+                raise InvalidData(
+                    "clusters of gallery items are for leave_one_out=True; pass the clusters of "
+                    "other queries to `calibrate`"
+                )
         unbuilt: Any = UnbuiltIndex(*checked.shape)
         built = cls(
             encoder=None,
@@ -266,6 +292,7 @@ class Searcher:
             digests=digests(checked),
             norms=lengths(checked),
             options=options,
+            clusters=item_clusters,
         )
         built.label_names = label_names
         built.take(build_index(checked, index))  # last, because it may create a table on a server
@@ -287,6 +314,7 @@ class Searcher:
         labels: object = None,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
+        clusters: ArrayLike | None = None,
     ) -> None:
         """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
 
@@ -299,9 +327,12 @@ class Searcher:
                 if the gallery has labels.
             uncertainty: (n,) uncertainties of vectors; required if the gallery has uncertainties.
             model: name of the model that embedded the vectors, see `VectorOptions`.
+            clusters: (n,) the cluster of each item, if and only if those of the gallery were
+                passed; moments that were found are found anew.
 
         Raises:
-            InvalidData: ids, labels, vectors or uncertainties are unsuitable; nothing was added.
+            InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
+                added.
             InvalidConfig, InvalidImage: see `embed`.
         """
         if images is None or isinstance(images, str | bytes | os.PathLike):
@@ -311,6 +342,14 @@ class Searcher:
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         require_utf8(names.values(), "the labels")
         queries = self.prepared(images, None, uncertainty, model)
+        if (clusters is None) == (self.options.clusters == "passed"):
+            raise InvalidData(
+                "pass clusters if and only if those of the gallery were passed; they are "
+                f"{self.options.clusters!r}"
+            )
+        item_clusters = None if clusters is None else _as_names(clusters, "clusters")
+        if self.options.clusters == "found":
+            item_clusters = np.asarray(new_ids, str)  # until moments are found below
         gallery = self.gallery.joined(
             Gallery(
                 ids=new_ids,
@@ -319,8 +358,11 @@ class Searcher:
                 uncertainty=queries.uncertainty,
                 digests=None if self.digests is None else queries.identified().digests,
                 items=queries.embedding,
+                clusters=item_clusters,
             )
         )
+        if self.options.clusters == "found":
+            gallery = replace(gallery, clusters=self._moments_with(queries.vectors, gallery))
         self.index.add(queries.vectors)
         self.gallery, self.label_names = gallery, names
 
@@ -337,7 +379,7 @@ class Searcher:
         if len(rows) == len(self.gallery):
             raise InvalidData("cannot remove all gallery items: keep at least one")
         remaining = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
-        if self.options.leave_one_out and len(remaining) <= remaining.copies:
+        if self.options.leave_one_out and len(remaining) <= remaining.largest_unit:
             raise InvalidData("no candidate would remain when an item is left out: keep others")
         self.index.remove(rows)
         self.gallery = remaining
@@ -384,7 +426,7 @@ class Searcher:
     @property
     def _max_left_out(self) -> int:
         """The largest number of gallery items that the search of a query leaves out."""
-        return self.gallery.copies if self.options.leave_one_out else 0
+        return self.gallery.largest_unit if self.options.leave_one_out else 0
 
     def named_labels(
         self, positions: NDArray[np.int64]
@@ -417,21 +459,21 @@ class Searcher:
         Args:
             vectors: (n, d) vectors ready to be searched.
             depth: number of candidates; by default `self.depth`.
-            left_out: (n, c) positions of items that are left out, any number below 0 for none; by
-                default `itself` with leave_one_out, and else none.
+            left_out: (n,) units of the gallery that are left out, -1 for none; by default that of
+                the gallery item with exactly the same vector with leave_one_out, and else none.
 
         Returns:
             L2 distances and positions, each (n, depth), nearest first; and one minus the cosine to
             the first candidate, (n,).
         """
         depth = depth or self.depth
-        if left_out is None and self._max_left_out:
-            left_out = self.itself(vectors)
+        if left_out is None and self.options.leave_one_out:
+            left_out = self.gallery.units_of(digests(vectors))
         if left_out is None:
             distances, positions = self.index.search(vectors, depth)
-        else:
-            distances, positions = self.index.search(vectors, depth + left_out.shape[1])
-            is_left_out = (positions[:, :, None] == left_out[:, None, :]).any(axis=2)
+        else:  # all queries search as deeply, so that an approximate index treats them alike
+            distances, positions = self.index.search(vectors, depth + self.gallery.largest_unit)
+            is_left_out = self.gallery.units[positions] == left_out[:, None]
             is_left_out &= positions >= 0
             positions = np.where(is_left_out, -1, positions)
             columns = np.argsort(is_left_out, axis=1, kind="stable")[:, :depth]
@@ -442,9 +484,44 @@ class Searcher:
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
 
-    def itself(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the positions (n, c) of gallery items with exactly the same vector, then -2."""
-        return self.gallery.with_digests(digests(vectors))
+    def units(self, *parts: Queries) -> list[NDArray[np.int64]] | None:
+        """Return the unit (n,) of the queries of each part; queries of a unit are not independent.
+
+        With leave_one_out these are the units of the gallery, and further ones for queries that
+        belong to none of them; else the clusters of the queries. None if all are independent.
+        """
+        leave_one_out = self.options.leave_one_out
+        if not leave_one_out and any(queries.clusters is None for queries in parts):
+            return None
+        names = [
+            queries.identities.astype(str) if queries.clusters is None else queries.clusters
+            for queries in parts
+        ]
+        number = np.unique(np.concatenate(names), return_inverse=True)[1] + len(self.gallery)
+        numbers = np.split(number, np.cumsum([len(queries) for queries in parts])[:-1])
+        if not leave_one_out:
+            return numbers
+        units = [self.gallery.units_of(each.identities, each.clusters) for each in parts]
+        return [np.where(u < 0, other, u) for u, other in zip(units, numbers, strict=True)]
+
+    def one_of_each_unit(self, queries: Queries) -> NDArray[np.int64]:
+        """Return the rows of one query of each unit, ascending: that with the least digest."""
+        units = self.units(queries)
+        if units is None:
+            return np.arange(len(queries))
+        order = np.argsort(queries.identities, kind="stable")
+        return np.sort(order[np.unique(units[0][order], return_index=True)[1]])
+
+    def _moments_with(self, vectors: NDArray[np.float32], gallery: Gallery) -> NDArray[np.str_]:
+        """Return the moments of a gallery to which vectors are being added."""
+        if not isinstance(self.index, HoldsVectors):
+            raise InvalidData(
+                "the moments of added items cannot be found, because the index gives no vectors "
+                "back: build the gallery anew, or pass clusters when you do"
+            )
+        before = self.index.vectors_at(np.arange(len(self.index)))
+        assert gallery.labels is not None
+        return _moments(np.concatenate([before, vectors]), gallery.labels, gallery.ids.tolist())
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, with their uncertainty if the encoder states one.
@@ -536,7 +613,9 @@ class Searcher:
             queries: the result of `prepared`.
             fingerprints: `self.fingerprints()`, stored in the results; calibration requires them.
         """
-        distances, positions, cosine = self.nearest(queries.vectors)
+        distances, positions, cosine = self.nearest(
+            queries.vectors, left_out=self._left_out(queries)
+        )
         if self.items is not None and self.encoder is not None and queries.embedding is not None:
             from rcir.encoders.rerank import reranked
 
@@ -648,31 +727,65 @@ class Searcher:
 
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
-        if self.options.leave_one_out and queries.clusters is not None:
-            raise InvalidData(
-                f"the queries come in clusters ({queries.cluster}) and may be gallery items: they "
-                "would find items of their own cluster, unlike future queries. Use queries outside "
-                f"the gallery, or keep one item per {queries.cluster} and pass no clusters"
-            )
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
         n_relevant = queries.relevance.totals(relevance)
         results = self.candidates(queries, self.fingerprints())
-        if self._max_left_out:
-            left_out = np.maximum(self.itself(queries.vectors), -1)
-            matches = queries.relevance.of(relevance, left_out)
-            n_relevant = n_relevant - np.count_nonzero(matches, axis=1)
+        if self.options.leave_one_out:
+            n_relevant = n_relevant - self._matches_left_out(queries, relevance)
+        # With leave_one_out, one query of each cluster calibrates.
+        in_clusters = not self.options.leave_one_out
         return LabelledResults(
             results,
             relevant=queries.relevance.of(relevance, results.require("positions")),
             n_relevant=n_relevant,
             groups=queries.groups,
-            clusters=queries.clusters,
-            cluster=queries.cluster,
+            clusters=queries.clusters if in_clusters else None,
+            cluster=queries.cluster if in_clusters else None,
             one_label=self.labels is not None,
             query_labels=queries.labels,
             query_label=queries.label,
         )
+
+    def _left_out(self, queries: Queries) -> NDArray[np.int64] | None:
+        """Return the unit (n,) that the search of each query leaves out, -1 for none.
+
+        Raises:
+            InvalidData: queries come in other clusters than the gallery's items.
+        """
+        if not self.options.leave_one_out:
+            return None
+        units = self.gallery.units_of(queries.identities)
+        if queries.clusters is None:
+            return units
+        if self.options.clusters != "passed":
+            raise InvalidData(
+                f"the queries come in clusters ({queries.cluster}), and the clusters of the "
+                "gallery's items were not passed: pass `clusters` when the gallery is built "
+                "(`from_embeddings`), or without the queries' clusters"
+            )
+        by_cluster = self.gallery.units_of(np.zeros_like(queries.identities), queries.clusters)
+        wrong = np.flatnonzero((units >= 0) & (units != by_cluster))
+        if len(wrong):
+            raise InvalidData(
+                f"{len(wrong)} of {len(queries)} queries are gallery items in another "
+                f"{self.options.cluster} than there, first row {wrong[0]}: pass the same clusters"
+            )
+        return by_cluster
+
+    def _matches_left_out(self, queries: Queries, relevance: Relevance) -> NDArray[np.int64]:
+        """Return how many matches (n,) the search of each query leaves out."""
+        units = self._left_out(queries)
+        assert units is not None
+        counts = np.zeros(len(queries), np.int64)
+        step = max(1, MEMBERS_AT_ONCE // self.gallery.largest_unit)
+        for start in range(0, len(queries), step):
+            rows = np.arange(start, min(start + step, len(queries)))
+            matches = queries[rows].relevance
+            assert matches is not None
+            is_match = matches.of(relevance, self.gallery.members(units[rows]))
+            counts[rows] = np.count_nonzero(is_match, axis=1)
+        return counts
 
     @property
     def uncertainties(self) -> tuple[str, ...]:
@@ -710,6 +823,17 @@ def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.flo
     return embedding.vectors.cpu().numpy(), (
         None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
     )
+
+
+def _moments(
+    vectors: NDArray[np.float32], labels: NDArray[np.int64], ids: Sequence[str]
+) -> NDArray[np.str_]:
+    """Return the moment (n,) of each item, named by the id of its first one."""
+    _, first, moments = np.unique(
+        find_moments(vectors, labels), return_index=True, return_inverse=True
+    )
+    names: NDArray[np.str_] = np.asarray(ids, str)[first[moments]]
+    return names
 
 
 def _require_same_length(index: Index, gallery: Gallery) -> None:

@@ -14,6 +14,7 @@
         relevance.safetensors     labels of the gallery items, or what else defines matches
         uncertainty.npy           uncertainties of the gallery items, if the encoder provides any
         norms.npy                 lengths of their vectors, unless all are 1
+        clusters.npy              their clusters, with which they are left out of their own search
         items.safetensors         embeddings of the gallery items, if the encoder re-ranks by them
         digests.npy               digests of the gallery items; for templates, of all pictures
         queries.safetensors       vectors, uncertainties and relevance of the queries of both splits

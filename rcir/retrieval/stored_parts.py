@@ -85,6 +85,7 @@ GALLERY_ARRAYS: dict[str, tuple[str, Any]] = {  # arrays (n,): file and type
     "uncertainty": ("uncertainty.npy", np.float64),
     "digests": ("digests.npy", DIGESTS),
     "norms": ("norms.npy", np.float32),
+    "clusters": ("clusters.npy", np.str_),
 }
 QUERY_SPLITS = ("tuning", "calibration")
 QUERY_NAMES = ("groups", "clusters")
@@ -139,7 +140,8 @@ def require_array(
     valid = len(values.shape) == len(shape) and all(
         expected in (None, length) for expected, length in zip(shape, values.shape, strict=True)
     )
-    require(valid and values.dtype == dtype, f"{what}: {values.dtype} of shape {values.shape}")
+    same = values.dtype.kind == "U" if dtype is np.str_ else values.dtype == dtype
+    require(valid and same, f"{what}: {values.dtype} of shape {values.shape}")
     if values.dtype.kind == "f":
         require(np.isfinite(values).all(), f"{what}: some numbers are NaN or infinite")
 
@@ -551,6 +553,7 @@ def load_calibration(
                 coverage=None if coverage is None else Coverage(*coverage),
                 past=Past(earlier, *(past[name] for name in PAST)),
                 attempts=check_among(description["attempts"]),
+                left_out=searcher.options.left_out,
             )
         )
         complete = calibrated.embedding is not None and (tuned.embedding is not None or not tuned)

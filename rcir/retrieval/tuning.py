@@ -254,8 +254,7 @@ def why_gallery_cannot_tune(
         return "the gallery's items have no single label each"
     if searcher.items is not None:
         return "the encoder re-ranks candidates"
-    copies = 1 if searcher.gallery.digests is None else searcher.gallery.copies
-    if len(searcher.gallery) <= copies:
+    if len(searcher.gallery) <= searcher.gallery.largest_unit:
         return "all items are copies of each other"
     if not isinstance(searcher.index, HoldsVectors):
         return "the index gives no vectors back"
@@ -283,13 +282,12 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
     vectors = index.vectors_at(rows)
-    left_out = rows[:, None]
-    if gallery.digests is not None and gallery.digests.ndim == 1:
-        left_out = gallery.with_digests(gallery.digests[rows])
-    distances, positions, cosine = searcher.nearest(vectors, left_out=left_out)
+    units = gallery.units[rows]
+    distances, positions, cosine = searcher.nearest(vectors, left_out=units)
     stated = calibration.results.require("queries").uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
-    same = (labels[left_out] == labels[rows, None]) & (left_out >= 0)
+    copies = gallery.members(units)
+    same = (labels[copies] == labels[rows, None]) & (copies >= 0)
     keys = searcher.keys(positions)
     assert keys is not None
     results = SearchResults(
@@ -357,6 +355,16 @@ def chosen_tuning(
             'tuning="labels" divides queries by label, and these come in clusters or have no '
             'single label each: choose tuning="queries", which divides by cluster'
         )
+    if tuning == "labels" and searcher.options.leave_one_out:
+        assert queries.labels is not None
+        units = searcher.units(queries)
+        assert units is not None
+        pairs = np.unique(np.stack([units[0], queries.labels]), axis=1)
+        if len(np.unique(pairs[0])) < pairs.shape[1]:
+            raise InvalidData(
+                f'tuning="labels" divides queries by label, but a {searcher.options.cluster} holds '
+                'items of several labels: choose tuning="queries"'
+            )
     if tuning != "auto":
         return tuning
     few = len(queries) < FEW_QUERIES and queries.clusters is None
@@ -392,12 +400,12 @@ def divide_queries(
     if tuning == "gallery":
         return None, queries[order]
     queries = queries[order]
-    clusters = queries.clusters
+    units = searcher.units(queries)
     if tuning == "labels":
         assert queries.labels is not None
-        clusters = queries.labels.astype(str)
-    if clusters is not None:
-        rows = draw_by_cluster(rng, clusters, {"tuning": TUNING_SHARE})
+        units = [queries.labels]
+    if units is not None:
+        rows = draw_by_cluster(rng, units[0], {"tuning": TUNING_SHARE})
     else:
         first = max(1, round(TUNING_SHARE * len(queries)))
         if first >= len(queries):
@@ -405,4 +413,7 @@ def divide_queries(
                 f"{len(queries)} queries: some must tune and others calibrate; give more"
             )
         rows = np.split(rng.permutation(len(queries)), [first])
-    return queries[rows[0]], queries[rows[1]]
+    tuned, calibrated = queries[rows[0]], queries[rows[1]]
+    if searcher.options.leave_one_out and not options.recurring:
+        calibrated = calibrated[searcher.one_of_each_unit(calibrated)]
+    return tuned, calibrated

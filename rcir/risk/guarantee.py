@@ -43,6 +43,8 @@ class Guarantee:
         seed: that divided the queries; None if it was not chosen.
         chosen_among: number of retrievers that the one that answered was chosen among, by results
             on the calibration queries; 1 without such a choice.
+        left_out: "item", or what else the search of a query left out, such as "moment", if the
+            calibration queries were items of the gallery; one query of each calibrated.
     """
 
     request: GuaranteeRequest
@@ -56,6 +58,7 @@ class Guarantee:
     query_label: str = LABEL
     attempts: int = 1
     seed: int | None = None
+    left_out: str | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
@@ -117,8 +120,15 @@ class Guarantee:
             if self.selection_threshold is None
             else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
-        queries = "queries" if self.group is None else f"queries of group {self.group!r}"
+        queries = "queries" if self.left_out is None else f"{self.left_out}s"
+        if self.group is not None:
+            queries += f" of group {self.group!r}"
+        if self.left_out is not None:
+            once = "" if self.left_out == "item" else " and counted once"
+            queries += f" drawn from this gallery, each searched without itself{once}"
         calibrated = f"the {self.n_calibration} calibration queries"
+        if self.left_out is not None:
+            calibrated = f"the {self.n_calibration} that calibrated"
         label = self.query_label
         further = f"{queries} of any further {label} like the {self.n_labels} that calibrated"
         further += f", each {label} counted alike"
@@ -127,6 +137,8 @@ class Guarantee:
             like = further
         elif self.query_labels == "any":
             like += f" and to {further}, whatever the mix of both"
+        elif self.left_out is not None:
+            like = f"{queries}, like {calibrated}"
         elif self.n_labels is not None and label == LABEL:
             like = f"{queries} of the same {self.n_labels} labels as {calibrated}"
         if self.cluster is not None:
