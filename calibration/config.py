@@ -89,6 +89,9 @@ class EvaluationConfig:
         check_levels(self.alphas, self.delta)
 
 
+NO_CLUSTERS = "none"  # in place of a column of clusters
+
+
 @dataclass(frozen=True)
 class CertificationConfig:
     """A calibration of vectors in files.
@@ -102,6 +105,10 @@ class CertificationConfig:
             neither labels nor places.
         radius: distance up to which places match.
         metric: "cosine" or "euclidean".
+        cluster: column that names the cluster of each vector, such as the encounter in which an
+            animal was photographed; "none" takes the vectors for independent. Unless given, the
+            column `cluster` if there is one; of gallery items that are queries, else the moments in
+            which they were photographed, found by `rcir.data.bursts`.
         score_function: see `CalibrationConfig`.
         tuning: what fits the set sizes. "queries": a quarter of the queries. "labels": those of a
             quarter of the labels; others calibrate, and others measure. "gallery": the gallery's
@@ -118,6 +125,7 @@ class CertificationConfig:
     matches: str | None = None
     radius: float | None = None
     metric: Metric = "cosine"
+    cluster: str | None = None
     score_function: str = "auto"
     tuning: Tuning = "auto"
     depth: int = DEPTH

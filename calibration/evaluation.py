@@ -292,6 +292,8 @@ class Evaluation:
             certified at delta divided by it, and the promise holds at delta.
         labels: which labels of the gallery calibrated, and which of them the test queries have, in
             sentences; None if queries have no single label each.
+        left_out: "item", or what else was left out of the search of queries that are gallery items,
+            such as "moment"; None if queries are no gallery items.
         other_labels: the plural of what the labels are called, if no test query has the label of a
             calibration query.
     """
@@ -317,6 +319,7 @@ class Evaluation:
     chosen_among: int = 1
     labels: str | None = None
     other_labels: str | None = None
+    left_out: str | None = None
 
     @property
     def certified(self) -> list[RiskResult]:
@@ -497,6 +500,7 @@ def evaluate(
         chosen_among=retriever.require_calibration().chosen_among,
         labels=_tested_labels(retriever, calibrated_share),
         other_labels=f"{test.query_label}s" if calibrated_share == 0 else None,
+        left_out=retriever.require_calibration().left_out,
     )
     headline = evaluation.headline
     if headline is None:

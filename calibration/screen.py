@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.status import Status
 from rich.table import Table
 
 from calibration.evaluation import Evaluation, RiskResult
 from rcir.data import ImageSet
+from rcir.data.bursts import MOMENT_SECONDS
 from rcir.index import Index
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.search import Searcher
 from rcir.risk.guarantee import stated_confidence
 from rcir.terminal import console, progress_bar
 
@@ -46,6 +49,9 @@ def promise(evaluation: Evaluation) -> str:
     if kind := evaluation.cluster:
         covered = f"queries of further clusters ({kind}, each counted alike)"
         labelled += f" in {evaluation.n_clusters} clusters"
+    elif evaluation.left_out:
+        covered = f"{evaluation.left_out}s drawn from this gallery, each searched without itself,"
+        labelled = f"{n} {evaluation.left_out}s that calibrated"
     elif evaluation.other_labels:
         covered = f"future queries with the {evaluation.other_labels} of the calibration queries"
     delta = row.delta * evaluation.chosen_among
@@ -86,6 +92,14 @@ def cost(evaluation: Evaluation) -> str | None:
 
 def limit(evaluation: Evaluation) -> str:
     """State what the guarantee does not cover."""
+    if kind := evaluation.left_out:
+        return (
+            f"The promise covers {kind}s drawn from this gallery. For new ones it is an estimate, "
+            "which needs the same labels in the same shares, photographed alike, and no bursts "
+            "beside those that were left out. Queries of labels that did not calibrate "
+            "(--query-labels) and queries from another source are not covered, nor is each kind of "
+            "query by itself: some kinds are missed more often than others."
+        )
     return (
         "The promise covers queries drawn like the calibration queries. It does not cover queries "
         "of labels that did not calibrate (that is what query_labels is for), queries from another "
@@ -228,6 +242,34 @@ def step(name: str) -> Iterator[None]:
             log.removeHandler(handler)
             log.setLevel(level)
             log.propagate = propagated
+
+
+SHOWN_MOMENTS = 3
+
+
+def print_population(searcher: Searcher) -> None:
+    """Print what queries that are gallery items leave out of their search, with three examples."""
+    options, gallery = searcher.options, searcher.gallery
+    units, counts = np.unique(gallery.units, return_counts=True)
+    several = units[counts > 1]
+    lines = ["The queries are gallery items: each is left out of its own search."]
+    if options.clusters != "none":
+        kind = options.cluster
+        lines[0] = (
+            f"The queries are gallery items, {len(gallery):,} in {len(units):,} {kind}s: each is "
+            f"left out of its own search with its whole {kind}, and each {kind} counts once."
+        )
+    if options.clusters == "found" and len(several):
+        members = gallery.members(several[:SHOWN_MOMENTS])
+        pairs = [" ~ ".join(gallery.ids[row[:2]].tolist()) for row in members]
+        lines.append(
+            f"{counts[counts > 1].sum():,} items were taken for photographs of {len(several):,} "
+            f"{kind}s, since they are far nearer to each other than to others of their label, or "
+            f"were taken within {MOMENT_SECONDS} s: {', '.join(pairs)}"
+            f"{', ...' * (len(several) > len(pairs))} (--cluster COLUMN declares clusters, "
+            "--cluster none keeps all apart)."
+        )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
 
 
 def print_reason(index: Index) -> None:

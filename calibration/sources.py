@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-from calibration.screen import print_reason, step
+from calibration.config import (
+    NO_CLUSTERS,
+    CalibrationConfig,
+    CertificationConfig,
+    EvaluationConfig,
+)
+from calibration.screen import print_population, print_reason, step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.division import draw_by_cluster
@@ -23,6 +28,7 @@ from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
 from rcir.risk import LabelledResults, required_calibration
 from rcir.risk.results import LABEL
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
 SHARES_ON_GALLERY = {"calibration": 0.75}
+CLUSTER = "cluster"  # the column of clusters, unless another one is named
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class VectorFiles(Source):
         tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
         if tuning == "labels":
             warn_of_other_labels(labelled.label)
-        divided = _divided(labelled[different], identities, config, tuning)
+        divided = _divided(retriever.searcher, labelled[different], identities, config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
             *tuned, calibration, test = (
@@ -210,13 +217,12 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """The retriever of the gallery, whose vectors are mapped into memory where it is in shards."""
     gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
     own = config.queries is None or _overlap(gallery, query_table)
-    if own:
-        console.print(
-            "The queries are gallery items: each is left out of its own search, and the guarantee "
-            "covers queries like these items.",
-            soft_wrap=True,
-        )
-    return Retriever.from_embeddings(
+    clusters: Any = "auto"
+    if own and config.cluster == NO_CLUSTERS:
+        clusters = None
+    elif own and gallery.cluster is not None:
+        clusters = gallery.cluster
+    retriever = Retriever.from_embeddings(
         gallery.vectors,
         gallery.ids,
         _gallery_labels(config, gallery),
@@ -226,7 +232,12 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
         config.index,
         gallery.model,
         leave_one_out=own,
+        clusters=clusters,
+        cluster=config.cluster or CLUSTER,
     )
+    if own:
+        print_population(retriever.searcher)
+    return retriever
 
 
 def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
@@ -284,7 +295,8 @@ def _labelled(
         query_table.uncertainty,
         query_table.model,
         query_table.group,
-        query_table.cluster,
+        None if config.cluster == NO_CLUSTERS else query_table.cluster,
+        config.cluster or CLUSTER,
     )
 
 
@@ -331,15 +343,21 @@ def _different(queries: Queries) -> NDArray[np.int64]:
 
 
 def _divided(
-    queries: Queries, names: NDArray[np.str_], config: CertificationConfig, tuning: Tuning
+    searcher: Searcher,
+    queries: Queries,
+    names: NDArray[np.str_],
+    config: CertificationConfig,
+    tuning: Tuning,
 ) -> list[NDArray[np.int64]]:
     """Return the rows that tune, if any do, that calibrate, and that measure.
 
-    Names divide the queries, so that vectors of several models are measured on the same ones.
+    Names divide the queries, so that vectors of several models are measured on the same ones. Of
+    gallery items, one of each cluster calibrates or measures.
     """
     n = len(queries)
     shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
-    clusters: NDArray[Any] | None = queries.clusters
+    units_of_queries = searcher.units(queries)
+    clusters = None if units_of_queries is None else units_of_queries[0]
     units = n if clusters is None else len(np.unique(clusters))
     alpha = max(config.alphas)
     needed = required_calibration(alpha, config.delta)
@@ -356,7 +374,10 @@ def _divided(
     if tuning == "labels":
         clusters, unit = queries.labels, f"{queries.label}s"
     if clusters is not None:
-        return [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
+        parts = [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
+        if searcher.options.leave_one_out:
+            parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
+        return parts
     numbers = [round(part * n) for part in shares.values()]
     return np.split(order[rng.permutation(n)], np.cumsum(numbers))
 

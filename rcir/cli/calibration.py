@@ -32,6 +32,12 @@ def add_certify_arguments(parser: ArgumentParser) -> None:
         "--matches", help="table of true matches: columns query and gallery, of ids"
     )
     parser.add_argument("--radius", type=float, help="distance up to which places match")
+    parser.add_argument(
+        "--cluster",
+        metavar="COLUMN",
+        help="column that names the cluster of each vector, such as an encounter, or none; by "
+        "default cluster, or else the moments of photographs in the gallery, which are found",
+    )
     parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
     parser.add_argument("--score-function", default="auto", help="how set size depends on a query")
     parser.add_argument(

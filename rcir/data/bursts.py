@@ -29,10 +29,11 @@ def count_mates(
 ) -> NDArray[np.int64]:
     """Return the number of near-copies of each item among the others of its label.
 
-    The first gap of an item is exponential whatever the item, and its mean is estimated by the
-    median over all items that have no near-copies. The nearest k others are near-copies if the k-th
-    gap is larger than in a share `FALSE_RATE` / 2^k of independent items, so that at most the share
-    `FALSE_RATE` of these is taken for members of a burst.
+    The gaps are exponential whatever the item. Their mean is estimated by the median over the items
+    without near-copies: that of the first or of the second gap, whichever is smaller, since bursts
+    of one size enlarge only one of both. The nearest k others are near-copies if the k-th gap is
+    larger than in a share `FALSE_RATE` / 2^k of independent items, so that at most the share
+    `FALSE_RATE` of these, about, is taken for members of a burst.
 
     Args:
         distances: (n, k) to the nearest others of the label, ascending, k >= 2; infinite where
@@ -59,11 +60,12 @@ def count_mates(
     limits = np.log(2.0**mates / FALSE_RATE)  # in units of the mean
     counts = np.zeros(len(distances), np.int64)
     for _ in range(ROUNDS):
-        first_gaps = gaps[exists[:, 0] & (counts == 0), 0]
-        mean = np.median(first_gaps) / np.log(2) if len(first_gaps) else 0.0
-        if not mean > 0:
+        rows = counts == 0
+        first_gaps = [gaps[rows & exists[:, k], k] for k in range(min(2, tested))]
+        means = [np.median(each) / np.log(2) for each in first_gaps if len(each)]
+        if not means or min(means) <= 0:
             break
-        is_wide = possible & (gaps > limits * mean)
+        is_wide = possible & (gaps > limits * min(means))
         before, counts = counts, (is_wide * mates).max(axis=1, initial=0)
         if np.array_equal(before, counts):
             break
@@ -74,8 +76,9 @@ def find_moments(
     vectors: NDArray[np.floating[Any]],
     labels: NDArray[np.int64],
     times: NDArray[np.floating[Any]] | None = None,
+    known: NDArray[Any] | None = None,
 ) -> NDArray[np.int64]:
-    """Return which items were photographed together, as far as vectors and times tell.
+    """Return which items were photographed together, according to vectors and capture times.
 
     Two items of a label are of one moment if each is a near-copy of the other (`count_mates`), or
     if no more than `MOMENT_SECONDS` lie between their capture times; and so are chains of such
@@ -85,6 +88,7 @@ def find_moments(
         vectors: (n, d) as they are searched.
         labels: (n,) of the items.
         times: (n,) capture times in seconds, NaN where unknown.
+        known: (n,) moments that were found before; items of one of them stay together.
 
     Returns:
         (n,) the number of each item's moment, from 0 on.
@@ -104,14 +108,16 @@ def find_moments(
     columns = positions[np.arange(NEIGHBOURS) < counts[:, None]]
     near = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(n, n)).tocsr()
     links = near.multiply(near.T)  # both have to be a near-copy of the other
+    chains = []
     if times is not None:
         order = np.lexsort([times, labels])
-        first, second = order[:-1], order[1:]
-        with np.errstate(invalid="ignore"):
-            together = (labels[first] == labels[second]) & (
-                times[second] - times[first] <= MOMENT_SECONDS
-            )
-        pairs = first[together], second[together]
+        seconds, same = np.diff(times[order]), np.diff(labels[order]) == 0
+        chains.append((order, same & (seconds <= MOMENT_SECONDS)))
+    if known is not None:
+        order = np.argsort(known, kind="stable")
+        chains.append((order, known[order][1:] == known[order][:-1]))
+    for order, together in chains:
+        pairs = order[:-1][together], order[1:][together]
         links = links + coo_array((np.ones(len(pairs[0]), bool), pairs), shape=(n, n)).tocsr()
     moments: NDArray[np.int64] = connected_components(links, directed=False)[1].astype(np.int64)
     return moments

@@ -22,6 +22,7 @@ from rcir.data.repeats import (
 )
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.index import build_index
+from rcir.metrics.labels import earlier_of_same_label
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
@@ -90,10 +91,16 @@ def calibrate(
             )
         require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
         _check_clusters(tuning, calibration)
-    _check_repeats(searcher, tuning, calibration, options.recurring, like is not None)
+    _check_repeats(searcher, tuning, calibration, options.recurring)
     if searcher.options.leave_one_out and not options.recurring:
         tuned = None if tuning is None else tuning.results.require("queries")
         calibration = _one_of_each_unit(searcher, tuned, calibration)
+    if tuning is not None and not searcher.options.leave_one_out:
+        distances, has_digests = vector_distances(searcher, tuning), searcher.digests is not None
+        warn_of_copies("queries of the tuning split", distances, has_digests)
+    others = [] if tuning is None else [tuning.results.require("vectors")]
+    compared = None if like is not None else others
+    _warn_of_likeness(searcher, "calibration queries", calibration, compared, options.recurring)
     reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
     if tuning is None and reason is not None:
         raise InvalidConfig(
@@ -369,8 +376,6 @@ def _report(
             CertifiedSize(alpha, size, constant, least, _new_labels_size(calibration, request))
         )
     kind = rule.calibration.cluster
-    if kind is None and calibration.left_out not in (None, "item"):
-        kind = calibration.left_out
     return CalibrationReport(
         delta=options.delta,
         n_tuning=len(rule.tuning),
@@ -384,6 +389,7 @@ def _report(
         chosen_among=calibration.chosen_among,
         clusters=None if kind is None else (rule.calibration.units, kind),
         tuned_on_gallery=calibration.tuned_on_gallery,
+        left_out=calibration.left_out,
         coverage=calibration.coverage,
         coverage_sentence=calibration.sentence_of(calibration.coverage)
         if calibration.coverage is not None and calibration.coverage.uncalibrated
@@ -425,30 +431,11 @@ def _check_repeats(
     tuning: LabelledResults | None,
     calibration: LabelledResults,
     recurring: bool,
-    again: bool,
 ) -> None:
-    """Raise `InvalidData` for images that occur twice, and warn of those that nearly do.
-
-    Args:
-        searcher: that searched both.
-        tuning, calibration: the two splits.
-        recurring: see `Retriever.calibrate`.
-        again: True if the queries were compared with each other before.
-    """
+    """Raise `InvalidData` for images of two splits that occur twice, see `require_no_repeats`."""
     tuned = digests([]) if tuning is None else digests_of(tuning)
-    calibrated = digests_of(calibration)
-    leave_one_out = searcher.options.leave_one_out
-    require_no_repeats(None if leave_one_out else searcher.digests, tuned, calibrated, recurring)
-    others = []
-    if tuning is not None:
-        others.append(tuning.results.require("vectors"))
-        if not leave_one_out:
-            tuning_distances = vector_distances(searcher, tuning)
-            has_digests = searcher.digests is not None
-            warn_of_copies("queries of the tuning split", tuning_distances, has_digests)
-    _warn_of_likeness(
-        searcher, "calibration queries", calibration, None if again else others, recurring
-    )
+    gallery = None if searcher.options.leave_one_out else searcher.digests
+    require_no_repeats(gallery, tuned, digests_of(calibration), recurring)
 
 
 def _warn_of_likeness(
@@ -472,7 +459,16 @@ def _warn_of_likeness(
     if not searcher.options.leave_one_out:
         warn_of_copies(name, distances, searcher.digests is not None)
     elif not recurring:
-        warn_of_gallery_bursts(name, distances, queries.relevant)
+        remedy = (
+            "pass the clusters of the gallery's items (`clusters` of `from_embeddings`, `--cluster`"
+            ' of rcir certify), or "auto", which finds moments'
+            if searcher.options.clusters == "none"
+            else f"declare larger clusters than the {searcher.options.cluster}s in use"
+        )
+        # Of each cluster the nearest: those that were left in are no bursts of the query.
+        units = searcher.gallery.units[queries.results.require("positions")]
+        first = earlier_of_same_label(units) == 0
+        warn_of_gallery_bursts(name, distances, queries.relevant & first, remedy)
     if recurring or others is None:
         return
     vectors = queries.results.require("vectors")

@@ -390,6 +390,7 @@ class CalibrationReport:
             nevertheless.
         clusters: number and kind of the clusters that the queries calibrate by, if they do.
         tuned_on_gallery: True if items of the gallery tuned in place of queries.
+        left_out: see `Calibration`.
         coverage: which labels of the gallery calibrated; None if its items have no single label.
         coverage_sentence: what that means for requests; None if all labels calibrated.
     """
@@ -406,6 +407,7 @@ class CalibrationReport:
     chosen_among: int = 1
     clusters: tuple[int, str] | None = None
     tuned_on_gallery: bool = False
+    left_out: str | None = None
     coverage: Coverage | None = None
     coverage_sentence: str | None = None
 
@@ -416,6 +418,8 @@ class CalibrationReport:
         if self.anytime:
             first += ", at every moment since this gallery was calibrated"
         queries = f"{self.n_calibration} calibration queries"
+        if self.left_out is not None:
+            queries = f"{self.n_calibration} {self.left_out}s of the gallery calibrated"
         if self.clusters is not None:
             number, kind = self.clusters
             queries += f" by {kind}, {number} of them, each counted alike"

@@ -224,6 +224,7 @@ class Searcher:
         leave_one_out: bool = False,
         clusters: ArrayLike | Literal["auto"] | None = "auto",
         cluster: str = MOMENT,
+        times: ArrayLike | None = None,
     ) -> Self:
         """Index precomputed embeddings; the result still has to be calibrated.
 
@@ -245,9 +246,11 @@ class Searcher:
                 one moment (`rcir.data.bursts.find_moments`) if the items have a label each; None
                 takes all items for independent.
             cluster: what a cluster is, such as "encounter".
+            times: for "auto", (n,) capture times in seconds, NaN where unknown: photographs of one
+                label that follow each other within a minute are of one moment, too.
 
         Raises:
-            InvalidData: vectors, ids, labels, uncertainties or clusters are unsuitable.
+            InvalidData: vectors, ids, labels, uncertainties, clusters or times are unsuitable.
 
         Example:
             >>> import rcir
@@ -271,7 +274,8 @@ class Searcher:
             item_labels = None if relevance is None else relevance.single
             if leave_one_out and item_labels is not None:
                 options = replace(options, clusters="found")
-                item_clusters = _moments(checked, item_labels, new_ids)
+                seconds = None if times is None else _as_seconds(times, len(checked))
+                item_clusters = _moments(checked, item_labels, new_ids, seconds)
         elif clusters is not None:
             item_clusters = _as_names(clusters, "clusters")
             options = replace(options, clusters="passed", cluster=str(cluster))
@@ -521,7 +525,8 @@ class Searcher:
             )
         before = self.index.vectors_at(np.arange(len(self.index)))
         assert gallery.labels is not None
-        return _moments(np.concatenate([before, vectors]), gallery.labels, gallery.ids.tolist())
+        every_vector, ids = np.concatenate([before, vectors]), gallery.ids.tolist()
+        return _moments(every_vector, gallery.labels, ids, known=gallery.clusters)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, with their uncertainty if the encoder states one.
@@ -826,12 +831,15 @@ def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.flo
 
 
 def _moments(
-    vectors: NDArray[np.float32], labels: NDArray[np.int64], ids: Sequence[str]
+    vectors: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    ids: Sequence[str],
+    times: NDArray[np.float64] | None = None,
+    known: NDArray[np.str_] | None = None,
 ) -> NDArray[np.str_]:
     """Return the moment (n,) of each item, named by the id of its first one."""
-    _, first, moments = np.unique(
-        find_moments(vectors, labels), return_index=True, return_inverse=True
-    )
+    numbers = find_moments(vectors, labels, times, known)
+    _, first, moments = np.unique(numbers, return_index=True, return_inverse=True)
     names: NDArray[np.str_] = np.asarray(ids, str)[first[moments]]
     return names
 
@@ -842,6 +850,20 @@ def _require_same_length(index: Index, gallery: Gallery) -> None:
             f"the index has {len(index)} vectors and the gallery {len(gallery)} items: pass one "
             "vector per item"
         )
+
+
+def _as_seconds(times: ArrayLike, n: int) -> NDArray[np.float64]:
+    """Return (n,) capture times as floats, or raise `InvalidData`."""
+    try:
+        seconds = np.asarray(as_numpy(times), np.float64)
+    except (TypeError, ValueError):
+        raise InvalidData("some times are not numbers: pass seconds, NaN where unknown") from None
+    if seconds.shape != (n,) or np.isinf(seconds).any():
+        raise InvalidData(
+            f"times has shape {seconds.shape} for {n} items, or is infinite: pass the seconds of "
+            "each, NaN where unknown"
+        )
+    return seconds
 
 
 def _as_names(values: object, what: str) -> NDArray[np.str_]:

@@ -98,7 +98,8 @@ def test_copies_of_queries_are_left_out(folder, capsys, queries):
     vectors, labels = (GALLERY, LABELS) if queries is None else (ASKED, ASKED_LABELS)
     rows = np.r_[np.arange(len(vectors)), :30]
     write(folder, name, vectors[rows], label=NAMES[labels[rows]])
-    own = certify(config(queries=queries, alphas=(0.3,), score_function="constant")).retriever
+    options = {"alphas": (0.3,), "score_function": "constant", "cluster": "none"}
+    own = certify(config(queries=queries, **options)).retriever
     assert f"30 of {len(rows)} queries came before among them" in capsys.readouterr().out
     asked = np.concatenate(
         [own.calibration.tuning_queries.vectors, own.calibration.calibration_queries.vectors]

@@ -421,8 +421,6 @@ def test_gallery_items_calibrate_only_where_they_are_left_out(tmp_path):
     with pytest.raises(InvalidData, match="gallery"):
         plain.calibrate(vectors, labels)
     own = leaving_out(vectors, labels)
-    with pytest.raises(InvalidData, match="burst"):
-        own.calibrate(vectors, labels, clusters=np.arange(600) // 3, cluster="burst")
     own.calibrate(vectors, labels, "quantile")
     loaded = rcir.load(own.save(tmp_path / "own"))
     for one in (own, loaded):
@@ -431,19 +429,22 @@ def test_gallery_items_calibrate_only_where_they_are_left_out(tmp_path):
     assert loaded.recalibrate() == own.recalibrate()
 
 
-@pytest.mark.parametrize(("bursts", "warned"), [(0.0, False), (0.1, True), (1.0, True)])
-def test_bursts_in_the_gallery_cause_a_warning_if_its_items_calibrate(bursts, warned):
+@pytest.mark.parametrize("clusters", ["auto", None])
+@pytest.mark.parametrize("bursts", [0.0, 0.1, 1.0])
+def test_bursts_in_the_gallery_cause_a_warning_unless_they_are_left_out(bursts, clusters):
     """A new picture finds no frame of its own burst."""
     rng = np.random.default_rng(0)
     sizes = np.where(rng.uniform(size=400) < bursts, 5, 1)
     labels = rng.integers(8, size=400)
     frames = np.repeat(CENTRES[labels] + 0.9 * rng.standard_normal((400, DIM)), sizes, axis=0)
     frames += 0.05 * rng.standard_normal(frames.shape)
-    own, labels = leaving_out(frames, np.repeat(labels, sizes)), np.repeat(labels, sizes)
+    labels = np.repeat(labels, sizes)
+    own = leaving_out(frames, labels, clusters=clusters)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         own.calibrate(frames, labels, "constant")
-    assert any("keep one image of each burst" in str(one.message) for one in caught) == warned
+    warned = any("burst" in str(one.message) for one in caught)
+    assert warned == (bursts > 0 and clusters is None)
 
 
 @pytest.mark.statistical
