@@ -99,8 +99,8 @@ def calibrate(
         distances, has_digests = vector_distances(searcher, tuning), searcher.digests is not None
         warn_of_copies("queries of the tuning split", distances, has_digests)
     others = [] if tuning is None else [tuning.results.require("vectors")]
-    compared = None if like is not None else others
-    _warn_of_likeness(searcher, "calibration queries", calibration, compared, options.recurring)
+    unchecked = None if like is not None else others
+    _warn_of_likeness(searcher, "calibration queries", calibration, unchecked, options.recurring)
     reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
     if tuning is None and reason is not None:
         raise InvalidConfig(
@@ -175,6 +175,10 @@ def _fitted(
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
     """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
     tuning, calibration = earlier.queries_to_search(searcher)
+    if searcher.options.leave_one_out:  # added items may join moments of both splits
+        units = searcher.units(tuning, calibration)
+        assert units is not None
+        calibration = calibration[~np.isin(units[1], units[0])]
     if earlier.tuned_on_gallery and (
         reason := why_gallery_cannot_tune(searcher, calibration, earlier.options)
     ):
