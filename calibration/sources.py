@@ -24,7 +24,7 @@ from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
 from rcir.data.tables import missing_column
-from rcir.data.vector_files import VectorTable, read_all_vectors, read_matches
+from rcir.data.vector_files import CLUSTER, VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
 SHARES_ON_GALLERY = {"calibration": 0.75}
-CLUSTER = "cluster"  # the column of clusters, unless another one is named
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ class VectorFiles(Source):
         """
         if self._tracks:
             tracking.require_experiment()  # fail now, not when the results are logged
-        self._table = read_all_vectors(Path(self._config.queries or self._config.gallery))
+        column = _cluster_column(self._config)
+        self._table = read_all_vectors(Path(self._config.queries or self._config.gallery), column)
         with step("index"):
             retriever = _built(self._config, self._table)
         print_reason(retriever.index)
@@ -213,10 +213,17 @@ def _vector_example(retriever: Retriever) -> Any:
 # Files of vectors
 
 
+def _cluster_column(config: CertificationConfig) -> str | None:
+    """Return the column of clusters that the configuration names, if it does."""
+    return None if config.cluster == NO_CLUSTERS else config.cluster
+
+
 def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """The retriever of the gallery, whose vectors are mapped into memory where it is in shards."""
     gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
     own = config.queries is None or _overlap(gallery, query_table)
+    if own and config.queries is not None:
+        gallery = read_all_vectors(Path(config.gallery), _cluster_column(config))
     clusters: Any = "auto"
     if own and config.cluster == NO_CLUSTERS:
         clusters = None
@@ -234,6 +241,7 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
         leave_one_out=own,
         clusters=clusters,
         cluster=config.cluster or CLUSTER,
+        times=gallery.times,
     )
     if own:
         print_population(retriever.searcher)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +31,19 @@ from rcir.files import read_array, write_file
 from rcir.stored_vectors import StoredVectors
 
 MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
-COLUMNS_READ = ("id", "group", "cluster", "vector", "label", "labels", "x", "y", "uncertainty")
+CLUSTER = "cluster"  # the column of clusters, unless another one is named
+COLUMNS_READ = (
+    "id",
+    "group",
+    CLUSTER,
+    "vector",
+    "label",
+    "labels",
+    "x",
+    "y",
+    "uncertainty",
+    "time",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +57,9 @@ class VectorTable:
         labels: (n,) whole numbers or texts, column `label`; or n lists of texts, column `labels`.
         places: (n, 2), columns `x` and `y`.
         uncertainty: (n,), column of that name.
-        group, cluster: (n,) texts, columns of that name.
+        group, cluster: (n,) texts, columns of that name; of the clusters, another one can be named.
+        times: (n,) seconds since 1970, column `time` of texts such as "2026-11-26 09:47:00" or of
+            numbers; NaN where it is empty.
         model: what embedded them.
         columns: the names of all columns or arrays of the file.
     """
@@ -57,6 +72,7 @@ class VectorTable:
     uncertainty: NDArray[np.float64] | None = None
     group: NDArray[np.str_] | None = None
     cluster: NDArray[np.str_] | None = None
+    times: NDArray[np.float64] | None = None
     model: str | None = None
     columns: tuple[str, ...] = ()
 
@@ -64,13 +80,14 @@ class VectorTable:
         return len(self.vectors)
 
 
-def read_vectors(path: Path) -> VectorTable:
+def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     """Read a file of vectors.
 
     Args:
         path: .parquet, with a column `vector` of lists of numbers of one length; .npz, with an
             array `vector` (n, d); or .npy, an array (n, d), with a table beside it of the same
             name that ends in .csv.
+        cluster: the column of the clusters; by default `cluster`, if there is one.
 
     Raises:
         DataUnavailable: there is no such file.
@@ -83,7 +100,14 @@ def read_vectors(path: Path) -> VectorTable:
     if path.suffix.lower() not in readers:
         raise InvalidData(f"{path} is none of {', '.join(readers)}: give one of these")
     try:
-        return _table(path, *readers[path.suffix.lower()](path))
+        names = (*COLUMNS_READ, cluster or CLUSTER)
+        columns, model, present = readers[path.suffix.lower()](path, names)
+        if cluster is not None:
+            if cluster not in columns:
+                raise missing_column(path, cluster, present)
+            columns[CLUSTER] = columns[cluster]
+            columns = {name: columns[name] for name in columns if name in COLUMNS_READ}
+        return _table(path, columns, model, present)
     except InvalidData:
         raise
     except Exception as error:  # whoever wrote the file
@@ -125,8 +149,8 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
 _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
 
-def _parquet(path: Path) -> _Columns:
-    columns, model, present = _parquet_columns(path, COLUMNS_READ)
+def _parquet(path: Path, names: Sequence[str]) -> _Columns:
+    columns, model, present = _parquet_columns(path, names)
     if "vector" not in columns:
         raise missing_column(path, "vector", present)
     return columns, model, present
@@ -145,22 +169,22 @@ def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
     return columns, None if model is None else model.decode(), present
 
 
-def _npz(path: Path) -> _Columns:
+def _npz(path: Path, names: Sequence[str]) -> _Columns:
     with np.load(path, allow_pickle=False) as archive:
         if "vector" not in archive:
             raise missing_column(path, "vector", list(archive))
         sizes = [
             member.file_size
             for member in archive.zip.infolist()
-            if member.filename.removesuffix(".npy") in (*COLUMNS_READ, "model")
+            if member.filename.removesuffix(".npy") in (*names, "model")
         ]
         require_room(path, "the file", sum(sizes))
-        columns = {name: archive[name] for name in archive if name in COLUMNS_READ}
+        columns = {name: archive[name] for name in archive if name in names}
         model = str(archive["model"]) if "model" in archive else None
         return columns, model, list(archive)
 
 
-def _npy(path: Path) -> _Columns:
+def _npy(path: Path, names: Sequence[str]) -> _Columns:
     beside = path.with_suffix(".csv")
     if not beside.is_file():
         raise InvalidData(
@@ -168,7 +192,7 @@ def _npy(path: Path) -> _Columns:
             "with a header, and a row for each vector"
         )
     table = read_csv(beside)
-    columns = {name: values for name, values in table.items() if name in COLUMNS_READ}
+    columns = {name: values for name, values in table.items() if name in names}
     return columns | {"vector": read_array(path)}, None, list(table)
 
 
@@ -246,10 +270,33 @@ def _table(
         places=np.column_stack([numbers["x"], numbers["y"]]) if "x" in numbers else None,
         uncertainty=numbers.get("uncertainty"),
         group=read("group", as_texts),
-        cluster=read("cluster", as_texts),
+        cluster=read(CLUSTER, as_texts),
+        times=None if "time" not in columns else _seconds(path, columns["time"]),
         model=model,
         columns=tuple(present),
     )
+
+
+def _seconds(path: Path, values: Sequence[Any]) -> NDArray[np.float64]:
+    """(n,) capture times in seconds since 1970, NaN where there is none."""
+    seconds = np.full(len(values), np.nan)
+    for row, value in enumerate(values):
+        try:
+            if isinstance(value, str) and value.strip():
+                moment = datetime.fromisoformat(value.strip())
+            elif isinstance(value, datetime):
+                moment = value
+            else:
+                seconds[row] = np.nan if value is None or isinstance(value, str) else value
+                continue
+            # Cameras state no time zone: only differences count.
+            seconds[row] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+        except (TypeError, ValueError):
+            raise InvalidData(
+                f"{path}: column time holds {printable(str(value))!r} in row {row + 1}: give times "
+                'such as "2026-11-26 09:47:00", seconds, or nothing'
+            ) from None
+    return seconds
 
 
 def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
@@ -278,7 +325,7 @@ def _array(path: Path, name: str, texts: list[str]) -> NDArray[np.str_]:
     return np.array(texts)
 
 
-SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster")
+SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
 
 
 def shard_name(number: int) -> str:
@@ -326,7 +373,7 @@ def _number(file: Path) -> int | None:
     return None if stated is None else int(stated)
 
 
-def read_shards(path: Path) -> Iterator[VectorTable]:
+def read_shards(path: Path, cluster: str | None = None) -> Iterator[VectorTable]:
     """The tables of a file of vectors, which is one, or of a folder of shards, one at a time.
 
     Raises:
@@ -337,7 +384,7 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
 
     first: VectorTable | None = None
     for file in shards_of(path):
-        table = read_vectors(file)
+        table = read_vectors(file, cluster)
         if first is None:
             first = replace(table, vectors=table.vectors[:1].copy())
         for name in (*SHARED_FIELDS, "model"):
@@ -357,7 +404,7 @@ def read_shards(path: Path) -> Iterator[VectorTable]:
         default_memory_pool().release_unused()  # keeps what was freed, shard by shard, otherwise
 
 
-def read_all_vectors(path: Path) -> VectorTable:
+def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     """The vectors of a file, or of all shards in a folder, as one table.
 
     Those of shards are mapped from a temporary file: one shard at a time is in memory.
@@ -367,7 +414,7 @@ def read_all_vectors(path: Path) -> VectorTable:
     """
     tables: list[VectorTable] = []
     stored: StoredVectors | None = None
-    for table in read_shards(path):
+    for table in read_shards(path, cluster):
         if not path.is_dir():
             return table
         stored = stored or StoredVectors(table.vectors.shape[1])

@@ -1,6 +1,7 @@
 """`rcir certify`: from files of vectors to a retriever, a report, and a measured guarantee."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -262,3 +263,63 @@ def test_items_tune_for_few_queries_and_labels_divide_on_request(folder):
     write(folder, "clusters", ASKED, label=NAMES[ASKED_LABELS], cluster=np.arange(600) // 3)
     with pytest.raises(InvalidData, match="label"):
         certify(config(queries="clusters.npz", tuning="labels", output="neither"))
+
+
+# Photographs of one moment in the gallery
+
+
+@pytest.fixture
+def bursts(folder):
+    """A gallery in which every fifth item has a second photograph, with times and encounters."""
+    rng = np.random.default_rng(3)
+    vectors, labels = drawn(400, 4)
+    twins = np.arange(0, 400, 5)
+    moments = np.r_[np.arange(400), twins]
+    vectors = np.r_[vectors, vectors[twins] + 0.005 * rng.standard_normal((80, 6))]
+    times = [f"2026-11-{1 + moment // 24:02d} {moment % 24:02d}:00:00" for moment in moments]
+    times[400:] = [time[:-2] + "40" for time in times[400:]]
+    columns = {"label": NAMES[labels[moments]], "encounter": [f"e{one}" for one in moments]}
+    write(folder, "bursts", vectors.astype(np.float32), time=np.array(times), **columns)
+    write(folder, "untimed", vectors.astype(np.float32), **columns)
+    return moments
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "kind"),
+    [
+        ("untimed", None, "moment"),
+        ("bursts", None, "moment"),
+        ("bursts", "encounter", "encounter"),
+        ("bursts", "none", "item"),
+    ],
+)
+def test_photographs_of_one_moment_count_once_unless_they_are_kept_apart(
+    bursts, capsys, name, cluster, kind
+):
+    options = {"queries": None, "score_function": "constant", "alphas": (0.3,)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = certify(config(gallery=f"{name}.npz", cluster=cluster, **options))
+    assert any("burst" in str(one.message) for one in caught) == (kind == "item")
+    searcher = outcome.retriever.searcher
+    assert searcher.options.left_out == kind
+    units = searcher.gallery.units
+    assert (units[400:] == units[bursts[400:]]).all() == (kind != "item")
+    n_units = len(np.unique(units))
+    assert n_units >= (400 if kind != "moment" else 380)
+    assert outcome.evaluation.n_calibration == pytest.approx(n_units / 2, abs=1)
+    assert outcome.evaluation.n_test == pytest.approx(n_units / 4, abs=1)
+    answer = outcome.retriever.guarantee(0.3, 0.1)
+    assert answer.left_out == kind
+    screen = capsys.readouterr().out
+    assert f"{n_units:,} {kind}s" in screen or kind == "item"
+    assert screen.count(" ~ ") == (3 if kind == "moment" else 0)  # examples
+
+
+def test_clusters_and_times_that_cannot_be_read_are_refused(bursts, folder):
+    with pytest.raises(InvalidData, match=r"encounters.*encounter"):
+        certify(config(gallery="bursts.npz", queries=None, cluster="encounters"))
+    times = np.array(["yesterday", *["2026-11-26"] * 299])
+    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=times)
+    with pytest.raises(InvalidData, match=r"time.*row 1\b"):
+        certify(config(queries=None))
