@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,12 @@ from rcir.data.repeats import (
     warn_of_gallery_bursts,
     warn_of_twins,
 )
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import build_index
 from rcir.metrics.labels import earlier_of_same_label
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
-    CertifiedSize,
     Past,
     coverage,
     needs_embeddings,
@@ -37,12 +36,13 @@ from rcir.retrieval.tuning import (
     CalibrationOptions,
     ChosenUncertainty,
     RuleSet,
+    RuleSource,
     choose_uncertainty,
-    fit_rules,
     search_items,
     why_gallery_cannot_tune,
 )
 from rcir.risk import (
+    RISKS,
     Exchangeability,
     GuaranteeRequest,
     LabelledResults,
@@ -50,7 +50,7 @@ from rcir.risk import (
     score,
 )
 from rcir.risk.request import Distinct
-from rcir.risk.selection import ComparedSizes, Fits
+from rcir.risk.selection import Fits
 
 FEWEST_TOLD = 20  # queries of which it is tested whether they come in bursts
 MAX_COMPARED, MAX_OTHERS, ITEMS = 1000, 300, 50  # in this test: drawn at random; nearest items
@@ -107,27 +107,28 @@ def calibrate(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
             'tuning="queries", or "labels" for queries of new labels'
         )
-    result, compared = _fitted(searcher, tuning, calibration, options, like)
+    result, chosen = _calibration_of(searcher, tuning, calibration, options, like)
+    _ = result.main  # raises if the tuning split is unsuitable; other rules are fitted on request
     both = tuning is not None and reason is None and calibration.clusters is None
     if both and not result.sequential:
         before = None if like is None else like.on_gallery
         result = replace(
-            result, on_gallery=_fitted(searcher, None, calibration, options, before)[0]
+            result, on_gallery=_calibration_of(searcher, None, calibration, options, before)[0]
         )
     if earlier is not None:
         result = result.after(earlier)
-    return result, _report(result, *compared)
+    return result, _report(result, chosen)
 
 
-def _fitted(
+def _calibration_of(
     searcher: Searcher,
     tuning: LabelledResults | None,
     calibration: LabelledResults,
     options: CalibrationOptions,
     like: Calibration | None,
-) -> tuple[Calibration, tuple[Mapping[Distinct, ComparedSizes], ChosenUncertainty]]:
-    """Return a calibration with rules fitted on tuning queries, or on the gallery, and what was
-    compared: score functions and uncertainties."""
+) -> tuple[Calibration, ChosenUncertainty]:
+    """Return a calibration whose rules are fitted on tuning queries, or on the gallery, when they
+    are needed, and the choice of the uncertainty."""
     tuned = search_items(searcher, calibration) if tuning is None else tuning
     chosen = (
         choose_uncertainty(searcher, tuned, options)
@@ -146,15 +147,17 @@ def _fitted(
         query_label=calibration_queries.label,
         query_keys=calibration_queries.keys,
     )
-    fits = Fits(searcher.judged(tuned, uncertainty))
-    queries = searcher.judged(calibrated, uncertainty)
-    rules: dict[Distinct, RuleSet] = {}
-    comparison: dict[Distinct, ComparedSizes] = {}
-    for distinct in (None, "label") if searcher.labels is not None else (None,):
-        if distinct is not None:
-            fits, queries = fits.first_of_each_label(), queries.first_of_each_label()
-        before = like.rules[distinct] if like else None
-        rules[distinct], comparison[distinct] = fit_rules(fits, queries, options, before)
+    before = {} if like is None else {key: one.score_functions() for key, one in like.rules.items()}
+    source = RuleSource(
+        Fits(searcher.judged(tuned, uncertainty)),
+        searcher.judged(calibrated, uncertainty),
+        options,
+        tuple(RISKS),
+        before.get(None, {}),
+    )
+    rules: dict[Distinct, RuleSet] = {None: RuleSet({}, source)}
+    if searcher.labels is not None:
+        rules["label"] = RuleSet({}, source.first_of_each_label(before.get("label", {})))
     result = Calibration(
         rules=rules,
         fingerprints=dict(searcher.fingerprints(), uncertainty=uncertainty),
@@ -169,7 +172,7 @@ def _fitted(
         attempts=like.attempts if like else 1,
         left_out=searcher.options.left_out,
     )
-    return result, (comparison, chosen)
+    return result, chosen
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
@@ -354,39 +357,16 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
     )
 
 
-def _report(
-    calibration: Calibration,
-    comparison: Mapping[Distinct, ComparedSizes],
-    chosen: ChosenUncertainty,
-) -> CalibrationReport:
+def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationReport:
     """Return the report of a calibration at the levels of its options."""
-    rule, options = calibration.main, calibration.options
-    baseline = rule.of_constant_size()
-    rows = []
-    for alpha in options.alphas:
-        request = GuaranteeRequest(alpha, options.delta, anytime=calibration.sequential)
-        constant, size, least = None, None, None
-        try:
-            certified = baseline.guarantee(request, calibration.chosen_among)
-            constant = float(baseline.calibration.sizes(certified.threshold).mean())
-        except RiskUnattainable:
-            pass
-        try:
-            threshold = calibration.guarantee(request).threshold
-            size = float(rule.calibration.sizes(threshold).mean())
-        except RiskUnattainable as error:
-            least = error.minimum_alpha
-        rows.append(
-            CertifiedSize(alpha, size, constant, least, _new_labels_size(calibration, request))
-        )
+    rule = calibration.main
     kind = rule.calibration.cluster
     return CalibrationReport(
-        delta=options.delta,
+        calibration=calibration,
+        delta=calibration.options.delta,
         n_tuning=len(rule.tuning),
         n_calibration=len(rule.calibration),
         score_function=rule.score_function.name,
-        rows=tuple(rows),
-        comparison=comparison,
         uncertainties=chosen.sizes,
         encoder_ratio=chosen.encoder_ratio,
         anytime=calibration.sequential,
@@ -399,17 +379,6 @@ def _report(
         if calibration.coverage is not None and calibration.coverage.uncalibrated
         else None,
     )
-
-
-def _new_labels_size(calibration: Calibration, request: GuaranteeRequest) -> float | None:
-    """Return the mean set size of the calibration queries that new labels need, None if refused."""
-    try:
-        request = replace(request, query_labels="new")
-        threshold = calibration.guarantee(request).threshold
-    except (InvalidConfig, RiskUnattainable):
-        return None
-    rule = calibration.for_request(request).rule_for(request)
-    return float(rule.calibration.sizes(threshold).mean())
 
 
 def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:

@@ -326,6 +326,32 @@ class Calibration:
                 break
         return guarantees
 
+    def certified_size(self, alpha: float) -> CertifiedSize:
+        """Return the mean size of the calibration queries' sets for misses, at its delta."""
+        rule = self.main
+        request = GuaranteeRequest(alpha, self.options.delta, anytime=self.sequential)
+        baseline, constant, size, least = rule.of_constant_size(), None, None, None
+        try:
+            certified = baseline.guarantee(request, self.chosen_among)
+            constant = float(baseline.calibration.sizes(certified.threshold).mean())
+        except RiskUnattainable:
+            pass
+        try:
+            size = float(rule.calibration.sizes(self.guarantee(request).threshold).mean())
+        except RiskUnattainable as error:
+            least = error.minimum_alpha
+        return CertifiedSize(alpha, size, constant, least, self._new_labels_size(request))
+
+    def _new_labels_size(self, request: GuaranteeRequest) -> float | None:
+        """Return the mean size of the sets that new labels need, None if refused."""
+        try:
+            request = replace(request, query_labels="new")
+            threshold = self.guarantee(request).threshold
+        except (InvalidConfig, RiskUnattainable):
+            return None
+        rule = self.for_request(request).rule_for(request)
+        return float(rule.calibration.sizes(threshold).mean())
+
     def extended(self, queries: LabelledResults, added: Queries, recurring: bool) -> Calibration:
         """Return the calibration with further queries; it is sequential from now on.
 
@@ -375,12 +401,12 @@ class CalibrationReport:
     """The outcome of a calibration; `str` gives a sentence and a table.
 
     Attributes:
+        calibration: the calibration itself. `rows`, `comparison` and `str` fit the rules that they
+            need, see `RuleSet`.
         delta: the level that `rows` are certified at.
         n_tuning, n_calibration: numbers of queries; n_tuning is that of gallery items if these
             tuned.
         score_function: how set sizes depend on the query.
-        rows: the miss risk at each requested alpha.
-        comparison: what "auto" compared, for sets of items (None) and of labels ("label").
         uncertainties: mean sizes of each uncertainty at each alpha, if they were compared.
         encoder_ratio: mean size with the encoder's uncertainty beside the neighbourhood, over that
             with the best other one; None if they were not compared.
@@ -395,12 +421,11 @@ class CalibrationReport:
         coverage_sentence: what that means for requests; None if all labels calibrated.
     """
 
+    calibration: Calibration = field(repr=False, compare=False)
     delta: float
     n_tuning: int
     n_calibration: int
     score_function: str
-    rows: tuple[CertifiedSize, ...]
-    comparison: Mapping[Distinct, ComparedSizes]
     uncertainties: ComparedSizes
     encoder_ratio: float | None = None
     anytime: bool = False
@@ -410,6 +435,16 @@ class CalibrationReport:
     left_out: str | None = None
     coverage: Coverage | None = None
     coverage_sentence: str | None = None
+
+    @cached_property
+    def rows(self) -> tuple[CertifiedSize, ...]:
+        """The miss risk at each requested alpha."""
+        return tuple(map(self.calibration.certified_size, self.calibration.options.alphas))
+
+    @cached_property
+    def comparison(self) -> Mapping[Distinct, ComparedSizes]:
+        """The mean sizes that "auto" compared, for sets of items (None) and of labels ("label")."""
+        return {name: rules.compared for name, rules in self.calibration.rules.items()}
 
     def __str__(self) -> str:
         first = f"With probability at least {stated_confidence(self.delta)}"

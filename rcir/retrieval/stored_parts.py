@@ -39,6 +39,7 @@ from rcir.risk import (
     score_function_class,
 )
 from rcir.risk.bounds import check_among
+from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct
 from rcir.risk.results import LABEL
 from rcir.trust import require_servers
@@ -619,8 +620,7 @@ def _rules(
             described["bound"],
         )
 
-    main = rule("main")
-    return RuleSet(main, {risk: rule(risk) for risk in score_functions if risk != "main"})
+    return RuleSet({MISS.name if risk == "main" else risk: rule(risk) for risk in score_functions})
 
 
 def _score_function(name: str, state: Arrays) -> ScoreFunction:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from threading import RLock
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -35,6 +36,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
+from rcir.risk.score_functions import ScoreFunction
 from rcir.risk.selection import (
     ComparedSizes,
     Fits,
@@ -107,22 +109,123 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class RuleSet:
-    """The rules that size sets of items, or sets of labels.
+class RuleSource:
+    """What rules are fitted on when a request needs them first; the rules depend on nothing else.
 
     Attributes:
-        main: for misses, for several risks together, and for all risks without a rule of their own.
-        by_risk: rules with another score function, by the name of the risk.
+        fits: of the tuning split.
+        calibration: the calibration queries, which are only scored.
+        options: how to calibrate.
+        risks: names of the risks that may have a rule of their own.
+        score_functions: names of the score functions by risk, if they were chosen before; the
+            options decide for the others.
     """
 
-    main: SetRule
-    by_risk: Mapping[str, SetRule] = field(default_factory=dict)
+    fits: Fits
+    calibration: LabelledResults
+    options: CalibrationOptions
+    risks: tuple[str, ...]
+    score_functions: Mapping[str, str] = field(default_factory=dict)
+
+    def first_of_each_label(self, score_functions: Mapping[str, str]) -> RuleSource:
+        """Return the source of the rules that size sets of labels."""
+        return replace(
+            self,
+            fits=self.fits.first_of_each_label(),
+            calibration=self.calibration.first_of_each_label(),
+            score_functions=score_functions,
+        )
+
+    def has_own_rule(self, risk: str) -> bool:
+        """Return True if a risk has a score function of its own."""
+        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
+
+    def choose(self, risk: str) -> tuple[ScoreFunction, ComparedSizes]:
+        """Return the fitted score function of a risk, and what was compared for it."""
+        split = self.fits.split
+        names = self.score_functions
+        return fit_score_function(
+            names.get(risk, names.get(MISS.name, self.options.score_function)),
+            split.results,
+            split.relevant,
+            self.options.alphas,
+            self.options.delta,
+            risk,
+            split.n_relevant,
+            self.fits,
+        )
+
+    def rule(self, score_function: ScoreFunction) -> SetRule:
+        """Return the rule of a fitted score function."""
+        return SetRule(
+            score_function,
+            score(score_function, self.fits.split),
+            score(score_function, self.calibration),
+            self.options.bound,
+        )
+
+
+_FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
+
+
+@dataclass(frozen=True, eq=False)
+class RuleSet:
+    """The rules that size sets of items, or sets of labels, each fitted when it is needed first.
+
+    Attributes:
+        fitted: the rules that are fitted, by the name of the risk. Without a source, all other
+            risks are answered by the rule of the miss risk.
+        source: what the other rules are fitted on; None if all are fitted.
+    """
+
+    fitted: dict[str, SetRule]
+    source: RuleSource | None = None
+    _compared: dict[str, ComparedSizes] = field(default_factory=dict)
+
+    @property
+    def main(self) -> SetRule:
+        """The rule for misses, for several risks, and for risks without a rule of their own."""
+        return self.of_risk(MISS.name)
+
+    @property
+    def by_risk(self) -> dict[str, SetRule]:
+        """The rules with another score function than the main one, by the name of the risk."""
+        names = self.fitted if self.source is None else self.source.risks
+        rules = {name: self.of_risk(name) for name in names}
+        return {name: rule for name, rule in rules.items() if rule is not self.main}
+
+    @property
+    def compared(self) -> ComparedSizes:
+        """The mean sizes that were compared for the miss risk; none if it is loaded."""
+        _ = self.main
+        return self._compared.get(MISS.name, {})
+
+    def of_risk(self, risk: str) -> SetRule:
+        """Return the rule of a risk, which is fitted if it is not yet."""
+        rule = self.fitted.get(risk)
+        if rule is not None:
+            return rule
+        if self.source is None or not (risk == MISS.name or self.source.has_own_rule(risk)):
+            return self.main
+        with _FITTING:
+            if risk not in self.fitted:
+                score_function, self._compared[risk] = self.source.choose(risk)
+                alike = [
+                    rule
+                    for rule in self.fitted.values()
+                    if rule.score_function.name == score_function.name
+                ]
+                self.fitted[risk] = alike[0] if alike else self.source.rule(score_function)
+        return self.fitted[risk]
 
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
         """Return the rule that answers a request."""
-        if isinstance(request.alpha, Mapping):
-            return self.main
-        return self.by_risk.get(request.risk, self.main)
+        return self.main if isinstance(request.alpha, Mapping) else self.of_risk(request.risk)
+
+    def score_functions(self) -> dict[str, str]:
+        """Return the name of the score function of each risk that may have its own."""
+        names = self.fitted if self.source is None else (MISS.name, *self.source.risks)
+        return {name: self.of_risk(name).score_function.name for name in names}
 
     def extended(self, queries: LabelledResults) -> RuleSet:
         """Return the rules with further calibration queries.
@@ -144,56 +247,8 @@ class RuleSet:
             before = replace(rule.calibration, query_keys=None)  # labels are counted no more
             return replace(rule, calibration=before.joined(added))
 
-        by_risk = {risk: extended(rule) for risk, rule in self.by_risk.items()}
-        return RuleSet(extended(self.main), by_risk)
-
-
-def fit_rules(
-    fits: Fits,
-    calibration: LabelledResults,
-    options: CalibrationOptions,
-    like: RuleSet | None = None,
-) -> tuple[RuleSet, ComparedSizes]:
-    """Fit a score function for every risk, and score the calibration queries with it.
-
-    Args:
-        fits: of the tuning split.
-        calibration: the calibration queries, which are only scored.
-        options: how to calibrate.
-        like: rules whose kinds of score functions are kept; else they are chosen.
-
-    Returns:
-        The rules, and what was compared for the miss risk.
-    """
-    tuning = fits.split
-    by_score_function: dict[str, SetRule] = {}
-
-    def fit(risk: str) -> tuple[SetRule, ComparedSizes]:
-        before = None if like is None else like.by_risk.get(risk, like.main).score_function.name
-        fitted, compared = fit_score_function(
-            before or options.score_function,
-            tuning.results,
-            tuning.relevant,
-            options.alphas,
-            options.delta,
-            risk,
-            tuning.n_relevant,
-            fits,
-        )
-        if fitted.name not in by_score_function:
-            by_score_function[fitted.name] = SetRule(
-                fitted, score(fitted, tuning), score(fitted, calibration), options.bound
-            )
-        return by_score_function[fitted.name], compared
-
-    main, compared = fit(MISS.name)
-    by_risk = {}
-    for name, risk in RISKS.items():
-        if risk.fits_own_scores(tuning.n_relevant):
-            rule, _ = fit(name)
-            if rule is not main:
-                by_risk[name] = rule
-    return RuleSet(main, by_risk), compared
+        rules = {MISS.name: self.main, **self.by_risk}
+        return RuleSet({risk: extended(rule) for risk, rule in rules.items()})
 
 
 @dataclass(frozen=True)

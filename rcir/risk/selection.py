@@ -53,14 +53,19 @@ class Fits:
 
     Attributes:
         split: the tuning split.
+        items: fits on all items, if the split has the nearest item of each label alone. Score
+            functions that rank labels are those of all items.
     """
 
     split: LabelledResults
+    items: Fits | None = None
     _fitted: dict[tuple[str, int | None], ScoreFunction] = field(default_factory=dict)
     _cross_fitted: dict[str, ScoredResults] = field(default_factory=dict)
 
     def fitted(self, kind: type[ScoreFunction], held_out: int | None = None) -> ScoreFunction:
         """Return a score function fitted on all queries, or on those outside of a fold."""
+        if kind.ranks_labels and self.items is not None:
+            return self.items.fitted(kind, held_out)
         key = (kind.name, held_out)
         if key not in self._fitted:
             split = self.split
@@ -81,9 +86,8 @@ class Fits:
         return self._cross_fitted[kind.name]
 
     def first_of_each_label(self) -> Fits:
-        """Return fits on the nearest item of each label; those that rank labels are kept."""
-        kept = {key: fitted for key, fitted in self._fitted.items() if fitted.ranks_labels}
-        return Fits(self.split.first_of_each_label(), kept)
+        """Return fits on the nearest item of each label."""
+        return Fits(self.split.first_of_each_label(), self)
 
 
 def check_score_function(name: str) -> None:

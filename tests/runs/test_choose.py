@@ -121,7 +121,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     assert "calibrate again" in refused(one, two)
     retriever = Retriever.load(three / "retriever")
     main = replace(retriever.calibration.main, bound="hoeffding")
-    rules = {**retriever.calibration.rules, None: RuleSet(main)}
+    rules = {**retriever.calibration.rules, None: RuleSet({"miss": main})}
     retriever.calibration = replace(retriever.calibration, rules=rules)
     retriever.save(three / "retriever")
     assert "--bound binomial" in refused(one, three)

@@ -1,0 +1,84 @@
+"""Rules are fitted when a request needs them first, and do not depend on the order of requests."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.risk.learned import MatchProbability
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(20, size=900)
+VECTORS = RNG.normal(size=(20, 8))[LABELS] + 0.9 * RNG.normal(size=(900, 8))
+REQUESTS = [
+    {"alpha": 0.2},
+    {"alpha": 0.4, "distinct": "label"},
+    {"alpha": 0.7, "risk": "recall"},
+    {"alpha": 0.9, "risk": "false-discovery"},
+    {"alpha": {"miss": 0.3, "recall": 0.9}},
+    {"alpha": 0.5, "query_labels": "new"},
+    {"alpha": 0.9, "query_labels": "any", "risk": "recall"},
+]
+
+
+def calibrated():
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
+    retriever.calibrate(VECTORS[400:], LABELS[400:])
+    return retriever
+
+
+def thresholds(retriever, requests):
+    return [retriever.guarantee(delta=0.1, **request).threshold for request in requests]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return thresholds(calibrated(), REQUESTS)
+
+
+def test_the_rule_of_a_risk_is_fitted_by_its_first_request_and_no_other(monkeypatch):
+    fit, calls = MatchProbability.fit, []  # only risks of all matches compare it
+    counted = classmethod(lambda cls, *data: calls.append(1) or fit(*data))
+    monkeypatch.setattr(MatchProbability, "fit", counted)
+    retriever = calibrated()
+    thresholds(retriever, REQUESTS[:2])
+    assert not calls
+    thresholds(retriever, REQUESTS[2:3])
+    number = len(calls)
+    assert number
+    thresholds(retriever, REQUESTS[:3])
+    assert len(calls) == number
+
+
+def test_the_order_of_requests_makes_no_difference(expected):
+    assert thresholds(calibrated(), REQUESTS[::-1]) == expected[::-1]
+
+
+def test_a_saved_retriever_answers_what_was_not_requested_before(expected, tmp_path):
+    loaded = rcir.load(calibrated().save(tmp_path / "saved"))
+    assert thresholds(loaded, REQUESTS) == expected
+    assert all(rules.source is None for rules in loaded.calibration.rules.values())
+
+
+def test_a_pickled_retriever_answers_what_was_not_requested_before(expected):
+    assert thresholds(pickle.loads(pickle.dumps(calibrated())), REQUESTS) == expected
+
+
+def test_threads_that_request_a_rule_together_get_the_same_one(expected):
+    retriever = calibrated()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: thresholds(retriever, REQUESTS), range(8)))
+    assert results == [expected] * 8
+    rules = retriever.calibration.rules[None]
+    assert rules.of_risk("recall") is rules.fitted["recall"]
+
+
+def test_the_report_fits_what_it_shows(expected):
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
+    report = retriever.calibrate(VECTORS[400:], LABELS[400:])
+    assert not retriever.calibration.rules["label"].fitted
+    assert report.comparison["label"]["constant"].keys() == {0.05, 0.1, 0.2}
+    assert retriever.calibration.rules["label"].fitted.keys() == {"miss"}
+    assert thresholds(retriever, REQUESTS) == expected
