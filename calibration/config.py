@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rcir.data.division import QueryDivision
+from rcir.data.rejects import check_max_rejects
 from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.options import ALPHAS, DELTA
@@ -39,6 +40,9 @@ class CalibrationConfig:
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
         ood: data set whose test images are queried too: does uncertainty detect them?
+        max_rejects: unreadable images of gallery, queries and `ood` that are left out: a number, or
+            a share below 1. All of them are listed in `calibration-rejects.csv` in the output, also
+            if there are more, which is an error.
         num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. A
             calibration that was interrupted goes on where it was.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
@@ -57,12 +61,14 @@ class CalibrationConfig:
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
     ood: str | None = None
+    max_rejects: float = 0
     num_workers: int = 0
     use_gpu: bool = False
 
     def __post_init__(self) -> None:
         check_levels(self.alphas, self.delta)
         check_uncertainty(self.query_uncertainty)
+        check_max_rejects(self.max_rejects)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         check_depth(self.depth)

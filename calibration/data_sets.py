@@ -28,9 +28,18 @@ from rcir.data import (
     with_cluster,
     without_repeats,
 )
+from rcir.data.preprocessing import Preprocessing
 from rcir.data.registry import find_dataset
+from rcir.data.rejects import (
+    REJECTS_FILE,
+    read_rejects,
+    splits_without,
+    tolerate,
+    unreadable,
+    without,
+)
 from rcir.encoders.embedder import Embedder
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
 from rcir.registry.logged_model import image_example
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
@@ -38,6 +47,8 @@ from rcir.runs import folder as runs
 from rcir.runs.folder import TrainedOn, classes_of
 from rcir.runs.results import names_digest
 from rcir.terminal import console
+
+CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the training's own table
 
 
 class TrainedRun(Source):
@@ -51,7 +62,7 @@ class TrainedRun(Source):
     """
 
     def __init__(self, config: CalibrationConfig, output: Path) -> None:
-        self._config = config
+        self._config, self._output = config, output
         self._embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
 
     def open(self) -> Retriever:
@@ -60,7 +71,7 @@ class TrainedRun(Source):
         Raises:
             InvalidData: there is no such run, or it is not finished; or it trained on what is to
                 certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
-            InvalidImage: of an image that cannot be read.
+            InvalidImage: more images than `max_rejects` cannot be read.
             InvalidConfig: there is no GPU to use.
             UntrustedFolder: the run names a class or a tracking store that is not allowed.
             TrackingUnavailable: the run in MLflow cannot be written to.
@@ -73,14 +84,19 @@ class TrainedRun(Source):
         if config.queries is not None:
             data = replace(data, options={**data.options, "queries": config.queries})
         encoder, trained = run.encoder(), TrainedOn.read(run.path)
-        splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
+        rejects = read_rejects(run.path / REJECTS_FILE)
+        splits = load_splits(data, partial(console.print, soft_wrap=True), rejects)
+        outside = images_outside(run.data, config.ood)
+        rejects |= self._unreadable(splits, outside, run.preprocessing)
+        splits = _without_repeats(splits_without(splits, rejects))
         trained.require_unseen(splits)
         if warning := cluster_warning(splits, cluster):
             print(f"warning: {warning}", file=sys.stderr)
         if data.options.get("queries") == "new-labels":
             _warn_of_new_labels(splits, trained)
         check_group(splits, config.group)
-        self._splits, self._outside = splits, images_outside(run.data, config.ood)
+        self._splits = splits
+        self._outside = None if outside is None else without(outside, rejects)
         with embedding("gallery", splits.gallery, self._embedder) as watched:
             retriever = Retriever.build(
                 encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
@@ -93,8 +109,22 @@ class TrainedRun(Source):
             "run": run.mlflow_run,
             "group": config.group,
             "cluster": cluster,
+            "rejects": sorted(rejects),
         }
         return retriever
+
+    def _unreadable(
+        self, splits: Splits, outside: ImageSet | None, preprocessing: Preprocessing
+    ) -> dict[str, str]:
+        """Return ids and reasons of the images that cannot be read; raise if they are too many."""
+        parts = [splits.gallery, splits.tuning, splits.calibration, splits.test]
+        parts += [] if outside is None else [outside]
+        with step("unreadable images"):
+            rejects = unreadable(parts, preprocessing)
+        n, table = sum(map(len, parts)), self._output / CALIBRATION_REJECTS
+        if line := tolerate(rejects, n, self._config.max_rejects, table):
+            console.print(printable(line), soft_wrap=True)
+        return rejects
 
     def search(self, retriever: Retriever) -> Opened:
         """See `Source`."""
@@ -151,7 +181,10 @@ class StoredRetriever(Source):
                 f"{config.retriever} has changed since calibration: calibrate again"
             )
         self._data = data = from_plain(DataConfig, retriever.origin["data"])
-        splits = _without_repeats(load_splits(data, partial(console.print, soft_wrap=True)))
+        rejects = retriever.origin.get("rejects", ())
+        splits = _without_repeats(
+            load_splits(data, partial(console.print, soft_wrap=True), rejects)
+        )
         if not _is_of(retriever, splits.gallery):
             raise InvalidData(
                 f"{data.name} gives another gallery than the one in {config.retriever}: restore "

@@ -1,5 +1,6 @@
 """`rcir embed`: the vectors it writes, what it does after an interruption, and its errors."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from rcir.cli import main
 from rcir.data.images import to_pixels
 from rcir.data.vector_files import read_all_vectors
-from rcir.errors import InvalidData
+from rcir.errors import DataUnavailable, InvalidData
 from rcir.runs.folder import find_run
 
 MODEL = "timm:test_resnet"
@@ -141,6 +142,97 @@ def test_interrupted_command_does_not_read_images_again(
     assert sorted(path.name for path in tmp_path.glob("x.*")) == ["x.parquet"]
 
 
+@pytest.fixture
+def spoilt(photos):
+    """The folder with ten more pictures, of which four cannot be read, and their names."""
+    rng = np.random.default_rng(1)
+    for number in range(10):
+        image = Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8))
+        image.save(photos / "pear" / f"{number + 2}.png")
+    half = (photos / "pear" / "3.png").read_bytes()[:500]
+    contents = {"pear/3.png": half, "pear/4.png": b"", "apple/3.jpg": b"<html>"}
+    for name, content in contents.items():
+        (photos / name).write_bytes(content)
+    (photos / "pear" / "11.png").write_bytes(half)
+    return photos, ["apple/3.jpg", "pear/11.png", "pear/3.png", "pear/4.png"]
+
+
+def rejects_of(path):
+    with path.open(newline="") as file:
+        return {row["id"]: row["reason"] for row in csv.DictReader(file)}
+
+
+def test_unreadable_pictures_are_all_listed_and_the_others_embedded(
+    spoilt, options, monkeypatch, tmp_path, capsys
+):
+    photos, bad = spoilt
+    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 3)  # one block has no readable picture
+    arguments = ("--output", "x.parquet", *options)
+    for few in ((), ("--max-rejects", "3"), ("--max-rejects", "0.28")):
+        line = error_of(capsys, photos, *arguments, *few)
+        assert "4 of 14" in line
+        assert "--max-rejects" in line
+        assert "x.rejects.csv" in line
+        assert [name in line for name in bad] == [True, True, True, False]
+        assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad
+        assert not (tmp_path / "x.parquet").exists()
+
+    reader = Mock(wraps=Image.open)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", reader)
+        table = embed(photos, "x.parquet", "--max-rejects", "0.29", *options)
+    assert reader.call_count == 0  # the readable ones were embedded before
+    assert "4 of 14" in capsys.readouterr().out
+    assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad
+    for name in bad:
+        (photos / name).unlink()
+    whole = embed(photos, "whole.parquet", *options)
+    assert table["id"].to_pylist() == whole["id"].to_pylist()
+    assert table["label"].to_pylist() == whole["label"].to_pylist()
+    assert_same_vectors(vectors_of(table), vectors_of(whole))
+    assert sorted(path.name for path in tmp_path.glob("x.*")) == ["x.parquet", "x.rejects.csv"]
+    embed(photos, "x.parquet", *options)
+    assert not (tmp_path / "x.rejects.csv").exists()
+
+
+def test_shards_leave_out_unreadable_pictures_also_when_continued(
+    spoilt, options, tmp_path, capsys
+):
+    photos, bad = spoilt
+    folder = tmp_path / "x"
+    arguments = (photos, "--output", "x", *options, "--shards", "2")
+    assert "4 of 14" in error_of(capsys, *arguments)
+    with pytest.raises(DataUnavailable):  # nothing reads what is not whole
+        read_all_vectors(folder)
+    tolerant = ("--shards", "2", "--max-rejects", "4")
+    first = embed_shards(photos, folder, *options, *tolerant)
+    before = times(folder)
+    assert [len(part) for part in first] == [5, 5]
+    again = embed_shards(photos, folder, *options, *tolerant)
+    assert times(folder) == before
+    assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad
+    assert [part["id"].to_pylist() for part in again] == [part["id"].to_pylist() for part in first]
+
+    # Repaired, a picture is embedded, in its own shard.
+    Image.new("RGB", (60, 80), (9, 99, 199)).save(photos / "pear" / "4.png")
+    repaired = embed_shards(photos, folder, *options, *tolerant)
+    assert "pear/4.png" in repaired[1]["id"].to_pylist()
+    assert times(folder)["part-00000.parquet"] == before["part-00000.parquet"]
+    assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad[:3]
+    assert read_all_vectors(folder).ids == [
+        id for part in repaired for id in part["id"].to_pylist()
+    ]
+
+
+def test_a_shard_without_any_readable_picture_is_refused(photos, options, capsys):
+    (photos / "apple" / "1.png").write_bytes(b"")
+    line = error_of(
+        *(capsys, photos, "--output", "x", *options, "--shards", "3", "--max-rejects", "2")
+    )
+    assert "part-00000" in line
+    assert "apple/1.png" in line
+
+
 def test_table_of_paths_adds_its_columns(photos, options):
     rows = ["path,key,x,y,shop", "pear/1.png,p,1,2,north", "apple/1.png,a,3,4,"]
     (photos / "t.csv").write_text("\n".join(rows))
@@ -247,6 +339,13 @@ def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_clust
     table = embed(photos, "x.parquet", *options, "--num_workers", "2")
     assert table.schema == alone.schema
     assert_same_vectors(vectors_of(table), vectors_of(alone))
+
+    (photos / "apple" / "3.png").write_bytes(b"no picture")
+    tolerant = ("--num_workers", "2", "--max-rejects", "1")
+    table = embed(photos, "y.parquet", *options, *tolerant)
+    assert table["id"].to_pylist() == alone["id"].to_pylist()
+    assert_same_vectors(vectors_of(table), vectors_of(alone))
+    assert list(rejects_of(Path("y.rejects.csv"))) == ["apple/3.png"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         check_encoder,
         check_images,
         check_places,
+        readable_splits,
         run_lock,
         started_once,
         train,
@@ -37,7 +38,7 @@ _HOMES = {
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": (
         *("as_json", "check_encoder", "check_images", "check_places"),
-        *("run_lock", "started_once", "train", "with_defaults"),
+        *("readable_splits", "run_lock", "started_once", "train", "with_defaults"),
     ),
     "training.validation": ("fold_roles",),
 }
@@ -55,6 +56,7 @@ __all__ = [
     "last_epoch",
     "member_configs",
     "override",
+    "readable_splits",
     "restore_validation",
     "run_lock",
     "started_once",

@@ -14,6 +14,7 @@ import torch
 
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
+from rcir.data.rejects import check_max_rejects
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method, model_preprocessing
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
@@ -162,6 +163,9 @@ class TrainingConfig:
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
         threads: of the processor, per process; None for as many as torch, or Ray, takes. How many
             add up a sum decides its last digits: runs repeat each other with the same number.
+        max_rejects: unreadable training and validation images that are left out: a number, or a
+            share below 1. All of them are listed in `rejects.csv` in the folder of the run, also
+            if there are more, which is an error.
         compile: let torch.compile fuse the encoder for training; takes a minute to start.
         precision: of the backbone while it is trained; "bfloat16" is several times as fast where
             the processor has it. Weights, heads and losses stay in float32, and so does all
@@ -196,6 +200,7 @@ class TrainingConfig:
     max_failures: int = 3
     use_gpu: bool = False
     threads: int | None = None
+    max_rejects: float = 0
     compile: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     data: DataConfig = field(default_factory=DataConfig)
@@ -217,6 +222,7 @@ class TrainingConfig:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
+        check_max_rejects(self.max_rejects)
         if not 0 <= self.min_delta < 1:
             raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
         if self.threads is not None and self.threads < 1:

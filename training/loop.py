@@ -23,6 +23,7 @@ from torch import nn
 
 from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data import ImageSet, data_root, load_splits
+from rcir.data.rejects import REJECTS_FILE, read_rejects
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder, build_encoder
 from rcir.encoders.batches import BATCH, embed
@@ -121,7 +122,7 @@ def _train(
         keep_freed_memory()
     config, folder = job.config, Path(job.folder)
 
-    splits = load_splits(config.data)
+    splits = load_splits(config.data, rejects=read_rejects(folder / REJECTS_FILE))
     with torch.random.fork_rng(_generators(workers)):
         torch.manual_seed(config.seed)
         encoder = build_encoder(

@@ -20,17 +20,18 @@ from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Preprocessing, Splits, load_splits
 from rcir.data.registry import calibration_note, can_train, require_enough
+from rcir.data.rejects import REJECTS_FILE, splits_without, tolerate, unreadable, write_rejects
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.files import write_file
 from rcir.index import find_index
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
-from rcir.terminal import console
+from rcir.terminal import console, progress_bar
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
 from training.config import (
@@ -181,6 +182,7 @@ def train(
     config: TrainingConfig,
     parent: tracking.TrackedRun | None = None,
     callback: UserCallback | None = None,
+    rejects: Mapping[str, str] | None = None,
 ) -> RunFolder:
     """Train an encoder, or continue the run that its folder holds.
 
@@ -196,6 +198,8 @@ def train(
             process and thread, without a context, where it may stop the run with `SystemExit`. It
             is not called for the members of an encoder that is made of others, which has no epochs
             of its own.
+        rejects: ids and reasons of the images that are left out, since they cannot be read; None
+            to look for them, see `readable_splits`.
 
     Raises:
         InvalidConfig: the folder holds a run of another configuration, what is written would be
@@ -205,6 +209,7 @@ def train(
         TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
             latter two, it continues from the last checkpoint.
         DataUnavailable, InvalidData: of the data set.
+        InvalidImage: more images than `config.max_rejects` cannot be read.
         MissingPackage: FAISS is not installed.
 
     Example:
@@ -230,6 +235,9 @@ def train(
     tell = partial(console.print, soft_wrap=True) if parent is None else None
     splits = load_splits(config.data, tell)
     require_enough(config.data, splits)
+    splits, rejects = readable_splits(config, splits, folder_of(config), rejects)
+    if rejects:
+        require_enough(config.data, splits)
     if tell and (note := calibration_note(splits)):
         tell(note)
     check_encoder(config)
@@ -250,11 +258,50 @@ def train(
                 "under another name, with micro-batches to spare"
             )
         begun = {name: run.config[name] for name in ("micro_batches", "batch")}
-        return _finished(replace(config, **begun, batch_per_worker=None), run, splits, callback)
+        config = replace(config, **begun, batch_per_worker=None)
+        return _finished(config, run, splits, callback, rejects)
+
+
+def readable_splits(
+    config: TrainingConfig,
+    splits: Splits,
+    folder: Path,
+    rejects: Mapping[str, str] | None = None,
+) -> tuple[Splits, Mapping[str, str]]:
+    """Return the splits without the training and validation images that cannot be read.
+
+    Args:
+        config: of the training.
+        splits: of its data set.
+        folder: where `rejects.csv` is written.
+        rejects: the images that cannot be read; None to decode all to find them.
+
+    Returns:
+        The splits, and the ids of what was left out, with the reasons.
+
+    Raises:
+        InvalidImage: more images than `config.max_rejects` cannot be read.
+    """
+    parts = (splits.train, splits.validation)
+    if rejects is None:
+        bar = progress_bar()
+        task = bar.add_task("checking images", total=sum(map(len, parts)))
+        with bar:
+            rejects = unreadable(parts, config.preprocessing, partial(bar.advance, task))
+        table = folder / REJECTS_FILE
+        if line := tolerate(rejects, sum(map(len, parts)), config.max_rejects, table):
+            console.print(printable(line), soft_wrap=True)
+    elif rejects:
+        write_rejects(folder / REJECTS_FILE, rejects)
+    return splits_without(splits, rejects), rejects
 
 
 def _finished(
-    config: TrainingConfig, run: RunFolder, splits: Splits, callback: UserCallback | None
+    config: TrainingConfig,
+    run: RunFolder,
+    splits: Splits,
+    callback: UserCallback | None,
+    rejects: Mapping[str, str],
 ) -> RunFolder:
     """Train what is not trained yet, choose the weights, log."""
     run.tracked.log_params(flatten(run.config))
@@ -264,7 +311,7 @@ def _finished(
         if config.encoder.freeze:  # by all workers at once, for those who train
             on_features(config, splits, _built(config, config.encoder), runs, config.most_workers)
         if members:
-            encoder, validation = _train_members(config, run, members), None
+            encoder, validation = _train_members(config, run, members, rejects), None
         elif not _trains(_dry(config)):
             encoder, validation = _built(config, config.encoder).eval(), None
         else:
@@ -404,10 +451,13 @@ def _dry(config: TrainingConfig) -> Encoder:
 
 
 def _train_members(
-    config: TrainingConfig, run: RunFolder, members: Sequence[TrainingConfig]
+    config: TrainingConfig,
+    run: RunFolder,
+    members: Sequence[TrainingConfig],
+    rejects: Mapping[str, str],
 ) -> Encoder:
     """Train the members of an encoder side by side, and put them together."""
-    jobs = [partial(train, member, run.tracked) for member in members]
+    jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
     logs = {folder_of(member) / LOG: f"{member.name}: " for member in members}
     with followed(logs):
         trained = side_by_side(jobs, on_ray=config.most_workers > 0)

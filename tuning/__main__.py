@@ -32,7 +32,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> i
         from calibration import CalibrationConfig, calibrate, print_evaluation
 
         levels = tuple(sorted({*CalibrationConfig.alphas, config.alpha}))
-        outcome = calibrate(CalibrationConfig(str(run.path), alphas=levels, delta=config.delta))
+        outcome = calibrate(
+            CalibrationConfig(
+                str(run.path),
+                alphas=levels,
+                delta=config.delta,
+                max_rejects=config.training.max_rejects,
+            )
+        )
         print_evaluation(outcome.evaluation)
         print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     return 0

@@ -34,6 +34,7 @@ from training import (
     check_images,
     check_places,
     fold_roles,
+    readable_splits,
     run_lock,
     started_once,
     with_defaults,
@@ -192,14 +193,14 @@ def sweep(config: TuningConfig) -> Records:
     all_values = None  # where the trials cannot be drawn before any is trained
     if config.search != "tpe":
         all_values = draw(config.training, config.space, config.trials, config.seed)
-    _check_trials(config, all_values)
+    rejects = _check_trials(config, all_values, folder)
     join_cluster()
     at_once = trials_at_once(config)
     with run_lock(folder):
         # Another process may have begun it meanwhile.
         records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
-            done = _run(config, records, all_values, at_once)
+            done = _run(config, records, all_values, at_once, rejects)
             publish_sweep(records)
             records.finished = done
             records.write()
@@ -207,7 +208,11 @@ def sweep(config: TuningConfig) -> Records:
 
 
 def _run(
-    config: TuningConfig, records: Records, all_values: list[Values] | None, at_once: int
+    config: TuningConfig,
+    records: Records,
+    all_values: list[Values] | None,
+    at_once: int,
+    rejects: Mapping[str, str],
 ) -> bool:
     """Train; whether nothing is left to train."""
     total = config.trials if all_values is None else len(all_values)
@@ -225,7 +230,9 @@ def _run(
     # What Ray gives a trial; so that it can be repeated elsewhere.
     training = replace(config.training, data=data, threads=config.training.threads or 1)
     ended = {number: trial.state for number, trial in records.trials.items() if trial.done}
-    plan = Plan(replace(config, training=training), str(records.folder), records.tracked, ended)
+    plan = Plan(
+        replace(config, training=training), str(records.folder), records.tracked, ended, rejects
+    )
     watch = TrialWatch(config, records, total)
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
     tuner = tune.Tuner(
@@ -304,9 +311,12 @@ def _settings() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _check_trials(config: TuningConfig, all_values: list[Values] | None) -> None:
-    """Check that trials can be trained and compared, before any is."""
+def _check_trials(
+    config: TuningConfig, all_values: list[Values] | None, folder: Path
+) -> Mapping[str, str]:
+    """Check that trials can be trained and compared, before any is; return the rejects."""
     splits = load_splits(config.training.data, partial(console.print, soft_wrap=True))
+    splits, rejects = readable_splits(config.training, splits, folder)
     each = [with_values(config.training, values) for values in all_values or ()]
     for training in each or variations(config.training, config.space):
         check_encoder(training)
@@ -320,6 +330,7 @@ def _check_trials(config: TuningConfig, all_values: list[Values] | None) -> None
             f"and alpha {config.alpha:g} with delta {config.delta:g} takes {needed} at least; have "
             "more, or ask for a larger alpha"
         )
+    return rejects
 
 
 def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:

@@ -48,12 +48,14 @@ class Plan:
         folder: of the sweep.
         parent: the sweep's run in MLflow.
         ended: the trials that ended already, by number, and how.
+        rejects: ids and reasons of the images that are left out, since they cannot be read.
     """
 
     config: TuningConfig
     folder: str
     parent: TrackedRun
     ended: Mapping[int, State]
+    rejects: Mapping[str, str]
 
 
 def run_trial(given: dict[str, Any], plan: Plan) -> None:
@@ -111,7 +113,7 @@ def _train_one(plan: Plan, config: TrainingConfig, seed: int, callback: Epochs |
     one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
     with run_lock(Path(plan.folder) / one.name, ORPHANED):
         pass
-    return train(one, plan.parent, callback)
+    return train(one, plan.parent, callback, plan.rejects)
 
 
 def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:

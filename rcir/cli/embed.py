@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rcir.data.datasets.user_images import Pictures
     from rcir.data.preprocessing import Preprocessing
+    from rcir.embedding import Embedding
     from rcir.encoders import Encoder
-    from rcir.encoders.embedder import Embedder
 
 
 def add_embed_arguments(parser: ArgumentParser) -> None:
@@ -50,6 +50,14 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
     parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
+    parser.add_argument(
+        "--max-rejects",
+        type=float,
+        default=0.01,
+        help="unreadable pictures that are left out: a number, or a share below 1 (default: "
+        "0.01); NAME.rejects.csv beside the output lists all of them, also if there are more, "
+        "which is an error",
+    )
     parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
 
 
@@ -63,8 +71,9 @@ def add_max_pixels(parser: ArgumentParser) -> None:
 def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
     from rcir.data.datasets.user_images import list_pictures
+    from rcir.data.rejects import allowed_rejects, check_max_rejects, tolerate
     from rcir.encoders.embedder import Embedder
-    from rcir.errors import InvalidConfig, printable
+    from rcir.errors import InvalidConfig, InvalidImage, printable
     from rcir.terminal import console, progress_bar
     from rcir.torch_settings import keep_freed_memory
 
@@ -79,6 +88,7 @@ def run_embed(options: Namespace) -> None:
             f"--output is {output}: give a file that ends in .parquet, in a folder that is there; "
             "or, with --shards and a number from 1, a folder"
         )
+    check_max_rejects(options.max_rejects, "--max-rejects")
     pictures = list_pictures(options.pictures)
     for note in pictures.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
@@ -90,6 +100,8 @@ def run_embed(options: Namespace) -> None:
     task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
     dim = 0
+    rejects: dict[str, str] = {}
+    allowed = allowed_rejects(options.max_rejects, len(pictures))
     embedding = Embedder(
         options.num_workers,
         options.use_gpu,
@@ -104,37 +116,60 @@ def run_embed(options: Namespace) -> None:
             source = None
             if shards is not None:
                 source = _source(encoder, preprocessing, some)
-                if known := _written(file, some, name, source):
-                    dim = known
+                if written := _written(file, some, name, source):
+                    dim, earlier = written
+                    rejects |= earlier
                     embedder.clear()
                     bar.advance(task, len(some))
                     continue
-            dim = _embed(embedder, encoder, preprocessing, some, file, name, shards or 1, source)
-    contents = f"{len(pictures):,} vectors of {dim} numbers, by {name}"
+            vectors, bad_rows = embedder.embed_readable(encoder, preprocessing, some.paths)
+            bad = {some.ids[row]: reason for row, reason in bad_rows.items()}
+            rejects |= bad
+            # Else the parts are kept: what is embedded is not embedded again.
+            if len(rejects) <= allowed:
+                if vectors is None:
+                    raise InvalidImage(
+                        f"none of the {len(some):,} pictures for {file} can be read, for instance "
+                        f"{some.ids[0]}: {bad_rows[0]}; leave them out, or write fewer shards"
+                    )
+                some = some.without(bad_rows)
+                dim = _write(vectors, some, file, name, shards or 1, source, bad)
+                embedder.clear()
+    table = output.with_name(f"{output.name.removesuffix('.parquet')}.rejects.csv")
+    if line := tolerate(rejects, len(pictures), options.max_rejects, table):
+        console.print(printable(line), soft_wrap=True)
+    contents = f"{len(pictures) - len(rejects):,} vectors of {dim} numbers, by {name}"
     console.print(f"{output}: {contents}", soft_wrap=True)
 
 
-def _embed(
-    embedder: Embedder,
-    encoder: Encoder,
-    preprocessing: Preprocessing,
+def _write(
+    embedding: Embedding,
     pictures: Pictures,
     file: Path,
     model: str,
     shards: int,
     source: str | None,
+    rejects: Mapping[str, str],
 ) -> int:
-    """Embed pictures into one file; returns the number of dimensions."""
+    """Write the vectors of pictures to one file; returns the number of dimensions."""
     import numpy as np
 
     from rcir.data.vector_files import write_vectors
 
-    embedding = embedder(encoder, preprocessing, pictures.paths)
     vectors = embedding.vectors.numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     uncertainty = None if embedding.uncertainty is None else embedding.uncertainty.numpy()
-    write_vectors(file, vectors, pictures.ids, pictures.columns, uncertainty, model, shards, source)
-    embedder.clear()
+    write_vectors(
+        file,
+        vectors,
+        pictures.ids,
+        pictures.columns,
+        uncertainty,
+        model,
+        shards,
+        source,
+        rejects,
+    )
     return int(vectors.shape[1])
 
 
@@ -177,16 +212,18 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | None:
+def _written(
+    file: Path, pictures: Pictures, model: str, source: str
+) -> tuple[int, dict[str, str]] | None:
     """The dimensions of the vectors in a file that was written before, of the same pictures as they
-    are now, with what is known of them now; None if there is none.
+    are now, with what is known of them now, and its rejects; None if there is none.
 
     Raises:
         InvalidConfig: it is of other pictures, or of another model.
     """
     from pyarrow import ArrowException, parquet
 
-    from rcir.data.vector_files import MODEL, SOURCE
+    from rcir.data.vector_files import MODEL, REJECTS, SOURCE
     from rcir.errors import InvalidConfig
 
     if not file.exists():
@@ -198,11 +235,15 @@ def _written(file: Path, pictures: Pictures, model: str, source: str) -> int | N
         raise InvalidConfig(f"{file} is no shard of vectors ({error}): remove it") from error
     metadata = table.schema.metadata or {}
     same = metadata.get(MODEL.encode()) == model.encode()
-    if not same or table["id"].to_pylist() != list(pictures.ids):
+    rejects: dict[str, str] = json.loads(metadata.get(REJECTS.encode(), "{}"))
+    ids = [name for name in pictures.ids if name not in rejects]
+    if not same or table["id"].to_pylist() != ids:
         raise InvalidConfig(
             f"{file} is of other pictures, or of another model: remove it, or choose another folder"
         )
-    return int(dim) if metadata.get(SOURCE.encode()) == source.encode() else None
+    if metadata.get(SOURCE.encode()) != source.encode():
+        return None
+    return int(dim), rejects
 
 
 def _model(

@@ -18,6 +18,7 @@ from rcir.data.images import (
     ImageLike,
     Interpolation,
     Resizing,
+    faults,
     read_image,
     read_images,
 )
@@ -129,6 +130,11 @@ class Preprocessing:
                 return resizing.batch(np.stack(arrays))
         pixels = torch.from_numpy(read_images(images, self.channels, resizing, self.max_pixels))
         return pixels[:, None] if self.channels == 1 else pixels.permute(0, 3, 1, 2)
+
+    def faults(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> dict[int, str]:
+        """Rows of the images that cannot be read, each with the reason."""
+        reasons = faults([*images], self.max_pixels)
+        return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (n, channels, *size) as normalised float32."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import signature
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rcir.data.division import PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
+from rcir.data.rejects import splits_without
 from rcir.data.relevance import Relevance, WithinRadius, asking, database_of
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import ALPHA, DELTA, require_options
@@ -443,12 +444,18 @@ def data_root(config: DataConfig) -> Path:
     return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
 
 
-def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None) -> Splits:
+def load_splits(
+    config: DataConfig,
+    tell: Callable[[str], object] | None = None,
+    rejects: Collection[str] = (),
+) -> Splits:
     """The splits of the configured data set.
 
     Args:
         config: which.
         tell: is called with one line if files, or images of an index, are left out.
+        rejects: ids of images that cannot be read. The set is divided with them, and they are left
+            out of the splits.
 
     Raises:
         InvalidConfig: no such data set, or no such option.
@@ -471,11 +478,12 @@ def load_splits(config: DataConfig, tell: Callable[[str], object] | None = None)
             "environment variable RCIR_DATA"
         )
     try:
-        return dataset.load(root, config.seed, tell, **options)
+        splits = dataset.load(root, config.seed, tell, **options)
     except InvalidData as error:
         if hint := _hint(config):
             raise InvalidData(f"{error}; {hint}") from error
         raise
+    return splits_without(splits, rejects)
 
 
 def require_enough(config: DataConfig, splits: Splits) -> None:

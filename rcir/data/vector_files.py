@@ -437,6 +437,7 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
 
 
 SOURCE = "rcir.source"  # in the metadata: a digest of what the vectors were made of
+REJECTS = "rcir.rejects"  # in the metadata, as JSON: ids and reasons
 
 
 def write_vectors(
@@ -448,6 +449,7 @@ def write_vectors(
     model: str,
     shards: int = 1,
     source: str | None = None,
+    rejects: Mapping[str, str] | None = None,
 ) -> None:
     """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
 
@@ -467,6 +469,8 @@ def write_vectors(
             `rcir.data.vector_files`.
         source: a digest of what they were made of, which goes into the metadata as
             ``rcir.source``.
+        rejects: ids and reasons of the pictures that were left out, since they cannot be read,
+            which go into the metadata as ``rcir.rejects``.
 
     Raises:
         InvalidData: columns differ in length, or one has the name of those above.
@@ -507,6 +511,7 @@ def write_vectors(
     }
     metadata = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
     metadata |= {} if source is None else {SOURCE: source}
+    metadata |= {REJECTS: json.dumps(dict(rejects))} if rejects else {}
     table = pyarrow.table(arrays).replace_schema_metadata(metadata)
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, InvalidImage
 from rcir.losses import fuse_gaussians
 
 BATCH = 128  # images in a forward pass
@@ -37,6 +37,35 @@ def embed_block(
     """Embed images that fit into memory, in batches, on the device of the encoder."""
     batches = _batches(encoder, preprocessing, images, batch)
     return Embedding.concatenate([encoder.embed(batch) for batch in batches])
+
+
+def embed_readable(
+    encoder: Encoder,
+    preprocessing: Preprocessing,
+    images: Images,
+    batch: int = BATCH,
+    leave_out: bool = True,
+) -> tuple[Embedding | None, dict[int, str]]:
+    """Embed those images of a block that can be read.
+
+    Args:
+        encoder, preprocessing, images, batch: see `embed_block`.
+        leave_out: False to raise `InvalidImage` if any cannot be read.
+
+    Returns:
+        The embedding of the readable images, in their order, None without any; and the rows of the
+        others, each with the reason.
+    """
+    try:
+        return embed_block(encoder, preprocessing, images, batch), {}
+    except InvalidImage:
+        rejects = preprocessing.faults(images) if leave_out else {}
+        if not rejects:
+            raise
+    readable = [images[row] for row in range(len(images)) if row not in rejects]
+    if not readable:
+        return None, rejects
+    return embed_block(encoder, preprocessing, readable, batch), rejects
 
 
 def draw_samples(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Tensor | None:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import BATCH, blocks_of, embed_block
+from rcir.encoders.batches import BATCH, blocks_of, embed_readable
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rcir.encoders.replicas import Replicas
 
 PART = "part-"  # how the name of the file of a block begins
+REJECTS = "rejects"  # in its metadata: rows and reasons of the images that cannot be read
 
 
 @dataclass(frozen=True)
@@ -75,26 +76,59 @@ class Embedder:
             InvalidImage: of an image that cannot be read.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
+        embedding, _ = self._blocks(encoder, preprocessing, images, leave_out=False)
+        assert embedding is not None
+        return embedding
+
+    def embed_readable(
+        self, encoder: Encoder, preprocessing: Preprocessing, images: Images
+    ) -> tuple[Embedding | None, dict[int, str]]:
+        """Embed those images that can be read.
+
+        Returns:
+            The embedding of the readable images, in their order, None without any; and the rows of
+            the others, each with the reason.
+
+        Raises:
+            InvalidConfig: Ray's cluster has no GPU to use.
+        """
+        return self._blocks(encoder, preprocessing, images, leave_out=True)
+
+    def _blocks(
+        self, encoder: Encoder, preprocessing: Preprocessing, images: Images, leave_out: bool
+    ) -> tuple[Embedding | None, dict[int, str]]:
+        """Embed images block by block; see `embed_readable`."""
         blocks = blocks_of(images)
         parts: dict[int, Path] = {}  # the file of each block
         if self.folder is not None:
             digests = made_of(encoder, preprocessing, blocks)
             parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
-        done: dict[int, Embedding] = {}
+        done: dict[int, tuple[Embedding | None, dict[int, str]]] = {}
         for number, part in parts.items():
             stored = _read(part, len(blocks[number]))
-            if stored is not None:
+            if stored is not None and (leave_out or not stored[1]):
                 done[number] = stored
-                self.progress(len(stored), True)
+                self.progress(len(blocks[number]), True)
         missing = {number: block for number, block in enumerate(blocks) if number not in done}
         with self.open() as opened:
-            for number, embedding in opened._embedded(encoder, preprocessing, missing):
-                done[number] = embedding
+            embedded = opened._embedded(encoder, preprocessing, missing, leave_out)
+            for number, embedding, rejects in embedded:
+                done[number] = embedding, rejects
                 if number in parts:
                     parts[number].parent.mkdir(parents=True, exist_ok=True)
-                    write_file(parts[number], save(embedding.arrays()))
-                self.progress(len(embedding), False)
-        return Embedding.concatenate([done[number] for number in range(len(blocks))])
+                    arrays = {} if embedding is None else embedding.arrays()
+                    metadata = {REJECTS: json.dumps(rejects)} if rejects else None
+                    write_file(parts[number], save(arrays, metadata))
+                self.progress(len(blocks[number]), False)
+        ordered = [done[number] for number in range(len(blocks))]
+        starts = np.cumsum([0, *map(len, blocks)]).tolist()
+        all_rejects = {
+            start + row: reason
+            for start, (_, rejects) in zip(starts, ordered, strict=False)
+            for row, reason in rejects.items()
+        }
+        embeddings = [embedding for embedding, _ in ordered if embedding is not None]
+        return Embedding.concatenate(embeddings) if embeddings else None, all_rejects
 
     @contextmanager
     def open(self) -> Iterator[Embedder]:
@@ -130,18 +164,26 @@ class Embedder:
             self.folder.rmdir()
 
     def _embedded(
-        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
-    ) -> Iterator[tuple[int, Embedding]]:
-        """The embedding of each block by its number, in any order."""
+        self,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        blocks: Mapping[int, Images],
+        leave_out: bool,
+    ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
+        """The number, the embedding and the rejects of each block, in any order."""
         # One block on a CPU is no work to share.
         if self.replicas is not None and blocks and (self.use_gpu or len(blocks) > 1):
-            yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch)
+            yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch, leave_out)
             return
         if self.use_gpu:
             encoder = copy.deepcopy(encoder).cuda()
         for number, block in blocks.items():
-            embedding = embed_block(encoder, preprocessing, block, self.batch)
-            yield number, Embedding.from_arrays(embedding.arrays())
+            embedding, rejects = embed_readable(
+                encoder, preprocessing, block, self.batch, leave_out
+            )
+            if embedding is not None:
+                embedding = Embedding.from_arrays(embedding.arrays())
+            yield number, embedding, rejects
 
 
 def made_of(
@@ -176,10 +218,15 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
             yield np.ascontiguousarray(pixels)
 
 
-def _read(part: Path, images: int) -> Embedding | None:
-    """A finished block; None if it is not there, or by half."""
+def _read(part: Path, images: int) -> tuple[Embedding | None, dict[int, str]] | None:
+    """A finished block and its rejects; None if it is not there, or by half."""
     try:
-        embedding = Embedding.from_arrays(load_file(part))
+        arrays = load_file(part)
+        with safe_open(part, "np") as file:
+            stored = (file.metadata() or {}).get(REJECTS, "{}")
+        rejects = {int(row): str(reason) for row, reason in json.loads(stored).items()}
+        embedding = Embedding.from_arrays(arrays) if arrays else None
     except (OSError, SafetensorError, TypeError, ValueError):
         return None
-    return embedding if len(embedding) == images else None
+    n = 0 if embedding is None else len(embedding)
+    return (embedding, rejects) if n + len(rejects) == images else None

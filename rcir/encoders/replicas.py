@@ -18,7 +18,7 @@ from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import BATCH, embed_block
+from rcir.encoders.batches import BATCH, embed_readable
 from rcir.errors import RcirError, WorkersLost
 from rcir.torch_settings import keep_freed_memory
 
@@ -55,8 +55,9 @@ class Replicas:
         preprocessing: Preprocessing,
         blocks: Mapping[int, Images],
         batch: int = BATCH,
-    ) -> Iterator[tuple[int, Embedding]]:
-        """The embedding of each block by its number, as they are finished.
+        leave_out: bool = False,
+    ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
+        """The number, the embedding and the rejects of each block, as they are finished.
 
         Paths are read where the replica is; arrays travel through Ray's object store, a block for
         each replica at a time.
@@ -64,9 +65,10 @@ class Replicas:
         Args:
             blocks: images, each block of them small enough for the memory of a replica.
             batch: number of images in a forward pass.
+            leave_out: whether to leave out images that cannot be read.
 
         Raises:
-            InvalidImage: of an image that cannot be read.
+            InvalidImage: of an image that cannot be read, unless these are left out.
             InvalidConfig: a GPU is asked for and the cluster has none.
             WorkersLost: one block has ended as many replicas as `MAX_DEATHS`.
         """
@@ -82,7 +84,7 @@ class Replicas:
             (finished,), _ = ray.wait(list(pending))
             replica, number = pending.pop(finished)
             try:
-                arrays = _result(finished)
+                block = _result(finished)
             except RayActorError as error:
                 what, advice = "started", "check the memory of the nodes, and Ray's logs of workers"
                 if number is not None:
@@ -95,12 +97,14 @@ class Replicas:
                     f"{MAX_DEATHS} replicas died, one after the other, as they {what}: {advice}"
                 ) from error
             if (following := next(numbers, None)) is not None:
-                result = replica.embed.remote(model, _absolute(blocks[following]))
+                result = replica.embed.remote(model, _absolute(blocks[following]), leave_out)
                 pending[result] = (replica, following)
             if number is not None:
                 n_missing -= 1
                 # Copied, for the memory of Ray's object store is read-only.
-                yield number, Embedding.from_arrays({k: v.copy() for k, v in arrays.items()})
+                arrays, rejects = block
+                copied = {k: v.copy() for k, v in arrays.items()}
+                yield number, Embedding.from_arrays(copied) if copied else None, rejects
 
     def _start(self, count: int) -> None:
         """Start replicas until there are so many."""
@@ -133,20 +137,26 @@ class Replica:
     def ready(self) -> None:
         """Return once the process is there."""
 
-    def embed(self, model: list[ray.ObjectRef[Any]], images: Images) -> dict[str, NDArray[Any]]:
-        """Return the parts of the embedding of a block.
+    def embed(
+        self, model: list[ray.ObjectRef[Any]], images: Images, leave_out: bool
+    ) -> tuple[dict[str, NDArray[Any]], dict[int, str]]:
+        """Return the parts of the embedding of a block, none if it has none, and the rejects.
 
         Args:
             model: holds the reference of the encoder, its preprocessing and the number of images in
                 a forward pass, in Ray's object store. They are loaded once.
             images: the block.
+            leave_out: see `Replicas.embed`.
         """
         if model[0] != self._reference:
             self._encoder, self._preprocessing, self._batch = ray.get(model[0])
             if ray.get_gpu_ids():
                 self._encoder.cuda()
             self._reference = model[0]
-        return embed_block(self._encoder, self._preprocessing, images, self._batch).arrays()
+        embedding, rejects = embed_readable(
+            self._encoder, self._preprocessing, images, self._batch, leave_out
+        )
+        return {} if embedding is None else embedding.arrays(), rejects
 
 
 def _result(reference: ray.ObjectRef[Any]) -> Any:

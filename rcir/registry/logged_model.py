@@ -389,6 +389,5 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
             "the retriever does not say of which data set it is: calibrate it with "
             "`python -m calibration`, which tracks its model in MLflow"
         )
-    return image_example(
-        load_splits(from_plain(DataConfig, retriever.origin["data"])).test.images[0]
-    )
+    data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
+    return image_example(load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0])

@@ -119,7 +119,8 @@ class ItemPictures:
         from rcir.config import from_plain
         from rcir.data import DataConfig, load_splits
 
-        splits = load_splits(from_plain(DataConfig, data), lambda _: None)
+        rejects = self._retriever.origin.get("rejects", ())
+        splits = load_splits(from_plain(DataConfig, data), rejects=rejects)
         self._positions = {name: place for place, name in enumerate(splits.gallery.ids)}
         return splits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -490,6 +490,16 @@ class Pictures:
         """Return some of them."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         return Pictures(self.paths[rows], self.ids[rows], columns)
+
+    def without(self, rows: Collection[int]) -> Pictures:
+        """Return those that are not in some rows."""
+        if not rows:
+            return self
+        others = [row for row in range(len(self)) if row not in rows]
+        columns = {name: [values[row] for row in others] for name, values in self.columns.items()}
+        return Pictures(
+            [self.paths[row] for row in others], [self.ids[row] for row in others], columns
+        )
 
 
 def list_pictures(source: Path) -> Pictures:

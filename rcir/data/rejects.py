@@ -1,0 +1,143 @@
+"""Images that cannot be read: all are listed in a table, and a number of them is tolerated."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rcir.data.records import ImageSet, Splits
+from rcir.errors import InvalidConfig, InvalidData, InvalidImage
+from rcir.files import write_file
+
+if TYPE_CHECKING:
+    from rcir.data.preprocessing import Preprocessing
+
+REJECTS_FILE = "rejects.csv"  # in the folder of a run
+COLUMNS = ("id", "reason")
+CHUNK = 1024  # images that are checked together
+MAX_REJECTS_HELP = (
+    "unreadable images that are tolerated, left out and listed: a number, or a share below 1"
+)
+
+
+def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
+    """Raise `InvalidConfig` unless this is a share below 1 or a whole number, at least 0."""
+    if not (0 <= max_rejects < 1 or (max_rejects >= 1 and float(max_rejects).is_integer())):
+        raise InvalidConfig(
+            f"{option} is {max_rejects}; give a whole number of images, or a share below 1"
+        )
+
+
+def allowed_rejects(max_rejects: float, n: int) -> int:
+    """The number of n images that may be unreadable, shares rounded down.
+
+    Example:
+        >>> allowed_rejects(0.01, 250), allowed_rejects(3, 250)
+        (2, 3)
+    """
+    return math.floor(max_rejects * n) if max_rejects < 1 else int(max_rejects)
+
+
+def unreadable(
+    parts: Iterable[ImageSet],
+    preprocessing: Preprocessing,
+    progress: Callable[[int], object] = lambda checked: None,
+) -> dict[str, str]:
+    """Decode images, and return the ids of those that cannot be read, each with the reason.
+
+    Arrays of images are not checked: they have been read.
+
+    Args:
+        parts: images; those that are in several are decoded again.
+        preprocessing: says which images are read.
+        progress: called with the number of images that were checked since the last call.
+    """
+    rejects: dict[str, str] = {}
+    for part in parts:
+        if isinstance(part.images, np.ndarray):
+            continue
+        for start in range(0, len(part), CHUNK):
+            some = part.images[start : start + CHUNK]
+            for row, reason in preprocessing.faults(some).items():
+                rejects[part.ids[start + row]] = reason
+            progress(len(some))
+    return rejects
+
+
+def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path) -> str | None:
+    """Write the table of rejects, and return one line for the screen; None without any.
+
+    Args:
+        rejects: ids and reasons.
+        n: number of images, these included.
+        max_rejects: see `allowed_rejects`.
+        table: CSV file with the columns id and reason; without rejects, an old one is removed.
+
+    Raises:
+        InvalidImage: there are more than allowed.
+    """
+    if not rejects:
+        table.unlink(missing_ok=True)
+        return None
+    write_rejects(table, rejects)
+    counted = f"{len(rejects):,} of {n:,} images cannot be read"
+    if len(rejects) > (allowed := allowed_rejects(max_rejects, n)):
+        examples = "; ".join(f"{name}: {reason}" for name, reason in [*rejects.items()][:3])
+        raise InvalidImage(
+            f"{counted}, and --max-rejects {max_rejects:g} allows {allowed:,}. {table} lists all "
+            f"of them: replace or remove them, or raise --max-rejects. The first: {examples}"
+        )
+    return f"{counted} and are left out; {table} lists them"
+
+
+def write_rejects(table: Path, rejects: Mapping[str, str]) -> None:
+    """Write the table of rejects, CSV in UTF-8, all of it or nothing."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([COLUMNS, *rejects.items()])
+    table.parent.mkdir(parents=True, exist_ok=True)
+    write_file(table, text.getvalue().encode(errors="backslashreplace"))
+
+
+def read_rejects(table: Path) -> dict[str, str]:
+    """The rejects that a table lists; none if it is not there.
+
+    Raises:
+        InvalidData: it is damaged.
+    """
+    if not table.exists():
+        return {}
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            return {row["id"]: row["reason"] for row in csv.DictReader(file, strict=True)}
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise InvalidData(f"{table} is damaged ({error!r}): remove it, and train again") from error
+
+
+def without(images: ImageSet, ids: Collection[str]) -> ImageSet:
+    """The images without those of some ids.
+
+    Example:
+        >>> pictures = np.zeros((3, 2, 2), np.uint8)
+        >>> without(ImageSet(pictures, np.arange(3), ["a", "b", "c"]), {"b"}).ids
+        ['a', 'c']
+    """
+    rows = [row for row, name in enumerate(images.ids) if name not in ids]
+    return images if len(rows) == len(images) else images.subset(np.array(rows, np.int64))
+
+
+def splits_without(splits: Splits, ids: Collection[str]) -> Splits:
+    """The splits without the images of some ids."""
+    if not ids:
+        return splits
+    parts: dict[str, Any] = {
+        field.name: without(getattr(splits, field.name), ids) for field in fields(splits)
+    }
+    return replace(splits, **parts)
