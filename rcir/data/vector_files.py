@@ -5,6 +5,7 @@ The columns are those of `VectorTable`; of a .npz file its arrays, of the same n
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

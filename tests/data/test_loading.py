@@ -216,12 +216,12 @@ def test_queries_of_a_folder_or_table_can_have_new_labels(tmp_path, name):
 
 def test_omitted_files_are_reported_in_one_line(tmp_path):
     write_classes(tmp_path / "p", [4] * 6)
-    for name in ("kind-0/a.heic", "kind-1/b.txt", "top.png"):
+    for name in ("kind-0/a.cr2", "kind-1/b.txt", "top.png"):
         (tmp_path / "p" / name).touch()
     lines = []
     load_splits(DataConfig("folder", root=str(tmp_path), options={"path": "p"}), lines.append)
     assert len(lines) == 1
-    assert "pictures (2: .heic, .txt)" in lines[0]
+    assert "pictures (2: .cr2, .txt)" in lines[0]
     assert "class folders (1)" in lines[0]
 
 
