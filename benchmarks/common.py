@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 # A benchmark may be named like the package that it measures: that one is to be found first.
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 T = TypeVar("T")
