@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 sys.path.append(str(Path(__file__).parents[1]))
-from common import parser, sized, titled
+from common import parser, sized, titled, write_figures
 from common import spread as spread  # for the scripts
 
 from rcir.data import ImageSet, Preprocessing
@@ -175,4 +174,4 @@ def show(
         recalls = " ".join(f"{value:.3f}" for value in history(run, "validation/recall_at_1"))
         print(f"- {name}: {recalls}")
     if path is not None:
-        path.write_text(json.dumps({"figures": dict(figures)}, indent=1))
+        write_figures(figures, path)
