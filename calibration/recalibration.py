@@ -19,7 +19,7 @@ from rcir import tracking
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import missing_column, read_text
 from rcir.data.vector_files import VectorTable, read_all_vectors
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, as_option
 from rcir.index import (
     HoldsVectors,
     Index,
@@ -303,7 +303,7 @@ def reindex(
         if calibration.tuned_on_gallery:
             raise InvalidData(
                 "indexes are compared on tuning queries, and the gallery's items tuned this "
-                'retriever: calibrate with tuning="queries"'
+                f"retriever: calibrate with {as_option('tuning', 'queries')}"
             )
         if len(queries) < 5:
             raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")

@@ -16,6 +16,7 @@ from rich.table import Table
 from calibration.evaluation import Evaluation, RiskResult
 from rcir.data import ImageSet
 from rcir.data.bursts import MOMENT_SECONDS
+from rcir.errors import as_option
 from rcir.index import Index
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
@@ -102,8 +103,9 @@ def limit(evaluation: Evaluation) -> str:
         )
     return (
         "The promise covers queries drawn like the calibration queries. It does not cover queries "
-        "of labels that did not calibrate (that is what query_labels is for), queries from another "
-        "source, or each kind of query by itself: some kinds are missed more often than others."
+        f"of labels that did not calibrate ({as_option('query_labels', 'any')} does), queries from "
+        "another source, or each kind of query by itself: some kinds are missed more often than "
+        "others."
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from io import TextIOWrapper
 
 
@@ -106,6 +107,35 @@ class RiskUnattainable(RcirError):
         self.required_calibration = required_calibration
 
 
+_as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
+
+
+def as_option(name: str, value: object = True) -> str:
+    """Return how to pass an option, for advice: a keyword in Python, a flag on a command line.
+
+    Example:
+        >>> as_option("query_labels", "any"), as_option("anytime")
+        ('query_labels="any"', 'anytime=True')
+        >>> with naming_flags():
+        ...     as_option("query_labels", "any"), as_option("anytime")
+        ('--query-labels any', '--anytime')
+    """
+    if _as_flags.get():
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value is True else f"{flag} {'none' if value is None else value}"
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
+
+
+@contextmanager
+def naming_flags(flags: bool = True) -> Iterator[None]:
+    """Name flags in advice inside, see `as_option`; False names keywords, as in HTTP answers."""
+    token = _as_flags.set(flags)
+    try:
+        yield
+    finally:
+        _as_flags.reset(token)
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     **dict.fromkeys(_FULL, "make room there, and give the command again"),
@@ -133,11 +163,13 @@ def reporting_errors() -> Iterator[None]:
 
     Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
     What standard output cannot encode, such as a name that is not UTF-8, is shown as escapes.
+    Advice names flags.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is
     try:
-        yield
+        with naming_flags():
+            yield
     except (RcirError, OSError) as error:
         print(f"error: {printable(_with_advice(error))}", file=sys.stderr)
         sys.exit(1)

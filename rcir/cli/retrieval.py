@@ -9,7 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from rcir.errors import InvalidConfig, printable
+from rcir.errors import InvalidConfig, naming_flags, printable
 from rcir.risk.request import RequestOption, request_options
 from rcir.serving.settings import Settings
 
@@ -142,7 +142,8 @@ def run_serve(options: Namespace) -> None:
     names = {each.name for each in fields(Settings)}
     values = {name: value for name, value in vars(options).items() if name in names}
     settings = Settings(token=Settings.token_of_environment(), **values)
-    if options.replicas is None:
-        serve(options.retriever, settings)
-    else:
-        serve_on_ray(options.retriever, settings, tuple(options.replicas), options.gpus)
+    with naming_flags(False):  # clients send fields, which are called like keywords
+        if options.replicas is None:
+            serve(options.retriever, settings)
+        else:
+            serve_on_ray(options.retriever, settings, tuple(options.replicas), options.gpus)

@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, StaleCalibration
+from rcir.errors import InvalidConfig, StaleCalibration, as_option
 from rcir.index.base import check_vectors, require_range
 from rcir.index.faiss_files import FaissContents
 from rcir.index.flat import by_subtraction
@@ -646,7 +646,7 @@ def _search_parameter_names(index: Any) -> set[str]:
             if isinstance(transform, faiss.NormalizationTransform):
                 raise InvalidConfig(
                     "L2norm makes distances those of other vectors: bring the vectors to unit "
-                    'length before, or take metric="cosine"'
+                    f"length before, or pass {as_option('metric', 'cosine')}"
                 )
         return _search_parameter_names(index.index)
     if isinstance(index, faiss.IndexRefine):

@@ -20,7 +20,7 @@ from rcir.data.repeats import (
     warn_of_gallery_bursts,
     warn_of_twins,
 )
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, as_option
 from rcir.index import build_index
 from rcir.metrics.labels import earlier_of_same_label
 from rcir.retrieval.calibration import (
@@ -105,7 +105,8 @@ def calibrate(
     if tuning is None and reason is not None:
         raise InvalidConfig(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
-            'tuning="queries", or "labels" for queries of new labels'
+            f"{as_option('tuning', 'queries')}, or {as_option('tuning', 'labels')} for queries of "
+            "new labels"
         )
     result, chosen = _calibration_of(searcher, tuning, calibration, options, like)
     _ = result.main  # raises if the tuning split is unsuitable; other rules are fitted on request

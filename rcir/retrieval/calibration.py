@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.repeats import digests
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration, as_option
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
@@ -192,7 +192,7 @@ class Calibration:
     def sentence_of(self, coverage: Coverage) -> str:
         """Return the sentence of a coverage, with the request for the labels without queries."""
         advised = coverage.uncalibrated and self.can_cover_new_labels
-        return str(coverage) + ' (query_labels="any" does)' * bool(advised)
+        return str(coverage) + f" ({as_option('query_labels', 'any')} does)" * bool(advised)
 
     def changes(self, searcher: Searcher) -> list[str]:
         """Return the names of what has changed since: then the calibration is stale."""
@@ -252,7 +252,8 @@ class Calibration:
             raise InvalidConfig(
                 f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries "
                 "whose labels calibrated or are unknown; they would know these labels better than "
-                'new ones: calibrate with tuning="labels", which divides queries by label'
+                f"new ones: calibrate with {as_option('tuning', 'labels')}, which divides queries "
+                "by label"
             )
         return self
 

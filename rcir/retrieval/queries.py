@@ -13,7 +13,7 @@ from rcir.data.labelling import UNMATCHED
 from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.data.repeats import digests
 from rcir.embedding import as_numpy, as_vectors
-from rcir.errors import InvalidConfig, InvalidData, printable
+from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import check_vectors
 from rcir.risk.results import LABEL, TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
@@ -146,7 +146,7 @@ def require_digits(vectors: NDArray[np.float32], metric: Metric) -> None:
     if offset > MAX_OFFSET * deviation:
         advice = "subtract their mean, in float64, from the vectors of gallery and queries"
         if metric == "cosine":
-            advice = f'{advice}, and pass metric="euclidean", or check the model'
+            advice = f"{advice}, and pass {as_option('metric', 'euclidean')}, or check the model"
         raise InvalidData(
             f"the vectors are {offset / deviation:,.0f} standard deviations from the origin, where "
             f"float32 no longer distinguishes them; at most {MAX_OFFSET:,.0f} are allowed: {advice}"
@@ -302,7 +302,7 @@ def _of_unit_length(vectors: NDArray[np.float32], first: int = 0) -> NDArray[np.
     if len(zero):
         raise InvalidData(
             f"{len(zero)} of {len(vectors)} vectors are zero, first in row {first + zero[0]}, and "
-            'have no angle to others: leave them out, or take metric="euclidean"'
+            f"have no angle to others: leave them out, or pass {as_option('metric', 'euclidean')}"
         )
     unit: NDArray[np.float32] = vectors / norms
     return unit

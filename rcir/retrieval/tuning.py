@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import draw_by_cluster
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.queries import Queries
@@ -407,8 +407,9 @@ def chosen_tuning(
         raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
     if tuning == "labels" and (queries.labels is None or queries.clusters is not None):
         raise InvalidData(
-            'tuning="labels" divides queries by label, and these come in clusters or have no '
-            'single label each: choose tuning="queries", which divides by cluster'
+            f"{as_option('tuning', 'labels')} divides queries by label, and these come in clusters "
+            f"or have no single label each: choose {as_option('tuning', 'queries')}, which divides "
+            "by cluster"
         )
     if tuning == "labels" and searcher.options.leave_one_out:
         assert queries.labels is not None

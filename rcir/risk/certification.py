@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable, as_option
 from rcir.risk import bounds
 from rcir.risk.bounds import (
     Bound,
@@ -259,7 +259,9 @@ def _counting_rule(
     n = len(calibration)
     lost = _unmatched(calibration) / n
     if simultaneous and anytime:
-        raise InvalidConfig("simultaneous=True and anytime=True exclude each other: choose one")
+        raise InvalidConfig(
+            f"{as_option('simultaneous')} and {as_option('anytime')} exclude each other: choose one"
+        )
     if delta is None:
         if simultaneous or anytime:
             kind = "simultaneous" if simultaneous else "anytime-valid"
@@ -486,7 +488,9 @@ def any_mix(
     """
     groups = calibration.group_names()
     if not groups:
-        raise InvalidConfig("mix='any' needs groups: none of the calibration queries has a group")
+        raise InvalidConfig(
+            f"{as_option('mix', 'any')} needs groups: none of the calibration queries has a group"
+        )
     assert request.delta is not None
     if calibration.clusters is None:
         parts = {f"group {name!r}": calibration.of_group(name) for name in groups}
@@ -768,7 +772,8 @@ def _deeper(calibration: ScoredResults, lacking: tuple[str, float] | None) -> st
     first = (
         f"allow more than {calibration.depth} items in a set"
         if calibration.is_cut
-        else f"search deeper than {calibration.depth} candidates"
+        else f"search deeper than {calibration.depth} candidates "
+        f"({as_option('depth', 2 * calibration.depth)} in a new calibration)"
     )
     number = f"{np.count_nonzero(beyond)} of {len(calibration)} calibration queries {where}"
     if lacking is None:

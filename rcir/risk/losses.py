@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.risk.results import ScoredResults
 
 Losses = Callable[[ScoredResults, NDArray[Any]], NDArray[np.float64]]
@@ -280,4 +280,6 @@ def find_risk(name: str, abstain: bool = False) -> Risk:
         if (risk.name, risk.abstains) == (name, abstain):
             return risk
     possible = " or ".join(risk.name for risk in RISKS.values() if risk.abstains)
-    raise InvalidConfig(f"abstain=True limits the {possible} risk among answers, not {name}")
+    raise InvalidConfig(
+        f"{as_option('abstain')} limits the {possible} risk among answers, not {name}"
+    )

@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, as_option
 from rcir.options import ALPHA, DELTA
 from rcir.risk.bounds import check_level
 from rcir.risk.losses import RISKS, Risk, find_risk, risk_names
@@ -293,14 +293,16 @@ def conflict(
     exact = " or ".join(each.name for each in RISKS.values() if each.exact)
     for name in ("simultaneous", "anytime"):
         if getattr(request, name) and (several or not risk.exact):
-            return f"{name}=True is for the {exact} risk alone, of all answers"
+            return f"{as_option(name)} is for the {exact} risk alone, of all answers"
     if request.simultaneous and request.anytime:
-        return "simultaneous=True and anytime=True exclude each other: choose one"
+        return (
+            f"{as_option('simultaneous')} and {as_option('anytime')} exclude each other: choose one"
+        )
     of_several_levels = request.simultaneous or request.anytime
     if request.delta is None and (not monotone or of_several_levels or request.mix is not None):
         return (
-            f"delta=None is for the {names} risk without simultaneous, anytime and mix: give a "
-            f"delta, such as {DELTA}"
+            f"{as_option('delta', None)} is for the {names} risk without simultaneous, anytime and "
+            f"mix: give a delta, such as {DELTA}"
         )
     if request.mix is not None and (not monotone or request.group is not None):
         return f"mix is for the {names} risk, of all answers and groups"
@@ -310,30 +312,30 @@ def conflict(
     if request.query_labels != "calibrated":
         if cluster is not None:
             return (
-                f"queries come in clusters ({cluster}): query_labels={request.query_labels!r} "
-                "needs independent ones"
+                f"queries come in clusters ({cluster}): "
+                f"{as_option('query_labels', request.query_labels)} needs independent ones"
             )
         cluster = LABEL
     if cluster is not None:
         grouped = (
             f"queries come in clusters ({cluster})"
             if request.query_labels == "calibrated"
-            else f"query_labels={request.query_labels!r} counts labels"
+            else f"{as_option('query_labels', request.query_labels)} counts labels"
         )
         for name in ("simultaneous", "anytime", "abstain"):
             if getattr(request, name):
-                return f"{grouped}: {name}=True needs independent queries"
+                return f"{grouped}: {as_option(name)} needs independent queries"
         if shares:
             return f"{grouped}: mix can be 'any' only"
     if sequential and request.query_labels != "calibrated":
         return (
             "calibration queries were added one by one, and labels are not counted at every "
-            f"moment: calibrate again for query_labels={request.query_labels!r}"
+            f"moment: calibrate again for {as_option('query_labels', request.query_labels)}"
         )
     if sequential and not request.anytime:
         return (
             "calibration queries were added one by one, so that a guarantee has to hold at every "
-            "moment: request it with anytime=True"
+            f"moment: request it with {as_option('anytime')}"
         )
     if chosen_among > 1 and request.delta is None:
         return (

@@ -1,13 +1,17 @@
 """Calibration queries without a match in the gallery."""
 
+import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import rcir
+from rcir.cli import main
 from rcir.data import WithinRadius
-from rcir.errors import InvalidData, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, naming_flags
+from rcir.risk import GuaranteeRequest
 
 N_GALLERY, N_QUERIES, DIM = 300, 400, 8
 LABELS = np.random.default_rng(0).integers(5, size=N_GALLERY + N_QUERIES)
@@ -32,7 +36,7 @@ KINDS = {
     "texts": (
         named("", LABELS[GALLERY]),
         named("", LABELS[QUERIES]),
-        named("", LABELS[QUERIES].astype(float)),
+        named("class ", LABELS[QUERIES]),
     ),
     "shared labels": (
         [[name, "x"] for name in named("", LABELS[GALLERY])],
@@ -82,7 +86,7 @@ def test_the_refusal_shows_three_labels_of_each_side():
     gallery, _, others = KINDS["texts"]
     with pytest.raises(InvalidData) as refusal:
         build(gallery).calibrate(VECTORS[QUERIES], others)
-    for label in ("'0'", "'1'", "'2'", "'0.0'", "'1.0'", "'2.0'"):
+    for label in ("'0'", "'1'", "'2'", "'class 0'", "'class 1'", "'class 2'"):
         assert label in str(refusal.value)
 
 
@@ -154,3 +158,32 @@ def test_the_sentence_of_full_coverage_names_no_remedy():
     calibration = retriever.require_calibration()
     assert calibration.can_cover_new_labels
     assert "any" not in calibration.sentence_of(calibration.coverage)
+
+
+def test_advice_names_flags_on_a_command_line_and_keywords_elsewhere():
+    retriever = build(LABELS[GALLERY])
+    retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")
+    calibration = replace(retriever.calibration, on_gallery=None)
+    for context, tuning, anytime in (
+        (naming_flags(), "--tuning labels", "--anytime"),
+        (naming_flags(False), 'tuning="labels"', "anytime=True"),
+    ):
+        with context:
+            with pytest.raises(InvalidConfig, match=re.escape(tuning)):
+                calibration.guarantee(GuaranteeRequest(0.3, 0.1, query_labels="new"))
+            with pytest.raises(InvalidConfig, match=re.escape(anytime)):
+                GuaranteeRequest(0.3, 0.1, anytime=True, simultaneous=True)
+
+
+def test_rcir_retrieve_names_flags(tmp_path, capsys):
+    retriever = build(LABELS[GALLERY])
+    retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")
+    folder = str(retriever.save(tmp_path / "saved"))
+    np.save(tmp_path / "queries.npy", VECTORS[:2])
+    (tmp_path / "queries.csv").write_text("id\na\nb\n")
+    command = ["retrieve", str(tmp_path / "queries.npy"), "--retriever", folder]
+    with pytest.raises(SystemExit):
+        main([*command, "--anytime", "--simultaneous"])
+    error = capsys.readouterr().err
+    assert "--anytime" in error
+    assert "anytime=True" not in error
