@@ -5,10 +5,12 @@ import threading
 import time
 from concurrent import futures
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
 
+import rcir
 from rcir.cluster import join_cluster, require_cluster
 from rcir.errors import InvalidConfig
 from training import train
@@ -85,3 +87,12 @@ def test_training_fails_before_anything_is_written(tiny, port, tmp_path, monkeyp
     with pytest.raises(InvalidConfig, match=str(port)):
         train(tiny("gone", num_workers=2, storage=str(tmp_path)))
     assert not (tmp_path / "gone").exists()
+
+
+def test_ray_is_started_in_one_place():
+    """Elsewhere, the address file of a killed cluster would decide what is joined."""
+    root = Path(rcir.__file__).parents[1]
+    packages = ("rcir", "training", "calibration", "tuning", "benchmarks", "examples")
+    scripts = [path for package in packages for path in (root / package).rglob("*.py")]
+    callers = [path for path in scripts if "ray.init(" in path.read_text()]
+    assert callers == [root / "rcir" / "cluster.py"]
