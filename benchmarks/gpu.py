@@ -1,11 +1,12 @@
-"""What a GPU does: steps of every method, embedding, loading, mining, and our loop around steps.
+"""What a GPU does: steps of every method, embedding, loading, mining, search, our training loop.
 
 ResNet-50 on images of 224 x 224 pixels. A step is of 8 tuples of 7 images, or of as many images
 with labels, on a batch that is on the device already: forward pass, loss, gradients, Adam. Without
 settings, a GPU computes convolutions by TF32. An ensemble trains its members as `deterministic`,
 PFE its base. Embedding is in float32 always, of images in memory; loading is of JPEG files of
 500 x 375 pixels. Mining takes a positive and 5 negatives for each of 5,900 vectors of 2,048
-numbers, or of the 128 of a batch.
+numbers, or of the 128 of a batch. Searches find the 200 nearest of a million clustered vectors of
+128 numbers, for 1,000 queries at once and for one: by `flat`, and by `gpu` if FAISS finds a GPU.
 
 `ours_over_synthetic` compares our loop, Bayesian Triplet Loss in bfloat16, with steps on one batch
 that is on the device already; `peak` is the most GPU memory that was held; `dropout_1` and
@@ -22,8 +23,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import faiss
 import numpy as np
 import torch
 from common import parser, report, sized
@@ -37,15 +40,24 @@ from rcir.data.relevance import SameLabel
 from rcir.embedding import Embedding
 from rcir.encoders import METHODS, Encoder, EncoderConfig
 from rcir.encoders.batches import embed
+from rcir.index import IndexConfig, build_index
+from rcir.index.auto import recall_of
 from rcir.mining import MiningConfig, mine
 from training import TrainingConfig
 from training.images import loaded
 
 SIZE = sized((224, 224), (16, 16))
-IMAGES, LABELS = sized((4096, 512), (128, 16))
-TUPLES, REPEATS = sized(8, 4), sized(5, 1)
+IMAGES, LABELS = sized((2048, 256), (128, 16))
+TUPLES, REPEATS = sized(8, 4), sized(3, 1)
 CACHE, BATCH, DIM = sized((5900, 128, 2048), (300, 32, 64))
 EMBEDDED, FILES, PICTURE = sized(1024, 32), sized(2048, 16), (500, 375)
+VECTORS, QUERIES, WIDTH, DEPTH = sized((1_000_000, 1000, 128, 200), (3000, 20, 16, 20))
+SEARCHES = {
+    "flat": IndexConfig("flat"),
+    "gpu": IndexConfig("gpu"),
+    "gpu, float16": IndexConfig("gpu", {"float16": True}),
+    "gpu, lists": IndexConfig("gpu", {"nlist": sized(1024, 16), "nprobe": 32}),
+}
 # By what float32 is computed, and the precision of a training.
 PRECISIONS = {
     "float32": ("ieee", "float32"),
@@ -139,6 +151,31 @@ def mining_time(n: int, device: torch.device) -> float:
     return seconds(lambda: mine(cache, SameLabel(labels), anchors, config, generator), device)
 
 
+def clustered(n: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Vectors around a thousand centres, which are the same each time."""
+    centres = np.random.default_rng(1).standard_normal((1000, WIDTH), np.float32)
+    noise = rng.standard_normal((n, WIDTH), np.float32)
+    return centres[rng.integers(len(centres), size=n)] + np.float32(0.5) * noise
+
+
+def searches(device: torch.device) -> dict[str, tuple[float, float, float]]:
+    """Queries per second of each index, in a batch and alone, and its recall."""
+    rng = np.random.default_rng(0)
+    vectors, queries = clustered(VECTORS, rng), clustered(QUERIES, rng)
+    rates, truth = {}, None
+    for name, config in SEARCHES.items():
+        if config.kind == "gpu" and (device.type == "cpu" or faiss.get_num_gpus() == 0):
+            continue
+        index = build_index(vectors, config)
+        positions = index.search(queries, DEPTH)[1]
+        truth = positions if truth is None else truth
+        batch, alone = (
+            seconds(partial(index.search, some, DEPTH), device) for some in (queries, queries[:1])
+        )
+        rates[name] = len(queries) / batch, 1 / alone, recall_of(positions, truth)
+    return rates
+
+
 def name_of(device: torch.device) -> str:
     """The name of the hardware."""
     cuda = device.type == "cuda"
@@ -180,6 +217,10 @@ def main() -> None:
     add("loading", "images/s", float32=loading_rate(device))
     add("mining, epoch", "ms", float32=1e3 * mining_time(CACHE, device))
     add("mining, batch", "ms", float32=1e3 * mining_time(BATCH, device))
+    for name, (batch, alone, recall) in searches(device).items():
+        add(f"search, {name}", "queries/s", float32=batch)
+        add(f"search, {name}, one query", "queries/s", float32=alone)
+        add(f"search, {name}, recall", "", float32=recall)
     own = replace(CONFIG, encoder=STEPS["btl"], precision="bfloat16")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
