@@ -110,11 +110,12 @@ def test_the_generator_decides_the_changes():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_changes_do_not_wait_for_a_gpu():
     images, changes = noise(4, 3, 20, 40).cuda(), EVERYTHING.draw(4, (20, 40), rng())
     changes(images)  # the first time, libraries are loaded
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         changes(images)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # by torch.compile
 ]
 GPU = torch.device("cuda")
 DATA = DataConfig("digits", options={"train": 210, "validation": 100})
@@ -124,8 +126,8 @@ def test_gradients_are_computed_without_a_wait_for_the_gpu(method, tiny, monkeyp
     backward = torch.Tensor.backward
 
     def watched(*args, **kwargs):
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             return backward(*args, **kwargs)
         finally:
             torch.cuda.set_sync_debug_mode("default")
