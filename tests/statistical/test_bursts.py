@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
+import rcir
 from rcir.data import repeats
-from rcir.risk import allowed_misses
+from rcir.retrieval.tuning import CalibrationOptions, divide_queries
+from rcir.risk import allowed_misses, fit_score_function, order_statistic, score
 
 pytestmark = pytest.mark.statistical
 
@@ -96,3 +98,44 @@ def test_bursts_that_would_void_a_guarantee_are_noticed(n, bursts, excess):
         for queries, _ in calibrations[:50]
     ]
     assert np.mean(alarms) >= 0.98
+
+
+def test_new_photographs_are_missed_as_promised_only_if_bursts_are_left_out(full):
+    """Of 900 photographs whose items calibrate, 30% are pairs of one moment; others are new."""
+    rng = np.random.default_rng(3)
+    draws = 400 if full else 40
+    violated = {"found": [], "declared": [], "apart": []}
+    for _ in range(draws):
+        centres, pairs = rng.standard_normal((40, 16)), 135
+        moments = np.r_[np.arange(900 - pairs), rng.permutation(900 - pairs)[:pairs]]
+        labels = rng.integers(40, size=900 - pairs)
+        spread = np.where(rng.random(900 - pairs) < 0.25, 1.4, 0.7)[:, None]
+        scenes = centres[labels] + spread * rng.standard_normal((900 - pairs, 16))
+        vectors = scenes[moments] + 0.05 * rng.standard_normal((900, 16))
+        new_labels = rng.integers(40, size=1000)
+        spread = np.where(rng.random(1000) < 0.25, 1.4, 0.7)[:, None]
+        new = centres[new_labels] + spread * rng.standard_normal((1000, 16))
+        clusters = {"found": "auto", "declared": moments, "apart": None}
+        for name, kind in clusters.items():
+            retriever = rcir.Retriever.from_embeddings(
+                vectors, None, labels[moments], depth=60, leave_one_out=True, clusters=kind
+            )
+            searcher = retriever.searcher
+            parts = divide_queries(
+                searcher,
+                searcher.labelled(vectors, labels[moments]),
+                "queries",
+                CalibrationOptions(),
+            )
+            tuning, calibration, in_use = (
+                searcher.search_labelled(part)
+                for part in (*parts, searcher.labelled(new, new_labels))
+            )
+            minmax, _ = fit_score_function("minmax", tuning.results, tuning.ranks)
+            threshold = order_statistic(0.1, DELTA, score(minmax, calibration)).threshold
+            missed = in_use.ranks > minmax.sizes(in_use.results, threshold)
+            violated[name].append(missed.mean() > 0.1)
+    deviation = np.sqrt(DELTA * (1 - DELTA) / draws)
+    excess = {name: (np.mean(each) - DELTA) / deviation for name, each in violated.items()}
+    assert max(excess["found"], excess["declared"]) <= 3
+    assert excess["apart"] > 5
