@@ -66,6 +66,24 @@ def assert_same_vectors(vectors, expected):
     np.testing.assert_allclose(vectors, expected, atol=2e-5)
 
 
+def test_capture_times_come_from_exif_data(photos, options, tmp_path):
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9003] = "2026:11:26 09:47:00"
+    with Image.open(photos / "apple/1.png") as image:
+        image.convert("RGB").save(photos / "apple/3.jpg", exif=exif)
+    exif.get_ifd(0x8769)[0x9003] = "    :  :     :  :  "
+    with Image.open(photos / "apple/1.png") as image:
+        image.convert("RGB").save(photos / "apple/4.jpg", exif=exif)
+    assert "time" not in embed(photos / "pear", tmp_path / "y.parquet", *options).column_names
+    table = embed(photos, tmp_path / "x.parquet", *options)
+    times = dict(zip(table["id"].to_pylist(), table["time"].to_pylist(), strict=True))
+    assert times.pop("apple/3.jpg") == "2026-11-26 09:47:00"
+    assert set(times.values()) == {None}
+    seconds = read_all_vectors(tmp_path / "x.parquet").times
+    assert np.nanmax(seconds) == 1795686420  # date -u -d "2026-11-26 09:47:00" +%s
+    assert np.isnan(seconds).sum() == 4
+
+
 def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 

@@ -71,6 +71,7 @@ def add_max_pixels(parser: ArgumentParser) -> None:
 def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
     from rcir.data.datasets.user_images import list_pictures
+    from rcir.data.images import capture_times
     from rcir.data.rejects import allowed_rejects, check_max_rejects, tolerate
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig, InvalidImage, printable
@@ -92,6 +93,8 @@ def run_embed(options: Namespace) -> None:
     pictures = list_pictures(options.pictures)
     for note in pictures.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
+    if "time" not in pictures.columns and any(times := capture_times(pictures.paths)):
+        pictures = replace(pictures, columns=dict(pictures.columns) | {"time": times})
     files = _files(output, shards, len(pictures))
     encoder, preprocessing, name = _model(options.model, options.checkpoint, options.projected)
     if options.max_pixels is not None:

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -403,6 +404,25 @@ def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterat
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(fault, sources)
+
+
+def capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
+    """Return when photographs were taken, such as "2026-11-26 09:47:00", by their EXIF data.
+
+    None for those that state no original date, or none that can be read.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_capture_time, paths))
+
+
+def _capture_time(path: str | os.PathLike[str]) -> str | None:
+    try:
+        with open_image(path) as file:
+            exif = _opened(cast("BinaryIO", file), _formats(path)).getexif()
+            stated = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+            return str(datetime.strptime(str(stated).strip("\0 "), "%Y:%m:%d %H:%M:%S"))
+    except (InvalidImage, ValueError):
+        return None
 
 
 @contextmanager
