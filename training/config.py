@@ -16,6 +16,7 @@ from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
 from rcir.data.rejects import check_max_rejects
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method, model_preprocessing
+from rcir.encoders.memory import check_memory
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options
@@ -156,7 +157,10 @@ class TrainingConfig:
             dropout and batch normalisation see one of them at a time. What is computed depends on
             them, not on who computes it. More of them than workers take less memory, except with
             mining.scope "batch", where all of a batch is mined together. None for as many as there
-            are workers (the most there may be) when the run is begun.
+            are workers (the most there may be) when the run is begun, or for more of them if one
+            would not fit into `memory_gib` and nothing but dropout depends on their number.
+        memory_gib: memory of a process for what a micro-batch keeps for its backward pass; None for
+            4 GiB, or 16 on a GPU.
         num_workers: Ray workers, or the fewest and the most of them, which come and go with the
             cluster; 0 trains in this process.
         max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
@@ -196,6 +200,7 @@ class TrainingConfig:
     batch: int = 64
     batch_per_worker: int | None = None
     micro_batches: int | None = None
+    memory_gib: float | None = None
     num_workers: int | tuple[int, int] = 0
     max_failures: int = 3
     use_gpu: bool = False
@@ -223,6 +228,7 @@ class TrainingConfig:
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
         check_max_rejects(self.max_rejects)
+        check_memory("memory_gib", self.memory_gib)
         if not 0 <= self.min_delta < 1:
             raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
         if self.threads is not None and self.threads < 1:

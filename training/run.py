@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 from ray.train import UserCallback
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
@@ -25,6 +27,7 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
+from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.files import write_file
 from rcir.index import find_index
@@ -247,6 +250,7 @@ def train(
         # It may have been begun meanwhile.
         trained, run = _trained_on(config, splits), existing_run(config)
         if run is None:
+            config = within_memory(config)
             run = create_run(config, parent, trained)
         else:  # the data set may have changed since
             TrainedOn.read(run.path).joined(trained).write(run.path)
@@ -436,6 +440,42 @@ def _train_one(
     best = checkpoint.best_epoch(run.path)
     checkpoint.restore_weights(run.path, best, encoder)
     return encoder.eval(), checkpoint.restore_validation(run.path, best)
+
+
+def within_memory(config: TrainingConfig) -> TrainingConfig:
+    """Choose the number of micro-batches by the memory that they take, and print it.
+
+    It stays as it is if it was chosen, or if what is computed depends on it.
+    """
+    if config.micro_batches is not None or config.encoder.freeze or member_configs(config):
+        return config
+    encoder = _built(config, config.encoder.without_weights()).train()
+    if not _trains(encoder):
+        return config
+    normalises = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
+    if config.frozen_batch_norm == "statistics":
+        for module in normalises:
+            module.eval()
+    pixels = torch.zeros(2, config.preprocessing.channels, *config.preprocessing.size)
+    with torch.random.fork_rng(devices=[]):
+        per_image = saved_bytes(lambda: encoder(pixels)) / 2
+    tuples = not encoder.by_label and config.mining.scope == "epoch"
+    n_images = config.batch * (2 + config.mining.num_negatives if tuples else 1)
+    size = n_images * per_image / GIB
+    budget = memory_budget(config.memory_gib, TRAINING_GIB, config.use_gpu)
+    least = max(1, config.most_workers)
+    if size <= budget * least:
+        return config
+    kept = f"a batch of {n_images} images keeps about {size:.1f} GiB for its backward pass"
+    if not encoder.by_label and config.mining.scope == "batch":
+        chosen, advice = None, "choose a smaller batch if that is too much"
+    elif normalises and config.frozen_batch_norm != "statistics":
+        chosen, advice = None, "--micro-batches takes less, and normalises in smaller parts"
+    else:
+        chosen = min(config.batch, math.ceil(size / budget))
+        advice = f"computed in {chosen} micro-batches (--memory-gib, --micro-batches)"
+    console.print(f"{kept}: {advice}", soft_wrap=True)
+    return replace(config, micro_batches=chosen)
 
 
 def _built(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:

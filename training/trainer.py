@@ -19,6 +19,7 @@ from rcir.data.relevance import asking
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder
 from rcir.encoders.features import FrozenBackbone
+from rcir.encoders.memory import TRAINING_GIB, batch_within, memory_budget
 from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
@@ -342,7 +343,7 @@ class Trainer:
             tuples = mined_tuples(
                 options,
                 self.images,
-                lambda pixels: self._embedding(self.encoder, pixels).vectors,
+                self._vectors,
                 self.workers,
                 epoch,
             )
@@ -425,6 +426,14 @@ class Trainer:
         loss = self.encoder.loss(members, self._loss_options).mean()
         loss.backward()
         return loss.detach(), len(valid)
+
+    def _vectors(self, pixels: Tensor) -> Tensor:
+        """The vectors of images, without gradients, in batches that fit into memory."""
+        first = self.config.preprocessing.normalise(pixels[:1])
+        budget = memory_budget(self.config.memory_gib, TRAINING_GIB, self.config.use_gpu)
+        batch = batch_within(self.encoder, first, IMAGES_AT_ONCE, budget)
+        parts = [self._embedding(self.encoder, part).vectors for part in pixels.split(batch)]
+        return torch.cat(parts)
 
     def _embedding(self, model: nn.Module, pixels: Tensor) -> Embedding:
         config = self.config

@@ -58,7 +58,15 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         "0.01); NAME.rejects.csv beside the output lists all of them, also if there are more, "
         "which is an error",
     )
-    parser.add_argument("--batch", type=int, default=128, help="pictures in a forward pass")
+    parser.add_argument(
+        "--batch", type=int, help="pictures in a forward pass (default: as many as fit)"
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        help="memory of a forward pass beside the weights, which limits the batch (default: 0.75, "
+        "on a GPU 8)",
+    )
 
 
 def add_max_pixels(parser: ArgumentParser) -> None:
@@ -99,6 +107,8 @@ def run_embed(options: Namespace) -> None:
     encoder, preprocessing, name = _model(options.model, options.checkpoint, options.projected)
     if options.max_pixels is not None:
         preprocessing = replace(preprocessing, max_pixels=options.max_pixels)
+    batch = _batch(options, encoder, preprocessing)
+    console.print(f"{batch} pictures in a forward pass")
     bar = progress_bar()
     task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
@@ -109,7 +119,7 @@ def run_embed(options: Namespace) -> None:
         options.num_workers,
         options.use_gpu,
         progress=lambda images, _: bar.advance(task, images),
-        batch=options.batch,
+        batch=batch,
     )
     with bar, embedding.open() as opened:
         for file, rows in files.items():
@@ -143,6 +153,21 @@ def run_embed(options: Namespace) -> None:
         console.print(printable(line), soft_wrap=True)
     contents = f"{len(pictures) - len(rejects):,} vectors of {dim} numbers, by {name}"
     console.print(f"{output}: {contents}", soft_wrap=True)
+
+
+def _batch(options: Namespace, encoder: Encoder, preprocessing: Preprocessing) -> int:
+    """The number of pictures in a forward pass, given or by the memory that they take."""
+    import torch
+
+    from rcir.encoders.batches import BATCH
+    from rcir.encoders.memory import EMBEDDING_GIB, batch_within, check_memory, memory_budget
+
+    check_memory("--memory-gib", options.memory_gib)
+    if options.batch is not None:
+        return int(options.batch)
+    budget = memory_budget(options.memory_gib, EMBEDDING_GIB, options.use_gpu)
+    image = torch.zeros(1, preprocessing.channels, *preprocessing.size)
+    return batch_within(encoder, preprocessing.normalise(image), BATCH, budget)
 
 
 def _write(

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
+from rcir.encoders.memory import batch_within
 from rcir.errors import InvalidData, InvalidImage
 from rcir.losses import fuse_gaussians
 
-BATCH = 128  # images in a forward pass
+BATCH = 128  # images in a forward pass at most
+FEW = 8  # images that are embedded together whatever memory they take
 CHUNK = 8 * BATCH  # images of a block: those that are in memory as bytes
 AHEAD = 2  # batches that are read while one is computed
 
@@ -32,9 +34,13 @@ def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Emb
 
 
 def embed_block(
-    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int = BATCH
+    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int | None = None
 ) -> Embedding:
-    """Embed images that fit into memory, in batches, on the device of the encoder."""
+    """Embed images that fit into memory, in batches, on the device of the encoder.
+
+    Args:
+        batch: images in a forward pass; None for as many as fit, see `batch_within`.
+    """
     batches = _batches(encoder, preprocessing, images, batch)
     return Embedding.concatenate([encoder.embed(batch) for batch in batches])
 
@@ -43,7 +49,7 @@ def embed_readable(
     encoder: Encoder,
     preprocessing: Preprocessing,
     images: Images,
-    batch: int = BATCH,
+    batch: int | None = None,
     leave_out: bool = True,
 ) -> tuple[Embedding | None, dict[int, str]]:
     """Embed those images of a block that can be read.
@@ -72,7 +78,7 @@ def draw_samples(encoder: Encoder, preprocessing: Preprocessing, images: Images)
     """Draws (t, n, d) of the embeddings of n images, see `Encoder.samples`; None if it has none."""
     generator = torch.Generator().manual_seed(0)
     parts = []
-    for batch in _batches(encoder, preprocessing, images, BATCH):
+    for batch in _batches(encoder, preprocessing, images, None):
         samples = encoder.samples(batch, generator)
         if samples is None:
             return None
@@ -81,10 +87,15 @@ def draw_samples(encoder: Encoder, preprocessing: Preprocessing, images: Images)
 
 
 def _batches(
-    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int
+    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int | None
 ) -> Iterator[Tensor]:
     """The encoder's input for some images, batch by batch, on its device."""
     device = next(encoder.parameters()).device
+    if batch is None:
+        batch = FEW
+        if len(images) > FEW:
+            first = preprocessing.normalise(preprocessing.resized(images[:1]).to(device))
+            batch = batch_within(encoder, first, BATCH)
     if len(images) <= batch:  # such as a query: nothing to read ahead
         yield preprocessing.normalise(preprocessing.resized(images).to(device))
         return

@@ -22,7 +22,7 @@ from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import BATCH, blocks_of, embed_readable
+from rcir.encoders.batches import blocks_of, embed_readable
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 
@@ -44,7 +44,7 @@ class Embedder:
             images (files: their names, sizes and times); a block found there is not embedded again.
         progress: called for each finished block with the number of its images, and whether it was
             found.
-        batch: number of images in a forward pass.
+        batch: number of images in a forward pass; None for as many as fit, see `batch_within`.
         replicas: of an embedder that is `open`; by itself, each call starts and ends its own.
 
     Example:
@@ -58,13 +58,13 @@ class Embedder:
     use_gpu: bool = False
     folder: Path | None = None
     progress: Callable[[int, bool], None] = lambda images, found: None
-    batch: int = BATCH
+    batch: int | None = None
     replicas: Replicas | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
-        if self.batch < 1:
+        if self.batch is not None and self.batch < 1:
             raise InvalidConfig(f"batch is {self.batch}; at least 1")
         if self.use_gpu and self.num_workers == 0 and not torch.cuda.is_available():
             raise InvalidConfig("use_gpu is true, and this process has no CUDA device")

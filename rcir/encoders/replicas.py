@@ -18,7 +18,7 @@ from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import BATCH, embed_readable
+from rcir.encoders.batches import embed_readable
 from rcir.errors import RcirError, WorkersLost
 from rcir.torch_settings import keep_freed_memory
 
@@ -54,7 +54,7 @@ class Replicas:
         encoder: Encoder,
         preprocessing: Preprocessing,
         blocks: Mapping[int, Images],
-        batch: int = BATCH,
+        batch: int | None = None,
         leave_out: bool = False,
     ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
         """The number, the embedding and the rejects of each block, as they are finished.
@@ -64,7 +64,7 @@ class Replicas:
 
         Args:
             blocks: images, each block of them small enough for the memory of a replica.
-            batch: number of images in a forward pass.
+            batch: number of images in a forward pass; None for as many as fit.
             leave_out: whether to leave out images that cannot be read.
 
         Raises:

@@ -152,7 +152,7 @@ def _first_names(names: list[str]) -> str:
 # Options that say where and with what a run is trained, not what: its continuation may have others.
 RESOURCES = (
     *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
-    *("preprocessing.max_pixels", "max_rejects"),
+    *("preprocessing.max_pixels", "max_rejects", "memory_gib"),
 )
 RUN_FILE = "run.json"
 ENCODER_FILE = "encoder.safetensors"

@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
     Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
 
 SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-FORWARD = 128  # pictures in a forward pass
 FEW_PIXELS = 2**16  # of a request, whose pictures are resized together with those of others
 PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
@@ -123,6 +122,9 @@ class Served:
             return list(prepared)
         import torch
 
+        from rcir.encoders.batches import BATCH, FEW
+        from rcir.encoders.memory import batch_within
+
         device = next(encoder.parameters()).device
         small = [picture for some, _ in prepared if isinstance(some, list) for picture in some]
         resized = iter(preprocessing.resized(small) if small else ())
@@ -132,10 +134,12 @@ class Served:
                 for some, _ in prepared
             ]
         )
+        first = preprocessing.normalise(pixels[:1].to(device))
+        batch = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
         embedded = Embedding.concatenate(
             [
                 encoder.embed(preprocessing.normalise(part.to(device)))
-                for part in torch.split(pixels, FORWARD)
+                for part in torch.split(pixels, batch)
             ]
         )
         known = np.concatenate([own for _, own in prepared])
