@@ -4,6 +4,7 @@ The demo's encoder and gallery, which is the hard case: a forward pass of the sm
 tens of microseconds per image, so that every per-query step in Python would show. The first query
 of a large gallery of vectors after it was loaded, against later ones. And, on one thread, a batch
 of queries of a gallery of vectors against the search alone, and the calibration of such a gallery.
+And the peak memory of `rcir embed`, if the weights are among the data sets.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import faiss
 import numpy as np
 import torch
 from common import DIGITS, parser, report, sized
+from PIL import Image
 
 import rcir
-from rcir.data import DataConfig, load_splits
+from rcir.data import DataConfig, data_root, load_splits
 from rcir.encoders.batches import BATCH
 
 QUERIES, REPEATS, SINGLES = sized((1000, 30, 300), (50, 2, 2))
 ITEMS, DIM = sized((1_000_000, 64), (5000, 8))
 VECTORS, VECTOR_DIM, CALIBRATION = sized((100_000, 128, 5000), (2000, 8, 400))
+PHOTOGRAPHS, LITE0 = sized(2000, 10), "timm:tf_efficientnet_lite0"
 ALPHA = DELTA = 0.1
 
 
@@ -115,6 +119,33 @@ def vectors_on_one_thread() -> tuple[list[tuple[str, str]], dict[str, float]]:
     return rows, figures
 
 
+EMBED = """
+import resource, sys
+from rcir.cli import main
+main(["embed", *sys.argv[1:]])
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+def memory_of_embedding() -> tuple[list[tuple[str, str]], dict[str, float]]:
+    """Measure the peak memory of `rcir embed` on photographs of 500 x 375 pixels, with Lite0."""
+    weights = data_root(DataConfig()) / "models" / "tf_efficientnet_lite0.safetensors"
+    if not weights.is_file():
+        return [], {}
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        photos = Path(folder, "photos")
+        photos.mkdir()
+        for number in range(PHOTOGRAPHS):
+            coarse = Image.fromarray(rng.integers(0, 256, (15, 20, 3), np.uint8))
+            coarse.resize((500, 375), Image.Resampling.BICUBIC).save(photos / f"{number}.jpg")
+        command = [sys.executable, "-c", EMBED, str(photos), "--model", LITE0, "--checkpoint"]
+        command += [str(weights), "--output", f"{folder}/vectors.parquet"]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    peak = float(printed.split()[-1])
+    return [(f"GiB, embedding {PHOTOGRAPHS} photographs", f"{peak:.2f}")], {"embed_peak_gib": peak}
+
+
 def main() -> None:
     """Measure in alternation, so that a slow moment of the machine hits all parts alike."""
     options = parser(__doc__).parse_args()
@@ -150,11 +181,16 @@ def main() -> None:
     rows.append(("overhead, one query", f"{statistics.median(overheads):.3f}"))
     loaded_rows, figures = after_loading()
     vector_rows, vector_figures = vectors_on_one_thread()
-    figures |= vector_figures | {
-        "batch_overhead_ratio": statistics.median(ratios),
-        "single_overhead_ms": statistics.median(overheads),
-    }
-    rows += [*loaded_rows, *vector_rows]
+    memory_rows, memory_figures = memory_of_embedding()
+    figures |= (
+        vector_figures
+        | memory_figures
+        | {
+            "batch_overhead_ratio": statistics.median(ratios),
+            "single_overhead_ms": statistics.median(overheads),
+        }
+    )
+    rows += [*loaded_rows, *vector_rows, *memory_rows]
     report("retrieve against its parts", ["part", "median ms"], rows, figures, options.json)
 
 

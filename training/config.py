@@ -158,7 +158,8 @@ class TrainingConfig:
             them, not on who computes it. More of them than workers take less memory, except with
             mining.scope "batch", where all of a batch is mined together. None for as many as there
             are workers (the most there may be) when the run is begun, or for more of them if one
-            would not fit into `memory_gib` and nothing but dropout depends on their number.
+            would not fit into `memory_gib` and nothing but dropout depends on their number. A last
+            batch of fewer tuples than micro-batches is left out.
         memory_gib: memory of a process for what a micro-batch keeps for its backward pass; None for
             4 GiB, or 16 on a GPU.
         num_workers: Ray workers, or the fewest and the most of them, which come and go with the

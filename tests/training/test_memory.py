@@ -11,7 +11,7 @@ from training import train
 from training.config import OptimizerConfig, TrainingConfig, override
 from training.run import within_memory
 
-DIGITS = DataConfig("digits", options={"train": 200, "validation": 200})
+DIGITS = DataConfig("digits", options={"train": 96, "validation": 96})
 
 
 def config_of(tmp_path, **options):
@@ -50,7 +50,7 @@ def test_what_depends_on_micro_batches_keeps_their_number(tmp_path, options):
 
 def test_weights_do_not_depend_on_the_budget(tmp_path):
     optimizer = OptimizerConfig("sgd", lr=1e-3)  # Adam's first steps enlarge rounding
-    many = config_of(tmp_path, memory_gib=1e-3, optimizer=optimizer)
+    many = config_of(tmp_path, memory_gib=0.02, optimizer=optimizer)
     few = train(override(many, {"name": "few"}))
     one = train(override(config_of(tmp_path, optimizer=optimizer), {"name": "one"}))
     assert few.config["micro_batches"] > one.config["micro_batches"] == 1

@@ -278,7 +278,8 @@ def test_an_epoch_embeds_only_its_sample_and_takes_its_number_of_steps(tiny):
         assert n_steps(trainer) == 7 * number
         assert metrics["tuples"] == 7 * 32
         embedded = np.concatenate(rows_of(passes, training=False))
-        assert len(embedded) == len(set(embedded)) == 60
+        assert len(set(embedded)) == 60
+        assert len(embedded) <= 61  # one image measures the memory of a forward pass
         trained = rows_of(passes, training=True)
         assert [len(rows) for rows in trained] == [32 * 4] * 7
         assert set(np.concatenate(trained)) <= set(embedded)
