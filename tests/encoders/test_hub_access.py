@@ -1,0 +1,200 @@
+"""Models of repositories of the Hugging Face hub, from a cache, and a hub out of reach."""
+
+import json
+import shutil
+import socket
+from threading import Thread
+
+import numpy as np
+import open_clip
+import pytest
+import timm
+import torch
+import transformers
+from huggingface_hub import constants
+from safetensors.torch import save_file
+from torch.nn.functional import normalize
+
+from rcir.data import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
+from rcir.errors import DataUnavailable, InvalidConfig
+from rcir.retrieval.retriever import Retriever
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CLIP = {
+    "embed_dim": 12,
+    "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
+    "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
+}
+TOWER = {
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
+}
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """The cache of the hub, empty, while the hub itself cannot be reached."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def repository(cache, name):
+    """The folder of a repository in the cache, as huggingface_hub lays it out."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    return snapshot
+
+
+def pretrained(backbone, size, **options):
+    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
+
+
+def pictures(size):
+    return torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
+
+
+def saved_without_its_hub(encoder, size, cache, tmp_path):
+    """What a retriever with this encoder embeds when the cache is gone."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)
+    gallery = ImageSet(images, np.arange(6) % 2, list("abcdef"))
+    retriever = Retriever.build(encoder, Preprocessing(size, 3), gallery, depth=3)
+    folder = retriever.save(tmp_path / "retriever")
+    shutil.rmtree(cache)
+    again = Retriever.load(folder)
+    assert torch.equal(again.embed(images).vectors, retriever.embed(images).vectors)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_repositories_of_timm_are_loaded_by_timm(name, hub_cache, tmp_path):
+    folder = repository(hub_cache, "someone/birds")
+    model = timm.create_model(name, num_classes=5).eval()
+    data = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "crop_pct": 0.8}
+    config = {"pretrained_cfg": data}
+    timm.models.save_for_hf(model, folder, config, safe_serialization=True)
+    backbone = "timm:hf-hub:someone/birds"
+    encoder = pretrained(backbone, (160, 160), pretrained=True)
+    with torch.inference_mode():
+        features = model.forward_features(pictures((160, 160)))
+        pooled = model.forward_head(features, pre_logits=True)
+    vectors = encoder.embed(pictures((160, 160))).vectors
+    torch.testing.assert_close(vectors, normalize(pooled))
+    preprocessing = model_preprocessing(encoder.config)
+    assert (preprocessing.mean, preprocessing.crop) == ((0.1, 0.2, 0.3), 0.8)
+    weights = str(folder / "model.safetensors")
+    by_file = pretrained(backbone, (160, 160), checkpoint_path=weights)
+    assert torch.equal(by_file.embed(pictures((160, 160))).vectors, vectors)
+    saved_without_its_hub(encoder, (160, 160), hub_cache, tmp_path)
+
+
+def test_repositories_of_open_clip_are_loaded_by_open_clip(hub_cache, tmp_path):
+    (tmp_path / "tiny-clip.json").write_text(json.dumps(CLIP))
+    open_clip.add_model_config(tmp_path / "tiny-clip.json")
+    clip = open_clip.create_model("tiny-clip").eval()
+    folder = repository(hub_cache, "someone/clip")
+    save_file(clip.state_dict(), folder / "open_clip_model.safetensors")
+    data = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "resize_mode": "squash"}
+    settings = json.dumps({"model_cfg": CLIP, "preprocess_cfg": data})
+    (folder / "open_clip_config.json").write_text(settings)
+    backbone = "open_clip:hf-hub:someone/clip"
+    encoder = pretrained(backbone, (64, 64), pretrained=True)
+    with torch.inference_mode():
+        expected = clip.encode_image(pictures((64, 64)), normalize=True)
+    vectors = encoder.embed(pictures((64, 64))).vectors
+    torch.testing.assert_close(vectors, expected)
+    preprocessing = model_preprocessing(encoder.config)
+    assert (preprocessing.mean, preprocessing.crop) == ((0.1, 0.2, 0.3), None)
+    weights = str(folder / "open_clip_model.safetensors")
+    by_file = pretrained(backbone, (64, 64), checkpoint_path=weights)
+    assert torch.equal(by_file.embed(pictures((64, 64))).vectors, vectors)
+    saved_without_its_hub(encoder, (64, 64), hub_cache, tmp_path)
+
+
+@pytest.mark.parametrize("hub", ["timm", "open_clip"])
+def test_repositories_that_are_not_in_the_cache_are_unavailable(hub, hub_cache):
+    with pytest.raises(DataUnavailable, match="someone/nothing"):
+        pretrained(f"{hub}:hf-hub:someone/nothing", (64, 64), pretrained=True)
+
+
+@pytest.fixture
+def unreachable(tmp_path, monkeypatch):
+    """A hub that closes every connection; returns the list of connections so far."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    connections = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+        def close_all():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                connections.append(connection)
+                connection.close()
+
+        Thread(target=close_all, daemon=True).start()
+        yield connections
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "remedy"),
+    [
+        *(("timm:test_resnet", "--checkpoint"), ("open_clip:RN50/openai", "--checkpoint")),
+        ("transformers:someone/nothing", "transformers:FOLDER"),
+        *(("timm:hf-hub:a/b", "connect"), ("open_clip:hf-hub:a/b", "connect")),
+    ],
+)
+def test_a_hub_out_of_reach_is_tried_once(backbone, remedy, unreachable):
+    with pytest.raises(DataUnavailable, match=remedy):
+        pretrained(backbone, (160, 160), pretrained=True)
+    assert len(unreachable) == 1
+    assert constants.HF_HUB_OFFLINE is False  # the next call tries again
+
+
+# The projection of CLIP
+
+
+@pytest.fixture
+def clip_folder(tmp_path):
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    settings = transformers.CLIPConfig(
+        vision_config=TOWER | {"projection_dim": 8}, text_config=text, projection_dim=8
+    )
+    model = transformers.CLIPModel(settings).eval()
+    model.save_pretrained(tmp_path / "clip")
+    return model, tmp_path / "clip"
+
+
+def test_clip_of_transformers_gives_the_pooled_or_the_projected_vector(clip_folder, tmp_path):
+    model, folder = clip_folder
+    backbone = f"transformers:{folder}"
+    images = pictures((64, 64))
+    with torch.inference_mode():
+        pooled = model.vision_model(pixel_values=images).pooler_output
+        projected = model.visual_projection(pooled)
+    plain = pretrained(backbone, (64, 64), pretrained=True)
+    torch.testing.assert_close(plain.embed(images).vectors, normalize(pooled))
+    encoder = pretrained(backbone, (64, 64), pretrained=True, projected=True)
+    torch.testing.assert_close(encoder.embed(images).vectors, normalize(projected))
+    assert encoder.config.dim == 8
+    assert encoder.fingerprint() != plain.fingerprint()
+    saved_without_its_hub(encoder, (64, 64), folder, tmp_path)
+
+
+def test_models_without_a_projection_are_refused(tmp_path):
+    settings = transformers.SiglipVisionConfig(**TOWER)
+    transformers.SiglipVisionModel(settings).save_pretrained(tmp_path / "siglip")
+    for backbone in (f"transformers:{tmp_path / 'siglip'}", "timm:test_resnet", "mnist-cnn"):
+        with pytest.raises(InvalidConfig, match="projected"):
+            pretrained(backbone, (64, 64), projected=True)
