@@ -101,8 +101,8 @@ class _LiveBytes(TorchFunctionMode):
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address and address not in self._sizes:
+        address = storage._cdata  # not that of the data, which tensors of other devices may hide
+        if address not in self._sizes:
             self._sizes[address] = storage.nbytes()
             self._now += storage.nbytes()
             self.peak = max(self.peak, self._now)
