@@ -6,8 +6,10 @@ columns or frames of pandas, and Arrow arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,10 +143,14 @@ def as_numpy(values: Any) -> Any:
         >>> import pyarrow as pa
         >>> as_numpy(pa.array(["pear", "fig"])).tolist(), as_numpy([1, 2])
         (['pear', 'fig'], [1, 2])
+
+    Raises:
+        InvalidData: they are sparse, or on no device that has their values.
     """
-    if hasattr(values, "detach"):  # a PyTorch tensor; NumPy has no bfloat16
-        tensor = values.detach().cpu()
-        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    if hasattr(values, "detach"):
+        return _of_tensor(values)
+    if hasattr(values, "toarray") and hasattr(values, "nnz"):
+        raise InvalidData("the values are a sparse matrix of SciPy: pass values.toarray()")
     if hasattr(values, "column_names") and hasattr(values, "itercolumns"):  # an Arrow table
         return np.column_stack([as_numpy(column) for column in values.itercolumns()])
     if hasattr(values, "cast") and hasattr(values, "to_pylist"):  # an Arrow array, or its chunks
@@ -155,27 +161,79 @@ def as_numpy(values: Any) -> Any:
     return values
 
 
-def as_vectors(values: Any) -> NDArray[Any] | None:
-    """Return real numbers as an array (d,) or (n, d); None if they are anything else.
-
-    Whole numbers are accepted from lists, frames and tensors, but not from a NumPy array, which may
-    be an image.
+def as_vectors(values: Any) -> NDArray[Any]:
+    """Return real numbers of any library as an array, of whole numbers or floats of any size.
 
     Args:
-        values: a vector, or vectors as an array, a list, a tensor, a frame or a column of lists.
+        values: a vector (d,), or vectors (n, d): an array, a list, a tensor, a frame, a table, or a
+            column of lists.
+
+    Raises:
+        InvalidData: they are not real numbers, are sparse, or the rows differ in length.
 
     Example:
-        >>> as_vectors([[1, 2], [3, 4]]).tolist(), as_vectors(["photo.png"])
-        ([[1.0, 2.0], [3.0, 4.0]], None)
+        >>> as_vectors([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
+        >>> as_vectors(["photo.png"])
+        Traceback (most recent call last):
+        rcir.errors.InvalidData: vectors are of type str: pass real numbers, as an array (n, d)
     """
     vectors = as_numpy(values)
+    if np.ma.is_masked(vectors):  # what is masked becomes NaN
+        vectors = np.ma.filled(vectors.astype(np.float64), np.nan)
+    dtypes = np.atleast_1d(getattr(values, "dtypes", np.empty(0))).tolist()  # of pandas
+    numeric = bool(dtypes) and all(getattr(dtype, "kind", "O") in "fiu" for dtype in dtypes)
+    if numeric and vectors.dtype.kind == "O":  # with types that may be missing
+        vectors = values.to_numpy(np.float64, na_value=np.nan)
+    if not isinstance(vectors, np.ndarray):
+        if hasattr(vectors, "__array__"):
+            vectors = np.asarray(vectors)
+        elif isinstance(vectors, str | bytes | Mapping) or not isinstance(vectors, Collection):
+            raise _no_vectors(type(vectors).__name__)
     if not isinstance(vectors, np.ndarray) or vectors.dtype.kind == "O":
-        if not isinstance(vectors, list | tuple | np.ndarray):
-            return None
+        vectors = _stacked([as_numpy(row) for row in vectors])
+    if vectors.dtype.kind == "V" and vectors.dtype.names is None:  # bfloat16, for instance
         try:
-            vectors = np.asarray([as_numpy(each) for each in vectors])
-        except ValueError:  # of different lengths
-            return None
-    if vectors.dtype.kind in "iu" and vectors is not values:
-        vectors = vectors.astype(np.float32)
-    return vectors if vectors.dtype.kind == "f" and vectors.ndim in (1, 2) else None
+            vectors = vectors.astype(np.float32)
+        except (TypeError, ValueError):
+            raise _no_vectors(str(vectors.dtype)) from None
+    if vectors.dtype.kind not in "fiu":
+        raise _no_vectors("str" if vectors.dtype.kind == "U" else str(vectors.dtype))
+    return np.asarray(vectors)
+
+
+def _of_tensor(tensor: Any) -> NDArray[Any]:
+    """Return a PyTorch tensor of any type and device as an array."""
+    if "strided" not in str(getattr(tensor, "layout", "strided")):
+        raise InvalidData(f"the tensor is sparse ({tensor.layout}): pass tensor.to_dense()")
+    try:
+        try:
+            array: NDArray[Any] = tensor.numpy(force=True)
+        except TypeError:  # NumPy has no bfloat16, nor floats of 8 bits
+            array = tensor.float().numpy(force=True)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise InvalidData(f"the tensor has no NumPy array ({error}): pass an array") from error
+    return array
+
+
+def _stacked(rows: list[Any]) -> NDArray[Any]:
+    """Return rows of numbers, or numbers, as one array."""
+    sizes = [-1 if row is None else np.size(row) if np.ndim(row) else 0 for row in rows]
+    for row, size in enumerate(sizes):
+        if size != sizes[0] or size < 0:
+            what = "is missing" if size < 0 else f"has {size} numbers and row 0 has {sizes[0]}"
+            raise InvalidData(f"row {row} of the vectors {what}: pass vectors of one length")
+    try:
+        array = np.asarray(rows)
+    except ValueError as error:
+        raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
+    if array.dtype.kind != "O":
+        return array
+    for kind in set(map(type, array.ravel().tolist())):
+        if not issubclass(kind, (Real, Decimal, type(None))) or issubclass(kind, bool):
+            raise _no_vectors(kind.__name__)
+    return array.astype(np.float64)  # None becomes NaN
+
+
+def _no_vectors(kind: str) -> InvalidData:
+    return InvalidData(f"vectors are of type {kind}: pass real numbers, as an array (n, d)")

@@ -418,7 +418,9 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     for table in read_shards(path, cluster):
         if not path.is_dir():
             return table
-        stored = stored or StoredVectors(table.vectors.shape[1])
+        if stored is None:
+            dtype = np.promote_types(table.vectors.dtype, np.float32)
+            stored = StoredVectors(table.vectors.shape[1], dtype)
         with np.errstate(over="ignore"):  # too large a number becomes infinite
             stored.append(table.vectors)
         tables.append(replace(table, vectors=table.vectors[:0].copy()))

@@ -2,22 +2,27 @@
 
 from rcir.index.base import (
     DEPTH,
+    SAFE_LENGTHS,
     HoldsVectors,
     Index,
     IsRemote,
     KeepsDigests,
     UnbuiltIndex,
     check_depth,
+    check_shape,
     check_vectors,
     dropped_on_error,
     lengths,
+    norms_of,
     one_minus_cosine,
+    require_finite,
 )
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index, nearest_others
 
 __all__ = [
     "DEPTH",
     "INDEXES",
+    "SAFE_LENGTHS",
     "HoldsVectors",
     "Index",
     "IndexConfig",
@@ -26,10 +31,13 @@ __all__ = [
     "UnbuiltIndex",
     "build_index",
     "check_depth",
+    "check_shape",
     "check_vectors",
     "dropped_on_error",
     "find_index",
     "lengths",
     "nearest_others",
+    "norms_of",
     "one_minus_cosine",
+    "require_finite",
 ]

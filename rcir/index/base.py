@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.embedding import as_numpy
+from rcir.embedding import as_vectors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.stored_vectors import batches
 
@@ -192,37 +192,84 @@ def check_depth(depth: int) -> None:
         raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
 
 
-def check_vectors(vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+MAX_LENGTH = 2.0**62  # squares of distances between such vectors are numbers of float32
+# Vectors of these lengths have squares that float32 holds without losing digits.
+SAFE_LENGTHS = (1e-15, 1e15)
+
+
+def check_vectors(
+    vectors: ArrayLike, dim: int | None = None, first: int = 0
+) -> NDArray[np.float32]:
     """Vectors (n, d) as contiguous float32.
 
     Args:
-        vectors: real numbers.
+        vectors: real numbers of any type and library, see `rcir.embedding.as_vectors`.
         dim: what d must be; anything from 1 unless given.
+        first: the number of the first row, for messages.
 
     Raises:
-        InvalidData: they have another shape, are not real numbers, or some are NaN or infinite.
+        InvalidData: they have another shape or are not real numbers; or some are NaN, infinite, or
+            so long or so short that their squared distances are no numbers of float32.
 
     Example:
         >>> check_vectors([[1, 2], [3, 4]], dim=3)
         Traceback (most recent call last):
         rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
     """
-    try:
-        array = np.asarray(as_numpy(vectors))
-    except ValueError as error:
-        raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
-    if array.dtype.kind not in "fiu":
-        raise InvalidData(f"vectors are of type {array.dtype}; they must be real numbers")
-    if array.ndim != 2 or array.shape[1] != (max(array.shape[1], 1) if dim is None else dim):
-        needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
-        raise InvalidData(f"vectors have shape {array.shape}; needed is {needed}")
-    with np.errstate(over="ignore"):  # too large a number becomes infinite
+    array = as_vectors(vectors)
+    check_shape(array, dim)
+    with np.errstate(over="ignore", under="ignore"):  # judged below
         checked = np.ascontiguousarray(array, np.float32)
-    if not all(np.isfinite(checked[rows]).all() for rows in batches(*checked.shape)):
-        raise InvalidData(
-            "some vectors are NaN or infinite; an encoder that diverged in training does this"
-        )
+    limit = MAX_LENGTH / np.sqrt(checked.shape[1])
+    for rows in batches(*checked.shape):
+        smallest, largest = checked[rows].min(), checked[rows].max()  # NaN if one number is
+        if not (smallest >= -limit and largest <= limit):
+            _require_lengths(array[rows], first + rows.start)
+        elif smallest == largest == 0 and array[rows].any():
+            raise InvalidData(
+                f"the vectors from row {first + rows.start} on are smaller than any number of "
+                "float32: multiply all vectors, of gallery and queries, by the same number"
+            )
     return checked
+
+
+def check_shape(vectors: NDArray[Any], dim: int | None = None) -> None:
+    """Raise `InvalidData` unless an array has shape (n, dim), by default any (n, d), d >= 1."""
+    shape = vectors.shape
+    if len(shape) != 2 or shape[1] != (max(shape[1], 1) if dim is None else dim):
+        needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
+        raise InvalidData(f"vectors have shape {shape}; needed is {needed}")
+
+
+def require_finite(vectors: NDArray[Any], rows: NDArray[np.int64] | range) -> None:
+    """Raise `InvalidData` if some vectors are NaN or infinite.
+
+    Args:
+        vectors: (n, d) floats.
+        rows: their numbers, for the message.
+    """
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(wrong):
+        raise InvalidData(
+            f"{len(wrong)} vectors are NaN or infinite, first in row {rows[wrong[0]]}: leave them "
+            "out, or embed them again; an encoder that diverged in training returns such vectors"
+        )
+
+
+def _require_lengths(vectors: NDArray[Any], first: int) -> None:
+    """Raise `InvalidData` if some vectors are not finite, or are longer than `MAX_LENGTH`."""
+    exact = vectors.astype(np.result_type(vectors, np.float64))
+    require_finite(exact, range(first, first + len(exact)))
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(exact, axis=1)
+    wrong = np.flatnonzero(norms > MAX_LENGTH)
+    if len(wrong):
+        raise InvalidData(
+            f"{len(wrong)} vectors are longer than {MAX_LENGTH:.2g}, first in row "
+            f"{first + wrong[0]}, whose largest number is {np.abs(exact[wrong[0]]).max():.3g}: "
+            "float32 cannot hold their squared distances; check the type that they were read as, "
+            'divide gallery and queries by the same number, or pass metric="cosine"'
+        )
 
 
 def require_range(options: Any, **ranges: tuple[float, float]) -> None:
@@ -252,9 +299,25 @@ def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """
     norms = np.empty(len(vectors), np.float32)
     for rows in batches(*vectors.shape):
-        norms[rows] = np.linalg.norm(vectors[rows], axis=1)
+        norms[rows], unsafe = norms_of(vectors[rows])
+        if len(unsafe):
+            exact = vectors[rows][unsafe].astype(np.float64)
+            norms[rows.start + unsafe] = np.linalg.norm(exact, axis=1)
     norms[np.abs(norms - 1) <= UNIT] = 1
     return norms
+
+
+def norms_of(
+    vectors: NDArray[np.floating[Any]],
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]]:
+    """Return the L2 norms (n,) of vectors (n, d), and the rows that need more than float32.
+
+    In these rows squares are infinite or lose digits, or a number is not finite.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        norms = np.linalg.norm(vectors, axis=1)
+    least, most = SAFE_LENGTHS
+    return norms, np.flatnonzero(~((norms > least) & (norms < most)))
 
 
 def one_minus_cosine(

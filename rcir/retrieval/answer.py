@@ -197,8 +197,10 @@ class Version:
         queries: Any = query if many else [query]
         if self.searcher.encoder is None and not isinstance(query, Embedding | Queries):
             vectors = as_vectors(query)
-            if vectors is not None:
-                many, queries = vectors.ndim > 1, np.atleast_2d(vectors)
+            many = vectors.ndim > 1 or not len(vectors)
+            queries = np.atleast_2d(vectors)
+        if many and not np.size(queries):  # no queries
+            return []
         answers: list[Retrieval] = []
         for results, ranking, sizes in self._sets(queries, guarantee, uncertainty, model):
             answers += self._retrievals(results, ranking, sizes, guarantee)

@@ -14,7 +14,7 @@ from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.data.repeats import digests
 from rcir.embedding import as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
-from rcir.index import check_vectors
+from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
 from rcir.risk.results import LABEL, TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
 
@@ -60,19 +60,12 @@ class VectorOptions:
                 f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
             )
 
-    @property
-    def left_out(self) -> str | None:
-        """The word for what the search of a gallery item leaves out; None if it leaves out none."""
-        if not self.leave_one_out:
-            return None
-        return "item" if self.clusters == "none" else self.cluster
-
-    def checked(self, vectors: ArrayLike, dim: int | None = None) -> NDArray[np.float32]:
+    def checked(self, vectors: Any, dim: int | None = None) -> NDArray[np.float32]:
         """Return vectors (n, d) ready to be searched.
 
         Args:
-            vectors: real numbers, (n, d). Those of a `numpy.memmap` are never all in memory: the
-                result is mapped from a temporary file.
+            vectors: real numbers, (n, d), see `rcir.embedding.as_vectors`. Those of a
+                `numpy.memmap` are never all in memory: the result is mapped from a temporary file.
             dim: the required d.
 
         Raises:
@@ -84,18 +77,24 @@ class VectorOptions:
         """
         if isinstance(vectors, np.memmap) and vectors.ndim == 2:
             return self._stored(vectors, dim)
-        array = as_vectors(vectors)  # None is refused by the next line
-        checked = check_vectors(vectors if array is None else array, dim)
-        return checked if self.metric == "euclidean" else _of_unit_length(checked)
+        array = as_vectors(vectors)
+        check_shape(array, dim)
+        return self._searchable(array)
 
     def _stored(self, vectors: NDArray[Any], dim: int | None) -> NDArray[np.float32]:
         """Return memory-mapped vectors ready to be searched, in a temporary file."""
         stored = StoredVectors(vectors.shape[1])
         for rows in batches(*vectors.shape):
-            batch = check_vectors(vectors[rows], dim)
-            unit = self.metric == "cosine"
-            stored.append(_of_unit_length(batch, rows.start) if unit else batch)
+            array = as_vectors(np.asarray(vectors[rows]))
+            check_shape(array, dim)
+            stored.append(self._searchable(array, rows.start))
         return stored.vectors
+
+    def _searchable(self, vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
+        """Return vectors as they are searched; `first` is the number of the first, for messages."""
+        if self.metric == "euclidean":
+            return check_vectors(vectors, first=first)
+        return _of_unit_length(vectors, first)
 
     @staticmethod
     def uncertainties(values: ArrayLike | None) -> NDArray[np.float64] | None:
@@ -124,7 +123,8 @@ class VectorOptions:
 
 
 def require_digits(vectors: NDArray[np.float32], metric: Metric) -> None:
-    """Raise `InvalidData` if float32 rounds distances between vectors by more than `TOLERANCE`.
+    """Raise `InvalidData` if float32 rounds distances between vectors by more than `TOLERANCE`,
+    or cannot hold their squares.
 
     Coordinates in which the vectors do not differ are left out.
 
@@ -143,6 +143,11 @@ def require_digits(vectors: NDArray[np.float32], metric: Metric) -> None:
     variance = np.maximum(squares / n - mean**2, 0)
     offset = float(np.linalg.norm((first + mean)[variance > 0]))
     deviation = float(np.sqrt(variance.sum()))
+    if 0 < deviation < SAFE_LENGTHS[0] and metric == "euclidean":
+        raise InvalidData(
+            f"the vectors differ by about {deviation:.2g}, and float32 cannot hold the squares of "
+            "such numbers: multiply all vectors, of gallery and queries, by the same number"
+        )
     if offset > MAX_OFFSET * deviation:
         advice = "subtract their mean, in float64, from the vectors of gallery and queries"
         if metric == "cosine":
@@ -187,8 +192,11 @@ class Queries:
             if len(values) != len(self.vectors):
                 raise InvalidData(f"got {len(values)} {name} for {len(self.vectors)} queries")
         if self.uncertainty is not None and not np.isfinite(self.uncertainty).all():
-            bad = int(np.count_nonzero(~np.isfinite(self.uncertainty)))
-            raise InvalidData(f"{bad} of {len(self)} uncertainties are NaN or infinite")
+            wrong = np.flatnonzero(~np.isfinite(self.uncertainty))
+            raise InvalidData(
+                f"{len(wrong)} of {len(self)} uncertainties are NaN or infinite, first in row "
+                f"{wrong[0]}: leave these queries out, or pass a number for each"
+            )
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -295,14 +303,32 @@ def require_alike(queries: Queries, others: Queries | None) -> None:
         )
 
 
-def _of_unit_length(vectors: NDArray[np.float32], first: int = 0) -> NDArray[np.float32]:
-    """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    zero = np.flatnonzero(norms == 0)
-    if len(zero):
+def _of_unit_length(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
+    """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages.
+
+    Vectors whose squares leave the range of float32 are first divided by their largest number.
+    """
+    unit = np.empty(vectors.shape, np.float32)
+    zero: list[int] = []
+    for rows in batches(*vectors.shape):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            batch = np.ascontiguousarray(vectors[rows], np.float32)
+            norms, unsafe = norms_of(batch)
+            np.divide(batch, norms[:, None], out=unit[rows])
+        if not len(unsafe):
+            continue
+        exact = vectors[rows][unsafe]
+        exact = exact.astype(np.result_type(exact, np.float64))
+        unsafe += rows.start
+        require_finite(exact, first + unsafe)
+        largest = np.abs(exact).max(axis=1, keepdims=True)
+        zero += unsafe[largest[:, 0] == 0].tolist()
+        exact /= np.where(largest > 0, largest, 1)
+        norms = np.linalg.norm(exact, axis=1, keepdims=True)
+        unit[unsafe] = exact / np.where(norms > 0, norms, 1)
+    if zero:
         raise InvalidData(
             f"{len(zero)} of {len(vectors)} vectors are zero, first in row {first + zero[0]}, and "
             f"have no angle to others: leave them out, or pass {as_option('metric', 'euclidean')}"
         )
-    unit: NDArray[np.float32] = vectors / norms
     return unit

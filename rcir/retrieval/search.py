@@ -27,6 +27,7 @@ from rcir.index import (
     UnbuiltIndex,
     build_index,
     check_depth,
+    check_shape,
     lengths,
     one_minus_cosine,
 )
@@ -339,8 +340,11 @@ class Searcher:
                 added.
             InvalidConfig, InvalidImage: see `embed`.
         """
-        if images is None or isinstance(images, str | bytes | os.PathLike):
+        if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
+        if self.encoder is None and not isinstance(images, Embedding | Queries):
+            images = as_vectors(images)
+            check_shape(images)
         new_ids = self.gallery.new_ids(ids, len(images))
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
@@ -580,11 +584,10 @@ class Searcher:
         if isinstance(queries, Embedding):
             embedding = queries
         else:
-            array = as_vectors(queries) if self.encoder is None else None
-            if array is not None:
+            if self.encoder is None:
                 self.options.require_model(model)
                 uncertainties = self.options.uncertainties(uncertainty)
-                return Queries(self.options.checked(array), uncertainties)
+                return Queries(self.options.checked(queries), uncertainties)
             images = queries
             embedding = self.embed(images, embedder)
         vectors, uncertainties = _to_numpy(embedding)
@@ -718,9 +721,10 @@ class Searcher:
         """
         if isinstance(vectors, LabelledResults):
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
-        relevance, names = self.gallery.query_relevance(labels, self.label_names)
         queries: Any = vectors
         embedded = self.prepared(queries, None, uncertainty, model)
+        _require_queries(embedded)
+        relevance, names = self.gallery.query_relevance(labels, self.label_names)
         self.label_names = names
         return replace(
             embedded,
@@ -732,6 +736,13 @@ class Searcher:
 
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
+        _require_queries(queries)
+        if self.options.leave_one_out and queries.clusters is not None:
+            raise InvalidData(
+                f"the queries come in clusters ({queries.cluster}) and may be gallery items: they "
+                "would find items of their own cluster, unlike future queries. Use queries outside "
+                f"the gallery, or keep one item per {queries.cluster} and pass no clusters"
+            )
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
         n_relevant = queries.relevance.totals(relevance)
@@ -822,11 +833,16 @@ class Searcher:
         )
 
 
+def _require_queries(queries: Queries) -> None:
+    if not len(queries):
+        raise InvalidData("there are no queries: pass at least one labelled query")
+
+
 def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
     """Return the vectors of an embedding, and its uncertainty or None."""
     uncertainty = embedding.uncertainty
-    return embedding.vectors.cpu().numpy(), (
-        None if uncertainty is None else uncertainty.cpu().numpy().astype(np.float64)
+    return as_numpy(embedding.vectors), (
+        None if uncertainty is None else as_numpy(uncertainty).astype(np.float64)
     )
 
 

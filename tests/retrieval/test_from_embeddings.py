@@ -234,7 +234,7 @@ def with_row_7(value):
         ({"vectors": GALLERY[0]}, "shape"),
         ({"vectors": GALLERY[:0], "ids": [], "labels": []}, "empty"),
         ({"vectors": np.array([["a", "b"]] * 300)}, "numbers"),
-        ({"vectors": [[1.0, 2.0], [3.0]]}, "array"),
+        ({"vectors": [[1.0, 2.0], [3.0]]}, "row 1 .*length"),
         ({"vectors": GALLERY[[7] * 300], "leave_one_out": True}, "no candidates"),
         ({"ids": named(299)}, "299"),
         ({"ids": ["twice"] * 2 + named(298)}, "twice"),
