@@ -199,6 +199,8 @@ def as_vectors(values: Any) -> NDArray[Any]:
             raise _no_vectors(str(vectors.dtype)) from None
     if vectors.dtype.kind not in "fiu":
         raise _no_vectors("str" if vectors.dtype.kind == "U" else str(vectors.dtype))
+    if not vectors.ndim:
+        raise _no_vectors("a number")
     return np.asarray(vectors)
 
 

@@ -198,8 +198,8 @@ class Version:
         if self.searcher.encoder is None and not isinstance(query, Embedding | Queries):
             vectors = as_vectors(query)
             many = vectors.ndim > 1 or not len(vectors)
-            queries = np.atleast_2d(vectors)
-        if many and not np.size(queries):  # no queries
+            queries = vectors if many else vectors[None]
+        if many and not len(queries):
             return []
         answers: list[Retrieval] = []
         for results, ranking, sizes in self._sets(queries, guarantee, uncertainty, model):

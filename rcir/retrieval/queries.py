@@ -60,6 +60,13 @@ class VectorOptions:
                 f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
             )
 
+    @property
+    def left_out(self) -> str | None:
+        """The word for what the search of a gallery item leaves out; None if it leaves out none."""
+        if not self.leave_one_out:
+            return None
+        return "item" if self.clusters == "none" else self.cluster
+
     def checked(self, vectors: Any, dim: int | None = None) -> NDArray[np.float32]:
         """Return vectors (n, d) ready to be searched.
 

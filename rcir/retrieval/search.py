@@ -737,12 +737,6 @@ class Searcher:
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
         _require_queries(queries)
-        if self.options.leave_one_out and queries.clusters is not None:
-            raise InvalidData(
-                f"the queries come in clusters ({queries.cluster}) and may be gallery items: they "
-                "would find items of their own cluster, unlike future queries. Use queries outside "
-                f"the gallery, or keep one item per {queries.cluster} and pass no clusters"
-            )
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
         n_relevant = queries.relevance.totals(relevance)

@@ -306,6 +306,9 @@ def test_an_empty_list_has_no_answers(retriever):
     assert retriever.retrieve([], 0.2, 0.1) == []
     with pytest.raises(InvalidData, match=r"no queries|shape"):
         retriever.calibrate([], [])
+    for number in (3.0, np.float64(3)):
+        with pytest.raises(InvalidData, match=r"number|float"):
+            retriever.retrieve(number, 0.2, 0.1)
 
 
 def test_vectors_of_an_index_are_checked_by_the_same_rules():
