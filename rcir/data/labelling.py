@@ -322,7 +322,8 @@ def _listed(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[st
         raise InvalidData(
             f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
         )
-    several = [_is_list(each) for each in labels]
+    plain = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind != "O"
+    several = [] if plain else [_is_list(each) for each in labels]
     if any(several):
         if not all(several) or not all(isinstance(name, str) for some in labels for name in some):
             raise InvalidData(
