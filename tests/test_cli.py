@@ -278,7 +278,7 @@ def test_data_check_reports_skipped_files_and_singleton_classes(photos, capsys):
     Image.new("L", (8, 6)).save(photos / "photos" / "e" / "1.png")
     assert main(check(photos, "path=photos", "train=[a, b, c]")) == 0
     output = capsys.readouterr().out
-    assert "1 files without" in output
+    assert "not pictures (1:" in output
     assert "1 classes have one image" in output
 
 

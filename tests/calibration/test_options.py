@@ -289,17 +289,17 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trai
 
 @pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch, capsys):
-    embedded, fill, limit = [], batches.embed_block, 7
+    embedded, fill, limit = [], batches.embed_readable, 7
     options = {"score_function": "constant", "alphas": (0.3,)}
 
-    def interrupted(encoder, preprocessing, images, batch):
+    def interrupted(encoder, preprocessing, images, *options):
         if len(embedded) == limit:
             raise KeyboardInterrupt
         embedded.append(len(images))
-        return fill(encoder, preprocessing, images, batch)
+        return fill(encoder, preprocessing, images, *options)
 
     monkeypatch.setattr("calibration.screen.LONG", 0)
-    monkeypatch.setattr(embedder, "embed_block", interrupted)
+    monkeypatch.setattr(embedder, "embed_readable", interrupted)
     with monkeypatch.context() as patch:
         patch.setattr(batches, "CHUNK", 128)  # the batches are those of one block
         with pytest.raises(KeyboardInterrupt):
