@@ -409,7 +409,8 @@ def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterat
 def capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
     """Return when photographs were taken, such as "2026-11-26 09:47:00", by their EXIF data.
 
-    None for those that state no original date, or none that can be read.
+    None for those that state no original date, or none that can be read. No pixels are decoded, so
+    that the EXIF data of a PNG file is not read if it follows the pixels.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_capture_time, paths))
@@ -418,7 +419,8 @@ def capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
 def _capture_time(path: str | os.PathLike[str]) -> str | None:
     try:
         with open_image(path) as file:
-            exif = _opened(cast("BinaryIO", file), _formats(path)).getexif()
+            image = _opened(cast("BinaryIO", file), _formats(path))
+            exif = Image.Image.getexif(image)  # the method of PNG files decodes all pixels
             stated = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
             return str(datetime.strptime(str(stated).strip("\0 "), "%Y:%m:%d %H:%M:%S"))
     except (InvalidImage, ValueError):

@@ -17,7 +17,7 @@ import torch
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from rcir.data import Preprocessing, images, read_image
-from rcir.data.images import Resizing, UntrustedImage, image_size, to_pixels
+from rcir.data.images import Resizing, UntrustedImage, capture_times, image_size, to_pixels
 from rcir.errors import ImageTooLarge, InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -250,6 +250,25 @@ def test_a_uniform_jpeg_stays_uniform_at_every_reduced_scale(tmp_path, shape, or
     expected = np.broadcast_to([200, 100, 50], (20, 25, 3))
     assert difference(read_image(tmp_path / "a.jpg", 3, size=(20, 25)), expected).max() <= 2
     assert read_image(tmp_path / "a.jpg", 3).shape == (*shape, 3)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "avif", "heic", "bmp", "gif"])
+def test_capture_times_are_read_without_decoding(ending, colours, tmp_path):
+    states_times = ending not in ("bmp", "gif")
+    photograph = Image.Exif()
+    photograph[0x010F] = "a camera"  # Pillow does not write a time alone
+    photograph.get_ifd(0x8769)[0x9003] = "2026:11:26 09:47:00"
+    pillow_heif.register_heif_opener()
+    Image.init()  # allocates an image, too
+    paths = [tmp_path / f"{name}.{ending}" for name in ("plain", "dated")]
+    Image.fromarray(colours).save(paths[0])
+    Image.fromarray(colours).save(
+        paths[1], **({"exif": photograph.tobytes()} if states_times else {})
+    )
+    allocated = Image.core.get_stats()["new_count"]
+    times = capture_times(paths)
+    assert Image.core.get_stats()["new_count"] == allocated
+    assert times == [None, "2026-11-26 09:47:00" if states_times else None]
 
 
 # Refusals
