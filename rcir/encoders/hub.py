@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -425,23 +427,66 @@ def _unknown(name: str, error: Exception) -> DataUnavailable:
 def one_attempt(folder: str = "") -> Iterator[None]:
     """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
 
-    Its client repeats each request for up to a minute otherwise, and libraries repeat that.
+    Its client repeats each request for up to a minute otherwise, and libraries repeat that. A hub
+    that did not answer is not tried again for `RETRY_AFTER_S`.
 
     Args:
         folder: nothing is requested if there is such a folder.
     """
-    from huggingface_hub import constants, get_session
-
-    offline = constants.HF_HUB_OFFLINE
-    if not offline and not (folder and Path(folder).is_dir()):
-        try:
-            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        except Exception:  # each version of the client raises its own
-            constants.HF_HUB_OFFLINE = True
+    if (folder and Path(folder).is_dir()) or not _offline_mode.enter():
+        yield
+        return
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = offline
+        _offline_mode.leave()
+
+
+RETRY_AFTER_S = 60  # a hub that did not answer is not tried again before that
+
+
+class _OfflineMode:
+    """The offline mode of the hub's client: one setting, which all threads share."""
+
+    def __init__(self) -> None:
+        self._lock, self._n_blocks = Lock(), 0
+        self._failures: dict[str, float] = {}  # by address: the time of the last failed request
+
+    def enter(self) -> bool:
+        """Switch the client to offline mode if the hub cannot be reached, and return True if so."""
+        from huggingface_hub import constants
+
+        with self._lock:  # threads that start together wait for a single request
+            if not self._n_blocks and (constants.HF_HUB_OFFLINE or self._is_reachable()):
+                return False
+            constants.HF_HUB_OFFLINE = True
+            self._n_blocks += 1
+            return True
+
+    def leave(self) -> None:
+        """Switch the client back with the last of the blocks that switched it."""
+        from huggingface_hub import constants
+
+        with self._lock:
+            self._n_blocks -= 1
+            if not self._n_blocks:
+                constants.HF_HUB_OFFLINE = False
+
+    def _is_reachable(self) -> bool:
+        from huggingface_hub import constants, get_session
+
+        failed = self._failures.get(constants.ENDPOINT)
+        if failed is not None and time.monotonic() < failed + RETRY_AFTER_S:
+            return False
+        try:
+            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except Exception:  # each version of the client raises its own
+            self._failures[constants.ENDPOINT] = time.monotonic()
+            return False
+        return True
+
+
+_offline_mode = _OfflineMode()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from contextlib import ExitStack
 from threading import Thread
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.nn.functional import normalize
 
 from rcir.data import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
+from rcir.encoders import EncoderConfig, build_encoder, hub, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.retrieval.retriever import Retriever
 
@@ -126,6 +127,7 @@ def unreachable(tmp_path, monkeypatch):
     """A hub that closes every connection; returns the list of connections so far."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_offline_mode", hub._OfflineMode())
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -159,7 +161,29 @@ def test_a_hub_out_of_reach_is_tried_once(backbone, remedy, unreachable):
     with pytest.raises(DataUnavailable, match=remedy):
         pretrained(backbone, (160, 160), pretrained=True)
     assert len(unreachable) == 1
-    assert constants.HF_HUB_OFFLINE is False  # the next call tries again
+    assert constants.HF_HUB_OFFLINE is False
+
+
+def test_a_hub_out_of_reach_is_tried_again_only_later(unreachable, monkeypatch):
+    for ask in (model_preprocessing, lambda config: build_encoder(config, 3, (160, 160))):
+        with pytest.raises(DataUnavailable):
+            ask(EncoderConfig("pretrained", "timm:hf-hub:a/b", "avg", pretrained=True))
+    assert len(unreachable) == 1
+    monkeypatch.setattr(hub, "RETRY_AFTER_S", 0)
+    with pytest.raises(DataUnavailable):
+        pretrained("timm:hf-hub:a/b", (160, 160), pretrained=True)
+    assert len(unreachable) == 2
+
+
+def test_the_client_is_offline_until_the_last_thread_is_done(unreachable):
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(hub.one_attempt())
+        second.enter_context(hub.one_attempt())
+        first.close()
+        assert constants.HF_HUB_OFFLINE is True
+        second.close()
+        assert constants.HF_HUB_OFFLINE is False
+    assert len(unreachable) == 1
 
 
 # The projection of CLIP
