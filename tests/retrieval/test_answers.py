@@ -20,7 +20,7 @@ from rcir.errors import (
     InvalidRiskLevel,
     RiskUnattainable,
 )
-from rcir.retrieval.answer import Retrieval, search_batches
+from rcir.retrieval.answer import MAX_SEARCH_BATCH_SIZE, Retrieval, search_batches
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, GuaranteeRequest
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
@@ -181,12 +181,14 @@ def test_more_queries_than_one_batch_get_the_answers_of_their_parts(certified):
 
 
 @pytest.mark.parametrize("dim", [32, 128, 250, 1024])
-@pytest.mark.parametrize("n", [1, 512, 5000, 9000])
+@pytest.mark.parametrize("n", [1, 512, 5000, 8191, 9000])
 def test_batches_hold_every_query_once_and_are_large_enough_to_multiply_matrices(dim, n):
     batches = search_batches(n, dim)
     assert [row for batch in batches for row in range(n)[batch]] == list(range(n))
     least = min(n, faiss.cvar.distance_compute_blas_threshold / dim)
-    assert all(batch.stop - batch.start >= least for batch in batches)
+    sizes = [batch.stop - batch.start for batch in batches]
+    assert least <= min(sizes)
+    assert max(sizes) <= MAX_SEARCH_BATCH_SIZE
 
 
 def test_an_embedding_is_answered_as_its_vectors_are(certified):
