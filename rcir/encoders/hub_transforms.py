@@ -48,6 +48,8 @@ def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Tran
     import timm
 
     channels, height, width = settings["input_size"]
+    if channels != 3:
+        raise Untranslatable(f"its images have {channels} channels, not 3")
     mode, share = settings["crop_mode"], settings["crop_pct"]
     if mode not in ("center", "squash") or share > 1:
         raise Untranslatable(f"its crop_mode {mode} with crop_pct {share} pads images")

@@ -125,6 +125,12 @@ def test_positions_of_crops_are_those_of_timm(size, crop):
         torch.testing.assert_close(preprocessing([image])[0], transform(image))
 
 
+def test_timm_models_of_other_than_colour_images_are_refused():
+    settings = timm.data.resolve_data_config(pretrained_cfg={"input_size": (1, 64, 64)})
+    with pytest.raises(Untranslatable, match="channels"):
+        timm_preprocessing(settings)
+
+
 def test_a_transform_that_does_something_else_is_refused():
     settings = timm.data.resolve_data_config(pretrained_cfg={"input_size": (3, 64, 64)})
     preprocessing, transform = timm_preprocessing(settings)
