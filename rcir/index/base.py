@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.embedding import as_vectors
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
@@ -225,11 +225,8 @@ def check_vectors(
         smallest, largest = checked[rows].min(), checked[rows].max()  # NaN if one number is
         if not (smallest >= -limit and largest <= limit):
             _require_lengths(array[rows], first + rows.start)
-        elif smallest == largest == 0 and array[rows].any():
-            raise InvalidData(
-                f"the vectors from row {first + rows.start} on are smaller than any number of "
-                "float32: multiply all vectors, of gallery and queries, by the same number"
-            )
+        elif array.dtype.itemsize > checked.dtype.itemsize:
+            _require_nonzero(array[rows], checked[rows], first + rows.start)
     return checked
 
 
@@ -268,7 +265,20 @@ def _require_lengths(vectors: NDArray[Any], first: int) -> None:
             f"{len(wrong)} vectors are longer than {MAX_LENGTH:.2g}, first in row "
             f"{first + wrong[0]}, whose largest number is {np.abs(exact[wrong[0]]).max():.3g}: "
             "float32 cannot hold their squared distances; check the type that they were read as, "
-            'divide gallery and queries by the same number, or pass metric="cosine"'
+            "divide gallery and queries by the same number, or pass "
+            f"{as_option('metric', 'cosine')}"
+        )
+
+
+def _require_nonzero(vectors: NDArray[Any], rounded: NDArray[np.float32], first: int) -> None:
+    """Raise `InvalidData` if rounding to float32 made zero vectors of others."""
+    zeros = np.flatnonzero(~rounded.any(axis=1))
+    wrong = zeros[vectors[zeros].any(axis=1)]
+    if len(wrong):
+        raise InvalidData(
+            f"{len(wrong)} vectors are smaller than any number of float32, first in row "
+            f"{first + wrong[0]}: multiply all vectors, of gallery and queries, by the same "
+            "number, or leave these out"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 
 import rcir
 from rcir.embedding import Embedding, as_vectors
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, naming_flags
 from rcir.index import check_vectors, lengths
 from rcir.retrieval.queries import VectorOptions
 
@@ -315,3 +315,19 @@ def test_vectors_of_an_index_are_checked_by_the_same_rules():
     assert check_vectors(FORMS["pandas Float64"](VECTORS)).tolist() == VECTORS.tolist()
     with pytest.raises(InvalidData, match="row 207"):
         check_vectors(np.concatenate([VECTORS[GALLERY], changed(np.nan)]))
+
+
+@pytest.mark.parametrize("form", [np.float64, np.longdouble])
+def test_single_vectors_that_float32_rounds_to_zero_are_refused(form):
+    vectors = VECTORS.astype(form)
+    vectors[5] = 0
+    assert not check_vectors(vectors)[5].any()
+    vectors[7] *= 1e-60
+    with pytest.raises(InvalidData, match="row 7"):
+        check_vectors(vectors)
+    assert check_vectors(vectors[:7]).shape == vectors[:7].shape
+
+
+def test_advice_on_long_vectors_names_the_flag_on_the_command_line():
+    with naming_flags(), pytest.raises(InvalidData, match="--metric cosine"):
+        check_vectors(VECTORS * 1e30)
