@@ -237,9 +237,9 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
         if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
             remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to an account of it"
         elif code == "RESOURCE_DOES_NOT_EXIST":
-            remedy = "start again under another name if it was removed for good"
+            remedy = "start a new run or experiment if this one was deleted permanently"
         elif code not in (None, *STORE_FAILS):
-            remedy = "see what it says"
+            remedy = "correct what the store reports"
         elif sqlite_file(uri):
             remedy = "make room there, check its permissions"
         else:
