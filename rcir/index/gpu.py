@@ -134,8 +134,10 @@ class GpuIndex:
         if fetched > MOST:
             most = (MOST - SPARE) // (1 + self.options.float16)
             raise InvalidConfig(
-                f"{k} neighbours are asked for, and a GPU finds at most {most:,}: ask for fewer, "
-                "or take an index that the processor searches, such as hnsw"
+                f"a query needs {k:,} neighbours, and a GPU finds at most {most:,}: reduce the "
+                "search depth, or choose an index that is searched on the CPU, such as hnsw. With "
+                "leave_one_out, the number of neighbours is the search depth plus the size of the "
+                "largest cluster"
             )
         if len(self) <= fetched:  # not worth the way
             return self._flat.search(queries, k)
