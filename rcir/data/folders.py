@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rcir.data.images import ENDINGS
+from rcir.data.labelling import MISSING_VALUES
 from rcir.data.names import composed, require_utf8
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, printable
 
 # By the name of a folder or a value of a column `split`, in any capitals.
 SPLITS = {
@@ -70,8 +71,8 @@ def scan_folder(folder: Path) -> PictureFolder:
     the same.
 
     Raises:
-        InvalidData: there are no pictures, a name is not UTF-8, or it is not clear which folders
-            are splits.
+        InvalidData: there are no pictures, a name is not UTF-8, a class folder has the name of a
+            missing value, or it is not clear which folders are splits.
 
     Example:
         >>> import tempfile
@@ -102,11 +103,22 @@ def scan_folder(folder: Path) -> PictureFolder:
         if split_of and "/" in name:
             label = label.partition("/")[2]
         labels.append(composed(label) or None)
+    _require_present(folder, labels)
     splits = [split_of.get(name.partition("/")[0]) for name in ids] if split_of else None
     if splits is not None:
         sizes = Counter(split or "none" for split in splits)
         notes.append(f"splits: {', '.join(f'{name} ({n:,})' for name, n in sizes.items())}")
     return PictureFolder(ids, labels, splits, tuple(notes))
+
+
+def _require_present(folder: Path, labels: Iterable[str | None]) -> None:
+    """Raise `InvalidData` if a class folder has a name that stands for a missing label."""
+    for label in set(labels):
+        if label is not None and label.strip() in MISSING_VALUES:
+            raise InvalidData(
+                f"{folder} has the class folder {printable(repr(label))}, a name that programs "
+                "write where a label is missing: rename the folder"
+            )
 
 
 def _pictures_below(

@@ -570,6 +570,20 @@ def test_names_that_are_not_utf8_are_refused_by_every_reader(tmp_path, reader, n
         reader(tmp_path)
 
 
+@pytest.mark.parametrize("reader", [list_pictures, read_folder, read_class_folders])
+@pytest.mark.parametrize("place", ["nan", "train/NA", " "])
+def test_class_folders_with_names_of_missing_values_are_refused(tmp_path, reader, place):
+    touch(tmp_path, ["train/dog/1.jpg", "test/dog/2.jpg"] if "/" in place else ["dog/1.jpg"])
+    touch(tmp_path, [f"{place}/1.jpg"])
+    with pytest.raises(InvalidData, match="rename"):
+        reader(tmp_path)
+
+
+def test_a_class_folder_may_contain_the_name_of_a_missing_value(tmp_path):
+    touch(tmp_path, ["banana/nan/1.jpg", "None given/1.jpg"])
+    assert list_pictures(tmp_path).columns == {"label": ["None given", "banana/nan"]}
+
+
 def test_class_folders_give_labels_and_a_flat_folder_none(tmp_path):
     touch(tmp_path, ["b/2.png", "b/1.JPG", "a/c/3.jpg", ".hidden/4.jpg", "b/.5.jpg", "b/notes.txt"])
     listing = list_pictures(tmp_path)
