@@ -35,7 +35,7 @@ def expected(comment, folder=RESULTS):
     """Return names and values of the figures that a comment names."""
     figures = json.loads((folder / comment[1]).read_text())["figures"]
     named = {}
-    for name in comment[2].replace("\n", " ").split(", "):
+    for name in " ".join(comment[2].split()).split(", "):
         if name.endswith("*"):
             begun = {key: figures[key] for key in figures if key.startswith(name[:-1])}
             assert begun, name
