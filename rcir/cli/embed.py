@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def add_embed_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: pictures, model, where to write to, and with what."""
     parser.add_argument(
-        "pictures", type=Path, help="folder of pictures, or table (.csv, .parquet) with their paths"
+        "pictures",
+        type=Path,
+        help="folder of pictures, or table (.csv, .tsv, .parquet) with their paths",
     )
     parser.add_argument(
         "--model",

@@ -388,7 +388,7 @@ def test_missing_images_of_a_table_are_named(tmp_path):
         ("t.csv", b"path,label\na.png,b\na.png,b,c,d\n", "cannot be read"),
         ("t.csv", b"path,label\n\xff.png,b\n", "cannot be read"),
         ("t.parquet", b"PAR1 no PAR1", "cannot be read"),
-        ("t.xlsx", b"", "neither"),
+        ("t.xlsx", b"", "none of"),
     ],
     ids=str,
 )
@@ -609,6 +609,12 @@ def test_all_columns_of_a_csv_table_are_kept(tmp_path):
         "y": [2.5, 4.0],
         "shop": ["north", None],
     }
+
+
+def test_tables_separated_by_tabs_may_end_in_tsv(tmp_path):
+    touch(tmp_path, ["1.png"])
+    (tmp_path / "t.TSV").write_text("path\tlabel\n1.png\tpear, ripe\n")
+    assert list_pictures(tmp_path / "t.TSV").columns == {"label": ["pear, ripe"]}
 
 
 def test_types_and_keys_of_a_parquet_table_are_kept(tmp_path):

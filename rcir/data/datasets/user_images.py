@@ -274,7 +274,7 @@ def read_table(
 
     Args:
         root: where a relative `path` starts.
-        path: the table, .csv (see `rcir.data.tables`) or .parquet.
+        path: the table, .csv or .tsv (see `rcir.data.tables`) or .parquet.
         radius: of places: distance up to which images match.
         open_set: of a column `label`: whether training sees the labels that evaluate.
         seed: decides random halves.
@@ -378,11 +378,11 @@ def _table(file: Path) -> dict[str, list[Any]]:
     """Return the columns of a table by name."""
     if not file.is_file():
         raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
-    if file.suffix.lower() not in (".csv", ".parquet"):
-        raise InvalidData(f"{file} is neither .csv nor .parquet: give one of these")
+    if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise InvalidData(f"{file} is none of .csv, .tsv and .parquet: give one of these")
     columns: dict[str, list[Any]] = {}
     try:
-        if file.suffix.lower() == ".csv":
+        if file.suffix.lower() != ".parquet":
             columns |= read_csv(file)
         else:
             table = read_parquet(file)
@@ -507,9 +507,9 @@ def list_pictures(source: Path) -> Pictures:
 
     Of a folder, those in class folders have the column ``label``, and those of a folder that is
     divided into splits the column ``split``, see `rcir.data.folders.scan_folder`. Of a table
-    (.csv or .parquet) with a column ``path``, relative to the table's folder, all other columns are
-    kept: ``labels`` as lists, ``x`` and ``y`` as numbers, and of a .csv the others as text. A
-    column ``key`` names the pictures, instead of their paths.
+    (.csv, .tsv or .parquet) with a column ``path``, relative to the table's folder, all other
+    columns are kept: ``labels`` as lists, ``x`` and ``y`` as numbers, and of a .csv or .tsv the
+    others as text. A column ``key`` names the pictures, instead of their paths.
 
     Raises:
         DataUnavailable: there is no such folder or table, or an image of the table is missing.
