@@ -145,14 +145,18 @@ def main() -> None:
             sizes[variant] = values[:, len(ALPHAS) :].mean(axis=0)
             for alpha, rate in zip(ALPHAS, violated, strict=True):
                 figures[f"violated_{variant}_{share:g}_{distance:g}_{alpha:g}"] = float(rate)
-            power = f"{np.mean([draw['power'] for draw in draws]):.2f}" if share else "-"
+            power = "-"
+            if variant == "found" and share:
+                pairs_found = float(np.mean([draw["power"] for draw in draws]))
+                figures[f"pairs_found_{share:g}_{distance:g}"] = pairs_found
+                power = f"{pairs_found:.2f}"
             rows.append(
                 (
                     name,
                     variant,
                     *(f"{rate:.3f}" for rate in violated),
                     *(f"{size:.3f}" for size in sizes[variant]),
-                    power if variant == "found" else "-",
+                    power,
                 )
             )
         if share == 0:

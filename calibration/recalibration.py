@@ -85,7 +85,9 @@ def recalibrate(
         retriever = Retriever.load(folder)
         labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
         gone = None if remove is None else _ids(remove)
-        added = None if add is None else read_all_vectors(add)
+        options = retriever.searcher.options
+        column = options.cluster if options.clusters == "passed" else None
+        added = None if add is None else read_all_vectors(add, column)
         # First without the index: a server's could not be changed back.
         rehearsed = copy(retriever)
         calibration = retriever.require_calibration()
@@ -210,7 +212,10 @@ def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | N
     labels: object = table.labels
     if table.places is not None and isinstance(retriever.relevance, WithinRadius):
         labels = WithinRadius(table.places, retriever.relevance.radius)
-    retriever.add(table.vectors, table.ids, labels, table.uncertainty, table.model)
+    clusters = table.cluster if retriever.searcher.options.clusters == "passed" else None
+    retriever.add(
+        table.vectors, table.ids, labels, table.uncertainty, table.model, clusters=clusters
+    )
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,7 @@ class Searcher:
                 clusters=item_clusters,
             )
         )
-        if self.options.clusters == "found":
+        if self.options.clusters == "found" and not isinstance(self.index, UnbuiltIndex):
             gallery = replace(gallery, clusters=self._moments_with(queries.vectors, gallery))
         self.index.add(queries.vectors)
         self.gallery, self.label_names = gallery, names

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import CertificationConfig, certify, screen
+from calibration import CertificationConfig, certify, recalibrate, screen
 from calibration.screen import cost, promise
 from rcir.cli import main
 from rcir.data.vector_files import write_vectors
@@ -323,3 +323,17 @@ def test_clusters_and_times_that_cannot_be_read_are_refused(bursts, folder):
     write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=times)
     with pytest.raises(InvalidData, match=r"time.*row 1\b"):
         certify(config(queries=None))
+
+
+@pytest.mark.parametrize("cluster", [None, "encounter"])
+def test_items_that_are_added_join_the_moments_of_the_gallery(bursts, folder, cluster):
+    with np.load(folder / "untimed.npz") as table:
+        columns = dict(table)
+    for name, rows in (("first", np.s_[:400]), ("later", np.s_[400:])):
+        np.savez(folder / f"{name}.npz", **{key: values[rows] for key, values in columns.items()})
+    options = {"score_function": "constant", "alphas": (0.3,), "output": "out"}
+    certify(config(gallery="first.npz", queries=None, cluster=cluster, **options))
+    recalibrate(folder / "out" / "retriever", folder / "later.npz", None, None, None)
+    units = rcir.load("out/retriever").searcher.gallery.units
+    assert (units[400:] == units[bursts[400:]]).all()
+    assert len(np.unique(units)) >= (400 if cluster else 380)
