@@ -21,7 +21,7 @@ from rcir.index import Index
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
-from rcir.risk.guarantee import stated_confidence
+from rcir.risk.guarantee import in_plural, stated_confidence
 from rcir.terminal import console, progress_bar
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ def promise(evaluation: Evaluation) -> str:
         covered = f"queries of further clusters ({kind}, each counted alike)"
         labelled += f" in {evaluation.n_clusters} clusters"
     elif evaluation.left_out:
-        covered = f"{evaluation.left_out}s drawn from this gallery, each searched without itself,"
-        labelled = f"{n} {evaluation.left_out}s that calibrated"
+        kinds = in_plural(evaluation.left_out)
+        covered = f"{kinds} drawn from this gallery, each searched without itself,"
+        labelled = f"{n} {kinds} that calibrated"
     elif evaluation.other_labels:
         covered = f"future queries with the {evaluation.other_labels} of the calibration queries"
     delta = row.delta * evaluation.chosen_among
@@ -95,11 +96,11 @@ def limit(evaluation: Evaluation) -> str:
     """State what the guarantee does not cover."""
     if kind := evaluation.left_out:
         return (
-            f"The promise covers {kind}s drawn from this gallery. For new ones it is an estimate, "
-            "which needs the same labels in the same shares, photographed alike, and no bursts "
-            "beside those that were left out. Queries of labels that did not calibrate "
-            "(--query-labels) and queries from another source are not covered, nor is each kind of "
-            "query by itself: some kinds are missed more often than others."
+            f"The promise covers {in_plural(kind)} drawn from this gallery. For new ones it is an "
+            "estimate: it needs the same labels in the same shares, photographed alike, and no "
+            "undeclared bursts. Queries of labels that did not calibrate and queries from another "
+            "source are not covered, nor is each kind of query by itself: some kinds are missed "
+            "more often than others."
         )
     return (
         "The promise covers queries drawn like the calibration queries. It does not cover queries "
@@ -256,20 +257,19 @@ def print_population(searcher: Searcher) -> None:
     several = units[counts > 1]
     lines = ["The queries are gallery items: each is left out of its own search."]
     if options.clusters != "none":
-        kind = options.cluster
         lines[0] = (
-            f"The queries are gallery items, {len(gallery):,} in {len(units):,} {kind}s: each is "
-            f"left out of its own search with its whole {kind}, and each {kind} counts once."
+            f"The queries are gallery items, {len(gallery):,} in {len(units):,} "
+            f"{in_plural(options.cluster)}: each is searched without its whole {options.cluster}, "
+            "which counts once."
         )
     if options.clusters == "found" and len(several):
         members = gallery.members(several[:SHOWN_MOMENTS])
         pairs = [" ~ ".join(gallery.ids[row[:2]].tolist()) for row in members]
         lines.append(
-            f"{counts[counts > 1].sum():,} items were taken for photographs of {len(several):,} "
-            f"{kind}s, since they are far nearer to each other than to others of their label, or "
-            f"were taken within {MOMENT_SECONDS} s: {', '.join(pairs)}"
-            f"{', ...' * (len(several) > len(pairs))} (--cluster COLUMN declares clusters, "
-            "--cluster none keeps all apart)."
+            f"{counts[counts > 1].sum():,} items share a moment with others: they are far nearer "
+            "to each other than to the rest of their label, or were photographed within "
+            f"{MOMENT_SECONDS} s. For instance {', '.join(pairs)}. --cluster COLUMN declares "
+            "clusters, and --cluster none keeps all items apart."
         )
     console.print("\n".join(lines), soft_wrap=True, highlight=False)
 

@@ -31,6 +31,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
 from rcir.risk import LabelledResults, required_calibration
+from rcir.risk.guarantee import in_plural
 from rcir.risk.results import LABEL
 from rcir.terminal import console
 
@@ -241,7 +242,7 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
         leave_one_out=own,
         clusters=clusters,
         cluster=config.cluster or CLUSTER,
-        times=gallery.times,
+        times=gallery.seconds() if own and isinstance(clusters, str) else None,
     )
     if own:
         print_population(retriever.searcher)
@@ -269,7 +270,10 @@ def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object
 
 
 def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
-    """Return whether some queries are gallery items: the same id and exactly the same vector."""
+    """Return whether all queries are gallery items: the same id and exactly the same vector.
+
+    If only some are, these are refused as queries that find themselves.
+    """
     if (
         gallery.ids is None
         or query_table.ids is None
@@ -278,14 +282,14 @@ def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
         return False
     row = {name: number for number, name in enumerate(gallery.ids)}
     pairs = [(n, row[name]) for n, name in enumerate(query_table.ids) if name in row]
-    if not pairs:
+    if len(pairs) < len(query_table):
         return False
     first, second = np.array(pairs).T
     mine, theirs = (
         np.asarray(table.vectors[rows], np.float32)
         for table, rows in ((query_table, first), (gallery, second))
     )
-    return bool((mine == theirs).all(axis=1).any())
+    return bool((mine == theirs).all())
 
 
 def _labelled(
@@ -370,12 +374,16 @@ def _divided(
     alpha = max(config.alphas)
     needed = required_calibration(alpha, config.delta)
     share = shares["calibration"]
+    apart = ""
+    if searcher.options.left_out not in (None, "item"):
+        kinds = in_plural(searcher.options.cluster)
+        apart = f", or keep the items of the {units} {kinds} apart (--cluster none)"
     if units < 4 or (needed or 0) > share * units:
         raise InvalidData(
             f"{units} {'queries' if clusters is None else 'clusters of queries'}, of which "
             f"{round(share * units)} calibrate: no alpha up to {alpha:g} can be certified at delta "
             f"{config.delta:g} with fewer than {needed}; label "
-            f"{round((needed or 0) / share)} at least"
+            f"{round((needed or 0) / share)} at least{apart}"
         )
     rng, order = division_rng(names, config.seed)
     unit = "clusters"

@@ -35,8 +35,8 @@ def add_certify_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         metavar="COLUMN",
-        help="column that names the cluster of each vector, such as an encounter, or none; by "
-        "default cluster, or else the moments of photographs in the gallery, which are found",
+        help="column of the vectors' clusters, such as encounters, or none; default: the column "
+        "cluster if there is one, else moments that are found by vectors and capture times",
     )
     parser.add_argument("--metric", choices=["cosine", "euclidean"], default="cosine")
     parser.add_argument("--score-function", default="auto", help="how set size depends on a query")

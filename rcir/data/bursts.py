@@ -9,6 +9,8 @@ burst of k + 1 photographs leaves a k-th gap that is far larger.
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -16,30 +18,34 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from rcir.embedding import as_numpy
+from rcir.errors import InvalidData, printable
+
 FALSE_RATE = 0.01  # largest share of independent items that a test takes for members of a burst
 MAX_MATES = 5  # near-copies of an item that are tested for; larger bursts are found in chains
 MOMENT_SECONDS = 60  # photographs of one label that follow each other within it are one moment
-NEIGHBOURS = MAX_MATES + 1
-ROUNDS = 10  # of the estimate of D without the bursts; it settles after two or three
+NEIGHBOURS = 2 * (MAX_MATES + 1)  # that are known of each item: bursts of others count once
+ROUNDS = 10  # of the estimate of the mean gap; it settles after two or three
 BLOCK = 2**21  # numbers that are in memory at once, of each kind
 
 
 def count_mates(
-    distances: NDArray[np.floating[Any]], n_others: NDArray[np.int64]
+    distances: NDArray[np.floating[Any]],
+    n_others: NDArray[np.int64],
+    mean_gap: float | None = None,
 ) -> NDArray[np.int64]:
     """Return the number of near-copies of each item among the others of its label.
 
-    The gaps are exponential whatever the item. Their mean is estimated by the median over the items
-    without near-copies: that of the first or of the second gap, whichever is smaller, since bursts
-    of one size enlarge only one of both. The nearest k others are near-copies if the k-th gap is
-    larger than in a share `FALSE_RATE` / 2^k of independent items, so that at most the share
-    `FALSE_RATE` of these, about, is taken for members of a burst.
+    The nearest k others are near-copies if the k-th gap is larger than in a share
+    `FALSE_RATE` / 2^k of independent items, so that at most the share `FALSE_RATE` of these, about,
+    is taken for members of a burst.
 
     Args:
         distances: (n, k) to the nearest others of the label, ascending, k >= 2; infinite where
             there are none. Exact copies do not count as others.
         n_others: (n,) number of others of the label. At most a third of them, or one, can be
             near-copies: a label does not consist of one burst.
+        mean_gap: mean gap of independent items; by default the median first gap states it.
 
     Returns:
         (n,) between 0 and `MAX_MATES`.
@@ -56,20 +62,19 @@ def count_mates(
     exists = np.isfinite(nearest[:, 1:])
     ratios = np.where(exists, nearest[:, 1:], 1) / np.where(exists, nearest[:, :-1], 1)
     gaps = mates * np.log(ratios)
+    if mean_gap is None:
+        mean_gap = _mean(gaps[exists[:, 0], 0])
+    if not mean_gap > 0:
+        return np.zeros(len(distances), np.int64)
     possible = exists & (mates <= np.maximum(1, n_others[:, None] // 3))
-    limits = np.log(2.0**mates / FALSE_RATE)  # in units of the mean
-    counts = np.zeros(len(distances), np.int64)
-    for _ in range(ROUNDS):
-        rows = counts == 0
-        first_gaps = [gaps[rows & exists[:, k], k] for k in range(min(2, tested))]
-        means = [np.median(each) / np.log(2) for each in first_gaps if len(each)]
-        if not means or min(means) <= 0:
-            break
-        is_wide = possible & (gaps > limits * min(means))
-        before, counts = counts, (is_wide * mates).max(axis=1, initial=0)
-        if np.array_equal(before, counts):
-            break
+    is_wide = possible & (gaps > np.log(2.0**mates / FALSE_RATE) * mean_gap)
+    counts: NDArray[np.int64] = (is_wide * mates).max(axis=1, initial=0)
     return counts
+
+
+def _mean(gaps: NDArray[np.float64]) -> float:
+    """Return the mean of exponential gaps by their median, which few large ones hardly change."""
+    return float(np.median(gaps) / np.log(2)) if len(gaps) else 0.0
 
 
 def find_moments(
@@ -103,11 +108,25 @@ def find_moments(
     """
     n = len(vectors)
     distances, positions, n_others = _nearest_of_label(vectors, labels)
-    counts = count_mates(distances, n_others)
-    rows = np.repeat(np.arange(n), counts)
-    columns = positions[np.arange(NEIGHBOURS) < counts[:, None]]
-    near = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(n, n)).tocsr()
-    links = near.multiply(near.T)  # both have to be a near-copy of the other
+
+    def linked(counts: NDArray[np.int64]) -> Any:
+        """Return the links of items that are near-copies of each other."""
+        rows = np.repeat(np.arange(n), counts)
+        columns = positions[np.arange(NEIGHBOURS) < counts[:, None]]
+        near = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(n, n)).tocsr()
+        return near.multiply(near.T)
+
+    # The mean gap of independent items is needed to find bursts, and bursts have to be left out of
+    # it. At first, every item may be in a burst with the one that is nearest to it.
+    links = linked(np.isfinite(distances[:, 0]).astype(np.int64))
+    before = np.empty(0)
+    for _ in range(ROUNDS):
+        components = connected_components(links, directed=False)[1]
+        if np.array_equal(components, before):
+            break
+        before = components
+        mean_gap = _mean_gap(distances, positions, components)
+        links = linked(count_mates(distances, n_others, mean_gap))
     chains = []
     if times is not None:
         order = np.lexsort([times, labels])
@@ -121,6 +140,76 @@ def find_moments(
         links = links + coo_array((np.ones(len(pairs[0]), bool), pairs), shape=(n, n)).tocsr()
     moments: NDArray[np.int64] = connected_components(links, directed=False)[1].astype(np.int64)
     return moments
+
+
+def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
+    """Return capture times (n,) in seconds since 1970, NaN where unknown.
+
+    A date without a time of day is unknown. Times without a zone are taken as they are, since only
+    differences count.
+
+    Args:
+        times: n texts such as "2026-11-26 09:47:00", numbers of seconds, or times of Python, NumPy
+            or pandas; None, NaN, NaT and blank texts are unknown.
+        what: how they are called in messages.
+        first: the number of the first row in messages.
+
+    Raises:
+        InvalidData: a value is none of these.
+
+    Example:
+        >>> as_seconds(["1970-01-02 00:00:01", "1970-01-02", None, 7], "times").tolist()
+        [86401.0, nan, nan, 7.0]
+    """
+    try:
+        values = np.asarray(as_numpy(times))
+    except ValueError:
+        raise InvalidData(
+            f"{what} holds lists of different lengths: give one of each item"
+        ) from None
+    if values.ndim != 1:
+        raise InvalidData(f"{what} has shape {values.shape}: give one of each item")
+    if values.dtype.kind == "M":
+        seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
+        return np.where(np.isnat(values), np.nan, seconds)
+    if values.dtype.kind in "fiu":
+        return np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+    seconds = np.full(len(values), np.nan)
+    for row, value in enumerate(values.tolist()):
+        try:
+            seconds[row] = _seconds(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidData(
+                f"{what} holds {printable(str(value))!r} in row {row + first}: give times such as "
+                '"2026-11-26 09:47:00", seconds, or nothing; or clusters instead of times'
+            ) from None
+    return seconds
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, str):
+        text = value.strip()
+        if not text or re.fullmatch(r"\d{4}-?\d\d-?\d\d", text):
+            return np.nan
+        value = float(text) if re.fullmatch(r"-?[\d.]+", text) else datetime.fromisoformat(text)
+    if value is None or value != value or type(value) is date:  # NaT differs from itself
+        return np.nan
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=value.tzinfo or UTC).timestamp()
+    return float(value)
+
+
+def _mean_gap(
+    distances: NDArray[np.float64], positions: NDArray[np.int64], moments: NDArray[Any]
+) -> float:
+    """Return the mean first gap of items, each moment, and no item's own one, counted once."""
+    moment = np.where(positions < 0, -1, moments[positions])
+    is_other = np.isfinite(distances) & (moment != moments[:, None])
+    for column in range(1, moment.shape[1]):
+        is_other[:, column] &= (moment[:, :column] != moment[:, [column]]).all(axis=1)
+    first, second = np.sort(np.where(is_other, distances, np.inf), axis=1)[:, :2].T
+    rows = np.isfinite(second)
+    return _mean(np.log(second[rows] / first[rows]))
 
 
 def _nearest_of_label(
@@ -173,7 +262,7 @@ def _nearest_points(
     apart = squares[:, rows, None] + squares[:, None]
     apart -= 2 * centred[:, rows] @ centred.transpose(0, 2, 1)
     apart[:, np.arange(len(rows)), rows] = np.inf
-    n_nearest = min(2 * NEIGHBOURS, count - 1)  # more than needed, because some may be copies
+    n_nearest = min(2 * NEIGHBOURS, count - 1)  # more than needed: some may be copies
     nearest = np.argpartition(apart, n_nearest - 1, axis=2)[:, :, :n_nearest]
     exact = np.empty(nearest.shape)
     for column in range(nearest.shape[2]):

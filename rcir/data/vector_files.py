@@ -9,13 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.data.bursts import as_seconds
 from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts
 from rcir.data.names import require_utf8
 from rcir.data.tables import (
@@ -59,8 +59,7 @@ class VectorTable:
         places: (n, 2), columns `x` and `y`.
         uncertainty: (n,), column of that name.
         group, cluster: (n,) texts, columns of that name; of the clusters, another one can be named.
-        times: (n,) seconds since 1970, column `time` of texts such as "2026-11-26 09:47:00" or of
-            numbers; NaN where it is empty.
+        times: n capture times, column `time`, as they are in the file; see `seconds`.
         model: what embedded them.
         columns: the names of all columns or arrays of the file.
     """
@@ -73,12 +72,18 @@ class VectorTable:
     uncertainty: NDArray[np.float64] | None = None
     group: NDArray[np.str_] | None = None
     cluster: NDArray[np.str_] | None = None
-    times: NDArray[np.float64] | None = None
+    times: list[Any] | None = None
     model: str | None = None
     columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+    def seconds(self) -> NDArray[np.float64] | None:
+        """Return the capture times (n,) in seconds, see `rcir.data.bursts.as_seconds`."""
+        if self.times is None:
+            return None
+        return as_seconds(self.times, f"{self.file}: column time", first=1)
 
 
 def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
@@ -272,32 +277,10 @@ def _table(
         uncertainty=numbers.get("uncertainty"),
         group=read("group", as_texts),
         cluster=read(CLUSTER, as_texts),
-        times=None if "time" not in columns else _seconds(path, columns["time"]),
+        times=None if "time" not in columns else list(columns["time"]),
         model=model,
         columns=tuple(present),
     )
-
-
-def _seconds(path: Path, values: Sequence[Any]) -> NDArray[np.float64]:
-    """(n,) capture times in seconds since 1970, NaN where there is none."""
-    seconds = np.full(len(values), np.nan)
-    for row, value in enumerate(values):
-        try:
-            if isinstance(value, str) and value.strip():
-                moment = datetime.fromisoformat(value.strip())
-            elif isinstance(value, datetime):
-                moment = value
-            else:
-                seconds[row] = np.nan if value is None or isinstance(value, str) else value
-                continue
-            # Cameras state no time zone: only differences count.
-            seconds[row] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
-        except (TypeError, ValueError):
-            raise InvalidData(
-                f"{path}: column time holds {printable(str(value))!r} in row {row + 1}: give times "
-                'such as "2026-11-26 09:47:00", seconds, or nothing'
-            ) from None
-    return seconds
 
 
 def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:

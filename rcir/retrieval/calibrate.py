@@ -92,9 +92,11 @@ def calibrate(
         require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
         _check_clusters(tuning, calibration)
     _check_repeats(searcher, tuning, calibration, options.recurring)
-    if searcher.options.leave_one_out and not options.recurring:
+    if searcher.options.leave_one_out:
         tuned = None if tuning is None else tuning.results.require("queries")
         calibration = _one_of_each_unit(searcher, tuned, calibration)
+        if tuning is not None:
+            tuning = _one_of_each_unit(searcher, None, tuning)
     if tuning is not None and not searcher.options.leave_one_out:
         distances, has_digests = vector_distances(searcher, tuning), searcher.digests is not None
         warn_of_copies("queries of the tuning split", distances, has_digests)
@@ -171,7 +173,7 @@ def _calibration_of(
         coverage=coverage(searcher, calibration_queries),
         past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
-        left_out=searcher.options.left_out,
+        left_out=searcher.options.left_out if _are_items(searcher, calibration_queries) else None,
     )
     return result, chosen
 
@@ -179,8 +181,17 @@ def _calibration_of(
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
     """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
     tuning, calibration = earlier.queries_to_search(searcher)
-    if searcher.options.leave_one_out:  # added items may join moments of both splits
-        units = searcher.units(tuning, calibration)
+    if searcher.options.leave_one_out:
+        if earlier.left_out is not None:  # items that were removed would find their own clusters
+            tuning, calibration = (
+                part[searcher.gallery.units_of(part.identities) >= 0]
+                for part in (tuning, calibration)
+            )
+            if not (len(tuning) and len(calibration)):
+                raise InvalidData(
+                    "the items that calibrated were removed from the gallery: calibrate anew"
+                )
+        units = searcher.units(tuning, calibration)  # added items may join clusters of both
         assert units is not None
         calibration = calibration[~np.isin(units[1], units[0])]
     if earlier.tuned_on_gallery and (
@@ -208,9 +219,15 @@ def extend(
     check_searched(searcher, queries)
     check_matches(searcher, queries, are_added=True)
     require_alike(queries.results.require("queries"), calibration.calibration_queries)
-    if searcher.options.leave_one_out and not recurring:
+    if searcher.options.leave_one_out:
         before = Queries.joined([calibration.tuning_queries, calibration.calibration_queries])
-        queries = _one_of_each_unit(searcher, before, queries)
+        queries = _one_of_each_unit(searcher, None if recurring else before, queries)
+        added = queries.results.require("queries")
+        if _are_items(searcher, added) != (calibration.left_out is not None):
+            raise InvalidData(
+                "the retriever was calibrated on items of its gallery, or the queries to add are "
+                "such, but not both: a guarantee covers either; calibrate anew"
+            )
     queries = searcher.judged(queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     gallery = None if searcher.options.leave_one_out else searcher.digests
@@ -249,6 +266,23 @@ def check_recent(
     threshold = calibration.guarantee(request).threshold
     scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
     return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
+
+
+def _are_items(searcher: Searcher, queries: Queries) -> bool:
+    """Return True if queries are gallery items, which their search leaves out; False if none is.
+
+    Raises:
+        InvalidData: some are, and others are not.
+    """
+    if not searcher.options.leave_one_out:
+        return False
+    n_items = int(np.count_nonzero(searcher.gallery.units_of(queries.identities) >= 0))
+    if 0 < n_items < len(queries):
+        raise InvalidData(
+            f"{n_items} of {len(queries)} queries are items of the gallery, and others are not: "
+            "a guarantee covers either; pass one kind"
+        )
+    return n_items > 0
 
 
 def _one_of_each_unit(
@@ -318,8 +352,13 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
         reason = (
             f": images match by {gallery.kind}; these queries have {theirs}; the gallery {ours}"
         )
-    if searcher.options.leave_one_out:
-        reason += "; with leave_one_out, each query is left out of its own search"
+    if left_out := searcher.options.left_out:
+        reason += f"; each query is searched without its own {left_out}"
+        if left_out != "item":
+            reason += (
+                f". If whole labels are one {left_out}, declare others (`clusters`, --cluster "
+                "COLUMN), or keep all items apart (clusters=None, --cluster none)"
+            )
     if unmatched == n and not are_added:
         raise InvalidData(
             f"none of the {n} calibration queries has a match in the gallery{reason}. Pass labels "

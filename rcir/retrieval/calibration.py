@@ -25,7 +25,7 @@ from rcir.risk import (
     LabelledResults,
     SetRule,
 )
-from rcir.risk.guarantee import stated_confidence
+from rcir.risk.guarantee import in_plural, stated_confidence
 from rcir.risk.request import Distinct, conflict
 from rcir.risk.selection import ComparedSizes
 
@@ -455,7 +455,7 @@ class CalibrationReport:
             first += ", at every moment since this gallery was calibrated"
         queries = f"{self.n_calibration} calibration queries"
         if self.left_out is not None:
-            queries = f"{self.n_calibration} {self.left_out}s of the gallery calibrated"
+            queries = f"{self.n_calibration} {in_plural(self.left_out)} of the gallery calibrated"
         if self.clusters is not None:
             number, kind = self.clusters
             queries += f" by {kind}, {number} of them, each counted alike"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.bursts import find_moments
+from rcir.data.bursts import as_seconds, find_moments
 from rcir.data.labelling import as_texts, gallery_relevance
 from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
@@ -38,7 +38,7 @@ from rcir.retrieval.gallery import (
     template_digests,
     templates_of,
 )
-from rcir.retrieval.queries import MOMENT, Metric, Queries, VectorOptions, require_digits
+from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
 
@@ -224,7 +224,7 @@ class Searcher:
         model: str | None = None,
         leave_one_out: bool = False,
         clusters: ArrayLike | Literal["auto"] | None = "auto",
-        cluster: str = MOMENT,
+        cluster: str = "cluster",
         times: ArrayLike | None = None,
     ) -> Self:
         """Index precomputed embeddings; the result still has to be calibrated.
@@ -247,8 +247,8 @@ class Searcher:
                 one moment (`rcir.data.bursts.find_moments`) if the items have a label each; None
                 takes all items for independent.
             cluster: what a cluster is, such as "encounter".
-            times: for "auto", (n,) capture times in seconds, NaN where unknown: photographs of one
-                label that follow each other within a minute are of one moment, too.
+            times: for "auto", (n,) capture times, see `rcir.data.bursts.as_seconds`: photographs of
+                one label that follow each other within a minute are of one moment, too.
 
         Raises:
             InvalidData: vectors, ids, labels, uncertainties, clusters or times are unsuitable.
@@ -275,9 +275,17 @@ class Searcher:
             item_labels = None if relevance is None else relevance.single
             if leave_one_out and item_labels is not None:
                 options = replace(options, clusters="found")
-                seconds = None if times is None else _as_seconds(times, len(checked))
-                item_clusters = _moments(checked, item_labels, new_ids, seconds)
+                seconds = None if times is None else as_seconds(times, "times")
+                if seconds is not None and seconds.shape != (len(checked),):
+                    raise InvalidData(
+                        f"got {len(seconds)} times for {len(checked)} vectors: pass one for each"
+                    )
+                item_clusters = _moments(checked, item_labels, seconds)
         elif clusters is not None:
+            if isinstance(clusters, str):
+                raise InvalidData(
+                    f'clusters is {clusters!r}: pass one of each item, "auto", or None'
+                )
             item_clusters = _as_names(clusters, "clusters")
             options = replace(options, clusters="passed", cluster=str(cluster))
             if not leave_one_out:
@@ -352,12 +360,13 @@ class Searcher:
         queries = self.prepared(images, None, uncertainty, model)
         if (clusters is None) == (self.options.clusters == "passed"):
             raise InvalidData(
-                "pass clusters if and only if those of the gallery were passed; they are "
-                f"{self.options.clusters!r}"
+                "pass the clusters of the items to add"
+                if clusters is None
+                else "the gallery was built without clusters: add the items without them, too"
             )
         item_clusters = None if clusters is None else _as_names(clusters, "clusters")
         if self.options.clusters == "found":
-            item_clusters = np.asarray(new_ids, str)  # until moments are found below
+            item_clusters = digests(queries.vectors).astype(str)  # until moments are found below
         gallery = self.gallery.joined(
             Gallery(
                 ids=new_ids,
@@ -529,8 +538,8 @@ class Searcher:
             )
         before = self.index.vectors_at(np.arange(len(self.index)))
         assert gallery.labels is not None
-        every_vector, ids = np.concatenate([before, vectors]), gallery.ids.tolist()
-        return _moments(every_vector, gallery.labels, ids, known=gallery.clusters)
+        every_vector = np.concatenate([before, vectors])
+        return _moments(every_vector, gallery.labels, known=gallery.clusters)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, with their uncertainty if the encoder states one.
@@ -770,9 +779,9 @@ class Searcher:
             return units
         if self.options.clusters != "passed":
             raise InvalidData(
-                f"the queries come in clusters ({queries.cluster}), and the clusters of the "
-                "gallery's items were not passed: pass `clusters` when the gallery is built "
-                "(`from_embeddings`), or without the queries' clusters"
+                f"the queries come in clusters ({queries.cluster}), but the clusters of the "
+                "gallery's items are not known: pass them, too (`clusters` of `from_embeddings`, a "
+                "column of the gallery's file), or keep all apart (--cluster none)"
             )
         by_cluster = self.gallery.units_of(np.zeros_like(queries.identities), queries.clusters)
         wrong = np.flatnonzero((units >= 0) & (units != by_cluster))
@@ -843,14 +852,13 @@ def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.flo
 def _moments(
     vectors: NDArray[np.float32],
     labels: NDArray[np.int64],
-    ids: Sequence[str],
     times: NDArray[np.float64] | None = None,
     known: NDArray[np.str_] | None = None,
 ) -> NDArray[np.str_]:
-    """Return the moment (n,) of each item, named by the id of its first one."""
+    """Return the moment (n,) of each item, named by the digest of its first one."""
     numbers = find_moments(vectors, labels, times, known)
     _, first, moments = np.unique(numbers, return_index=True, return_inverse=True)
-    names: NDArray[np.str_] = np.asarray(ids, str)[first[moments]]
+    names: NDArray[np.str_] = digests(vectors[first]).astype(str)[moments]
     return names
 
 
@@ -860,20 +868,6 @@ def _require_same_length(index: Index, gallery: Gallery) -> None:
             f"the index has {len(index)} vectors and the gallery {len(gallery)} items: pass one "
             "vector per item"
         )
-
-
-def _as_seconds(times: ArrayLike, n: int) -> NDArray[np.float64]:
-    """Return (n,) capture times as floats, or raise `InvalidData`."""
-    try:
-        seconds = np.asarray(as_numpy(times), np.float64)
-    except (TypeError, ValueError):
-        raise InvalidData("some times are not numbers: pass seconds, NaN where unknown") from None
-    if seconds.shape != (n,) or np.isinf(seconds).any():
-        raise InvalidData(
-            f"times has shape {seconds.shape} for {n} items, or is infinite: pass the seconds of "
-            "each, NaN where unknown"
-        )
-    return seconds
 
 
 def _as_names(values: object, what: str) -> NDArray[np.str_]:

@@ -496,6 +496,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         "coverage": None
         if calibration is None or calibration.coverage is None
         else [calibration.coverage.uncalibrated, calibration.coverage.labels],
+        "left_out": None if calibration is None else calibration.left_out,
         "options": asdict(searcher.options),
         "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
         "calibrated_with": asdict(options),
@@ -563,7 +564,9 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if all("tuned_on" not in rules for rules in description["controllers"]):  # an earlier release
         unknown = {"attempts": 1, "past": describe_past(None), "coverage": None}
         description = unknown | description
-    description.setdefault("digests", {})  # which earlier releases do not write
+    # Earlier releases do not write these.
+    leaves_out = description["options"].get("leave_one_out")
+    description = {"digests": {}, "left_out": "item" if leaves_out else None} | description
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)

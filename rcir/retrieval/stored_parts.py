@@ -62,6 +62,7 @@ DESCRIPTION: dict[str, Kinds] = {
     "attempts": int,
     "past": dict,
     "coverage": (list, NoneType),
+    "left_out": (str, NoneType),
     "options": dict,
     "uncertainty": str,
     "calibrated_with": dict,
@@ -554,7 +555,7 @@ def load_calibration(
                 coverage=None if coverage is None else Coverage(*coverage),
                 past=Past(earlier, *(past[name] for name in PAST)),
                 attempts=check_among(description["attempts"]),
-                left_out=searcher.options.left_out,
+                left_out=description["left_out"],
             )
         )
         complete = calibrated.embedding is not None and (tuned.embedding is not None or not tuned)

@@ -405,21 +405,24 @@ def chosen_tuning(
     if tuning not in get_args(Tuning):
         choices = ", ".join(map(repr, get_args(Tuning)))
         raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
-    if tuning == "labels" and (queries.labels is None or queries.clusters is not None):
+    leave_one_out = searcher.options.leave_one_out
+    in_clusters = queries.clusters is not None and not leave_one_out
+    if tuning == "labels" and (queries.labels is None or in_clusters):
         raise InvalidData(
             f"{as_option('tuning', 'labels')} divides queries by label, and these come in clusters "
             f"or have no single label each: choose {as_option('tuning', 'queries')}, which divides "
             "by cluster"
         )
-    if tuning == "labels" and searcher.options.leave_one_out:
+    if tuning == "labels" and leave_one_out:
         assert queries.labels is not None
         units = searcher.units(queries)
         assert units is not None
         pairs = np.unique(np.stack([units[0], queries.labels]), axis=1)
         if len(np.unique(pairs[0])) < pairs.shape[1]:
             raise InvalidData(
-                f'tuning="labels" divides queries by label, but a {searcher.options.cluster} holds '
-                'items of several labels: choose tuning="queries"'
+                f"{as_option('tuning', 'labels')} divides queries by label, but some clusters "
+                f"({searcher.options.cluster}) hold items of several labels: choose "
+                f"{as_option('tuning', 'queries')}"
             )
     if tuning != "auto":
         return tuning
@@ -470,6 +473,6 @@ def divide_queries(
             )
         rows = np.split(rng.permutation(len(queries)), [first])
     tuned, calibrated = queries[rows[0]], queries[rows[1]]
-    if searcher.options.leave_one_out and not options.recurring:
-        calibrated = calibrated[searcher.one_of_each_unit(calibrated)]
+    if searcher.options.leave_one_out:
+        tuned, calibrated = (part[searcher.one_of_each_unit(part)] for part in (tuned, calibrated))
     return tuned, calibrated

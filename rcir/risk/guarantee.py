@@ -120,26 +120,28 @@ class Guarantee:
             if self.selection_threshold is None
             else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
-        queries = "queries" if self.left_out is None else f"{self.left_out}s"
-        if self.group is not None:
-            queries += f" of group {self.group!r}"
-        if self.left_out is not None:
-            once = "" if self.left_out == "item" else " and counted once"
-            queries += f" drawn from this gallery, each searched without itself{once}"
+        group = "" if self.group is None else f" of group {self.group!r}"
+        queries, searched = f"queries{group}", ""
         calibrated = f"the {self.n_calibration} calibration queries"
-        if self.left_out is not None:
-            calibrated = f"the {self.n_calibration} that calibrated"
         label = self.query_label
-        further = f"{queries} of any further {label} like the {self.n_labels} that calibrated"
-        further += f", each {label} counted alike"
         like = f"{queries} like {calibrated}"
+        if self.left_out is not None:
+            queries = f"{in_plural(self.left_out)}{group}"
+            searched = ", each searched without itself"
+            counted = "" if self.left_out == "item" else " and counted once"
+            like = (
+                f"{queries} drawn from this gallery{searched}{counted}, like the "
+                f"{self.n_calibration} that calibrated"
+            )
+        further = (
+            f"{queries} of any further {label} like the {self.n_labels} that calibrated{searched}, "
+            f"each {label} counted alike"
+        )
         if self.query_labels == "new":
             like = further
         elif self.query_labels == "any":
             like += f" and to {further}, whatever the mix of both"
-        elif self.left_out is not None:
-            like = f"{queries}, like {calibrated}"
-        elif self.n_labels is not None and label == LABEL:
+        elif self.left_out is None and self.n_labels is not None and label == LABEL:
             like = f"{queries} of the same {self.n_labels} labels as {calibrated}"
         if self.cluster is not None:
             like = (
@@ -278,6 +280,17 @@ class SetRule:
             tuning=self.tuning.of_constant_size(),
             calibration=self.calibration.of_constant_size(),
         )
+
+
+def in_plural(left_out: str) -> str:
+    """Return what queries are called whose search leaves out "item", "moment" or a cluster.
+
+    Example:
+        >>> in_plural("moment"), in_plural("encounter_id")
+        ('moments', 'clusters (encounter_id)')
+    """
+    simple = left_out in ("item", "moment", "cluster")
+    return f"{left_out}s" if simple else f"clusters ({left_out})"
 
 
 def stated_confidence(delta: float) -> str:

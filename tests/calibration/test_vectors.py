@@ -88,7 +88,7 @@ def test_the_three_parts_share_no_query_and_the_risk_is_of_the_third(folder):
 @pytest.mark.parametrize("queries", [None, "gallery.npz"])
 def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, capsys, queries):
     outcome = certify(config(queries=queries, score_function="constant"))
-    assert "each is left out of its own search" in capsys.readouterr().out
+    assert "The queries are gallery items" in capsys.readouterr().out
     assert outcome.retriever.searcher.options.leave_one_out
     assert outcome.evaluation.quality.numbers["recall_at_1"] < 1
 
@@ -312,7 +312,7 @@ def test_photographs_of_one_moment_count_once_unless_they_are_kept_apart(
     answer = outcome.retriever.guarantee(0.3, 0.1)
     assert answer.left_out == kind
     screen = capsys.readouterr().out
-    assert f"{n_units:,} {kind}s" in screen or kind == "item"
+    assert f"480 in {n_units:,} " in screen or kind == "item"
     assert screen.count(" ~ ") == (3 if kind == "moment" else 0)  # examples
 
 
@@ -323,6 +323,13 @@ def test_clusters_and_times_that_cannot_be_read_are_refused(bursts, folder):
     write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=times)
     with pytest.raises(InvalidData, match=r"time.*row 1\b"):
         certify(config(queries=None))
+    certify(config(score_function="constant", alphas=(0.3,)))  # here nobody needs the times
+    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26 08:00", 300))
+    with pytest.raises(InvalidData, match="--cluster none"):  # each label is one moment
+        certify(config(queries=None))
+    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26", 300))
+    options = {"score_function": "constant", "alphas": (0.3,)}
+    assert certify(config(queries=None, **options)).evaluation.n_calibration > 100  # only a day
 
 
 @pytest.mark.parametrize("cluster", [None, "encounter"])

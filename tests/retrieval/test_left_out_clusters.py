@@ -74,7 +74,7 @@ def test_clusters_stay_whole_and_one_query_of_each_calibrates():
     )
     assert not set(tuned) & set(calibrated)
     assert sorted(calibrated) == sorted(set(range(160)) - set(tuned))
-    assert len(tuned) == np.isin(MOMENTS, tuned).sum()
+    assert len(tuned) == len(set(tuned))
     assert report.n_calibration == len(calibrated)
     assert retriever.guarantee(0.3, 0.1).left_out == "encounter"
 
@@ -155,3 +155,79 @@ def test_capture_times_make_moments():
     for moment in range(80):
         assert len(set(units[moment == MOMENTS].tolist())) == 1
     assert len(set(units[known].tolist())) >= 70  # few others look like near-copies
+
+
+def test_moments_are_found_however_many_items_are_in_pairs():
+    rng = np.random.default_rng(1)
+    for share in (0.3, 1.0):
+        labels = rng.integers(30, size=600)
+        scenes = rng.standard_normal((30, 16))[labels] + rng.standard_normal((600, 16))
+        moments = np.r_[np.arange(600), np.flatnonzero(rng.random(600) < share)]
+        vectors = scenes[moments] + 0.02 * rng.standard_normal((len(moments), 16))
+        own = built(vectors, labels[moments], "auto")
+        units = own.searcher.gallery.units
+        assert (units[600:] == units[moments[600:]]).all()
+        assert len(np.unique(units)) >= 570
+
+
+@pytest.mark.filterwarnings("ignore:.*nearer than all others")  # encounters that are not found
+def test_queries_whose_items_were_removed_calibrate_no_more():
+    """They would find the other photographs of their cluster."""
+    for clusters in ("auto", NAMES):
+        retriever = built(clusters=clusters)
+        retriever.calibrate(VECTORS, LABELS, "constant")
+        removed = np.flatnonzero(np.isin(MOMENTS, np.flatnonzero(SIZES > 1)))[::2]
+        retriever.remove([str(row) for row in removed])
+        retriever.recalibrate()
+        for queries in (
+            retriever.calibration.calibration_queries,
+            retriever.calibration.tuning_queries,
+        ):
+            assert len(queries)
+            assert (retriever.searcher.gallery.units_of(queries.identities) >= 0).all()
+
+
+def test_recurring_queries_of_one_cluster_count_once():
+    retriever = built()
+    report = retriever.calibrate(VECTORS, LABELS, "constant", recurring=True)
+    assert report.n_calibration + report.n_tuning == 160
+
+
+def test_a_guarantee_covers_items_of_the_gallery_or_other_queries():
+    outside = VECTORS + 0.3
+    other = built()
+    other.calibrate(outside, LABELS, "constant")
+    assert other.guarantee(0.4, 0.1).left_out is None
+    mixed = np.concatenate([VECTORS[:200], outside[200:]])
+    with pytest.raises(InvalidData, match="items of the gallery"):
+        built().calibrate(mixed, LABELS, "constant")
+    retriever = built()
+    retriever.calibrate(VECTORS, LABELS, "constant")
+    further = retriever.search_labelled(retriever.labelled(outside[:9], LABELS[:9]))
+    with pytest.raises(InvalidData, match="calibrate anew"):
+        retriever.extend_calibration(further)
+
+
+def test_an_item_that_takes_a_removed_id_is_of_its_own_cluster():
+    vectors = np.concatenate([VECTORS, VECTORS[:30] + 1e-3])
+    retriever = built(vectors, np.concatenate([LABELS, LABELS[:30]]), "auto")
+    retriever.remove(["0"])
+    retriever.add(50 + VECTORS[:1], ["0"], LABELS[:1])
+    units = retriever.searcher.gallery.units
+    assert np.count_nonzero(units == units[-1]) == 1
+
+
+def test_labels_divide_queries_only_if_clusters_lie_within_labels():
+    retriever = built()
+    retriever.calibrate(VECTORS, LABELS, "constant", tuning="labels")
+    tuned, calibrated = (
+        set(part.known_labels.tolist())
+        for part in (
+            retriever.calibration.tuning_queries,
+            retriever.calibration.calibration_queries,
+        )
+    )
+    assert not tuned & calibrated
+    across = built(clusters=np.arange(len(VECTORS)) // 2)
+    with pytest.raises(InvalidData, match="several labels"):
+        across.calibrate(VECTORS, LABELS, "constant", tuning="labels")
