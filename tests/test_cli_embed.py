@@ -195,11 +195,11 @@ def test_unreadable_pictures_are_all_listed_and_the_others_embedded(
         assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad
         assert not (tmp_path / "x.parquet").exists()
 
-    reader = Mock(wraps=Image.open)
+    reader = Mock(wraps=to_pixels)
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", reader)
+        patch.setattr("rcir.data.images.to_pixels", reader)
         table = embed(photos, "x.parquet", "--max-rejects", "0.29", *options)
-    assert reader.call_count == 0  # the readable ones were embedded before
+    assert reader.call_count < 10  # the readable ones were embedded before
     assert "4 of 14" in capsys.readouterr().out
     assert list(rejects_of(tmp_path / "x.rejects.csv")) == bad
     for name in bad:
@@ -240,6 +240,28 @@ def test_shards_leave_out_unreadable_pictures_also_when_continued(
     assert read_all_vectors(folder).ids == [
         id for part in repaired for id in part["id"].to_pylist()
     ]
+
+
+@pytest.mark.parametrize("shards", [(), ("--shards", "2")])
+def test_rejected_pictures_are_read_again(photos, options, shards, monkeypatch, tmp_path, capsys):
+    for name in ("apple/1.png", "apple/3.png", "pear/2.png"):
+        with Image.open(photos / "pear" / "1.png") as image:
+            image.rotate(len(name)).resize((300, 240)).save(photos / name)
+    output = "x" if shards else "x.parquet"
+    arguments = (photos, "--output", output, *options, *shards)
+    assert "3 of 5" in error_of(capsys, *arguments, "--max-pixels", "40000")
+    if shards:
+        few = ("--max-pixels", "40000", "--max-rejects", "3")
+        assert sum(map(len, embed_shards(photos, tmp_path / "x", *options, *shards, *few))) == 2
+    reader = Mock(wraps=to_pixels)
+    with monkeypatch.context() as patch:
+        patch.setattr("rcir.data.images.to_pixels", reader)
+        assert main(["embed", *map(str, arguments)]) == 0
+    if not shards:
+        assert reader.call_count <= 6  # two readable ones are not among them
+    again, whole = read_all_vectors(tmp_path / output), embed(photos, "whole.parquet", *options)
+    assert again.ids == whole["id"].to_pylist()
+    assert_same_vectors(again.vectors, vectors_of(whole))
 
 
 def test_a_shard_without_any_readable_picture_is_refused(photos, options, capsys):

@@ -131,7 +131,7 @@ def run_embed(options: Namespace) -> None:
             source = None
             if shards is not None:
                 source = _source(encoder, preprocessing, some)
-                if written := _written(file, some, name, source):
+                if written := _written(file, some, name, source, preprocessing):
                     dim, earlier = written
                     rejects |= earlier
                     embedder.clear()
@@ -243,10 +243,11 @@ def _plain(value: Any) -> Any:
 
 
 def _written(
-    file: Path, pictures: Pictures, model: str, source: str
+    file: Path, pictures: Pictures, model: str, source: str, preprocessing: Preprocessing
 ) -> tuple[int, dict[str, str]] | None:
     """The dimensions of the vectors in a file that was written before, of the same pictures as they
-    are now, with what is known of them now, and its rejects; None if there is none.
+    are now, with what is known of them now, and its rejects; None if there is none, or if one of
+    its rejects can be read now.
 
     Raises:
         InvalidConfig: it is of other pictures, or of another model.
@@ -273,7 +274,11 @@ def _written(
         )
     if metadata.get(SOURCE.encode()) != source.encode():
         return None
-    return int(dim), rejects
+    rejected = [n for n, name in enumerate(pictures.ids) if name in rejects]
+    faults = preprocessing.faults([pictures.paths[n] for n in rejected])
+    if len(faults) < len(rejected):
+        return None
+    return int(dim), {pictures.ids[rejected[n]]: reason for n, reason in faults.items()}
 
 
 def _model(

@@ -41,7 +41,8 @@ class Embedder:
         num_workers: replicas of the encoder, on Ray's workers; 0 embeds in this process.
         use_gpu: one GPU per replica; with 0 workers, the GPU of this process.
         folder: keeps each finished block as a file, named by a digest of encoder, preprocessing and
-            images (files: their names, sizes and times); a block found there is not embedded again.
+            images (files: their names, sizes and times); of a block found there, only images that
+            could not be read are tried again.
         progress: called for each finished block with the number of its images, and whether it was
             found.
         batch: number of images in a forward pass; None for as many as fit, see `batch_within`.
@@ -104,15 +105,22 @@ class Embedder:
             digests = made_of(encoder, preprocessing, blocks)
             parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
         done: dict[int, tuple[Embedding | None, dict[int, str]]] = {}
+        missing: dict[int, Images] = dict(enumerate(blocks))
         for number, part in parts.items():
             stored = _read(part, len(blocks[number]))
-            if stored is not None and (leave_out or not stored[1]):
-                done[number] = stored
+            if stored is None:
+                continue
+            done[number] = stored
+            if stored[1]:  # another limit of pixels or another package may read these now
+                missing[number] = [blocks[number][row] for row in stored[1]]
+            else:
+                del missing[number]
                 self.progress(len(blocks[number]), True)
-        missing = {number: block for number, block in enumerate(blocks) if number not in done}
         with self.open() as opened:
             embedded = opened._embedded(encoder, preprocessing, missing, leave_out)
             for number, embedding, rejects in embedded:
+                if number in done:
+                    embedding, rejects = _completed(*done[number], embedding, rejects)
                 done[number] = embedding, rejects
                 if number in parts:
                     parts[number].parent.mkdir(parents=True, exist_ok=True)
@@ -216,6 +224,28 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
             pixels = read_image(image, channels)
             yield str(pixels.shape).encode()
             yield np.ascontiguousarray(pixels)
+
+
+def _completed(
+    stored: Embedding | None,
+    stored_rejects: Mapping[int, str],
+    embedding: Embedding | None,
+    rejects: Mapping[int, str],
+) -> tuple[Embedding | None, dict[int, str]]:
+    """Return a finished block, and its rejects, after its rejected images were read again.
+
+    Args:
+        stored, stored_rejects: the block.
+        embedding, rejects: of the images that it rejected.
+    """
+    tried = list(stored_rejects)
+    remaining = {tried[row]: reason for row, reason in rejects.items()}
+    if embedding is None or stored is None:
+        return stored if embedding is None else embedding, remaining
+    n = len(stored) + len(tried)
+    rows = [row for row in range(n) if row not in stored_rejects]
+    rows += [row for row in tried if row not in remaining]
+    return Embedding.concatenate([stored, embedding])[np.argsort(rows)], remaining
 
 
 def _read(part: Path, images: int) -> tuple[Embedding | None, dict[int, str]] | None:
