@@ -1,6 +1,7 @@
 """Everything rcir raises on purpose: one base class, one class per thing a caller can act on.
 
-`printable` makes names of files and classes safe to print, `reporting_errors` prints errors.
+`printable` makes names of files and classes safe to print, `reporting_errors` prints errors and
+warnings.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 import unicodedata
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -157,18 +159,26 @@ def _with_advice(error: RcirError | OSError) -> str:
     return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
 
 
+def _print_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning as one line; takes the arguments of `warnings.showwarning`."""
+    print(f"warning: {printable(message)}", file=sys.stderr)
+
+
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """End the process with one line, not a traceback, for what its user can mend.
 
     Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
     What standard output cannot encode, such as a name that is not UTF-8, is shown as escapes.
-    Advice names flags.
+    Advice names flags. Warnings are lines, too, without the source code that issued them.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is
     try:
-        with naming_flags():
+        with naming_flags(), warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = _print_warning
             yield
     except (RcirError, OSError) as error:
         print(f"error: {printable(_with_advice(error))}", file=sys.stderr)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from io import BytesIO, TextIOWrapper
 from xml.etree import ElementTree
 
@@ -93,10 +94,13 @@ def test_only_unprintable_characters_are_escaped(name, text):
     printable(name).encode("utf-8")
 
 
-def test_errors_and_guarantees_show_names_as_text(capsys):
+def test_errors_warnings_and_guarantees_show_names_as_text(capsys):
     with pytest.raises(SystemExit), reporting_errors():
         raise InvalidImage("\x1b[31mred\n.png cannot be read")
     assert capsys.readouterr().err == "error: \\x1b[31mred\\n.png cannot be read\n"
+    with reporting_errors():
+        warnings.warn("\x1b[31mred\n.png", stacklevel=1)
+    assert capsys.readouterr().err == "warning: \\x1b[31mred\\n.png\n"
     request = GuaranteeRequest(0.1, 0.1, mix={"\x1b[31mred": 0.4, "b": 0.6})
     guarantee = Guarantee(request, Certificate(1.0, "binomial", 0.1), "constant", 100)
     assert r"\x1b[31mred 0.4, b 0.6" in str(guarantee)

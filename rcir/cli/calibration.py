@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from datetime import datetime
@@ -67,10 +66,7 @@ def run_certify(options: Namespace) -> None:
     values.pop("command")
     index = IndexConfig(values.pop("index"), option_values(values.pop("index_option")))
     config = CertificationConfig(alphas=tuple(values.pop("alpha")), index=index, **values)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        outcome = certify(config)
+    outcome = certify(config)
     print_evaluation(outcome.evaluation)
     print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
     if outcome.evaluation.refusal:
