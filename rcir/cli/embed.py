@@ -56,9 +56,9 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         "--max-rejects",
         type=float,
         default=0.01,
-        help="unreadable pictures that are left out: a number, or a share below 1 (default: "
-        "0.01); NAME.rejects.csv beside the output lists all of them, also if there are more, "
-        "which is an error",
+        help="unreadable pictures that are left out: a number, or a share below 1, of which any "
+        "above 0 allows at least one (default: 0.01); NAME.rejects.csv beside the output lists all "
+        "of them, also if there are more, which is an error",
     )
     parser.add_argument(
         "--batch", type=int, help="pictures in a forward pass (default: as many as fit)"

@@ -36,13 +36,15 @@ def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
 
 
 def allowed_rejects(max_rejects: float, n: int) -> int:
-    """The number of n images that may be unreadable, shares rounded down.
+    """The number of n images that may be unreadable; a share above 0 allows at least one.
 
     Example:
-        >>> allowed_rejects(0.01, 250), allowed_rejects(3, 250)
-        (2, 3)
+        >>> allowed_rejects(0.01, 250), allowed_rejects(0.01, 9), allowed_rejects(3, 250)
+        (2, 1, 3)
     """
-    return math.floor(max_rejects * n) if max_rejects < 1 else int(max_rejects)
+    if max_rejects >= 1:
+        return int(max_rejects)
+    return max(1, math.floor(max_rejects * n)) if max_rejects > 0 else 0
 
 
 def unreadable(
@@ -92,7 +94,8 @@ def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path
         examples = "; ".join(f"{name}: {reason}" for name, reason in [*rejects.items()][:3])
         raise InvalidImage(
             f"{counted}, and --max-rejects {max_rejects:g} allows {allowed:,}. {table} lists all "
-            f"of them: replace or remove them, or raise --max-rejects. The first: {examples}"
+            f"of them: replace or remove them, or leave them out with --max-rejects "
+            f"{len(rejects)}. The first: {examples}"
         )
     return f"{counted} and are left out; {table} lists them"
 
