@@ -14,7 +14,6 @@ from scipy.stats import binom
 from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
 from rcir.errors import (
-    InvalidConfig,
     InvalidData,
     InvalidImage,
     InvalidRiskLevel,
@@ -212,7 +211,7 @@ def test_all_forms_of_an_image_get_the_same_answer(retriever, splits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "query", [[], (), "no-such-file.png", np.zeros((8, 16)), np.zeros((8, 16), np.float32), None]
+    "query", ["no-such-file.png", np.zeros((8, 16)), np.zeros((8, 16), np.float32), None]
 )
 def test_queries_that_are_not_images_are_refused(retriever, query):
     with pytest.raises(InvalidImage, match="give"):
@@ -220,21 +219,21 @@ def test_queries_that_are_not_images_are_refused(retriever, query):
 
 
 @pytest.mark.parametrize(
-    ("query", "error", "word"),
+    ("query", "word"),
     [
-        (np.zeros(5), InvalidData, "needed"),
-        (np.zeros((2, 7)), InvalidData, "needed"),
-        (np.full(4, np.nan), InvalidData, "NaN"),
-        (np.zeros((8, 16), np.uint8), InvalidConfig, "encoder"),
-        ("picture.png", InvalidConfig, "encoder"),
-        (["picture.png"], InvalidConfig, "encoder"),
+        (np.zeros(5), "needed"),
+        (np.zeros((2, 7)), "needed"),
+        (np.full(4, np.nan), "NaN"),
+        (np.zeros((8, 16), np.uint8), "needed"),
+        ("picture.png", "numbers"),
+        (["picture.png"], "numbers"),
     ],
     ids=str,
 )
-def test_queries_that_are_not_vectors_are_refused(query, error, word):
+def test_queries_that_are_not_vectors_are_refused(query, word):
     retriever = build(uncertainty=None)
     retriever.calibrate(CALIBRATION.vectors, CALIBRATION.labels, "constant")
-    with pytest.raises(error, match=word):
+    with pytest.raises(InvalidData, match=word):
         retriever.retrieve(query, 0.3, 0.1)
 
 
