@@ -159,11 +159,6 @@ def _with_advice(error: RcirError | OSError) -> str:
     return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
 
 
-def _print_warning(message: Warning | str, *_: object) -> None:
-    """Print a warning as one line; takes the arguments of `warnings.showwarning`."""
-    print(f"warning: {printable(message)}", file=sys.stderr)
-
-
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """End the process with one line, not a traceback, for what its user can mend.
@@ -178,7 +173,9 @@ def reporting_errors() -> Iterator[None]:
         with naming_flags(), warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = _print_warning
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"warning: {printable(message)}", file=sys.stderr
+            )
             yield
     except (RcirError, OSError) as error:
         print(f"error: {printable(_with_advice(error))}", file=sys.stderr)
