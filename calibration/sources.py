@@ -38,6 +38,10 @@ from rcir.terminal import console
 if TYPE_CHECKING:
     from calibration.evaluation import Evaluation
 
+SPLIT_NOTE = (
+    "note: the column split of {} divides nothing here. If its parts are gallery and queries, "
+    "embed the folder of each by itself, and pass the files as --gallery and --queries"
+)
 # Of the queries, or of their clusters or labels; the others measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
 SHARES_ON_GALLERY = {"calibration": 0.75}
@@ -126,6 +130,8 @@ class VectorFiles(Source):
             tracking.require_experiment()  # fail now, not when the results are logged
         column = _cluster_column(self._config)
         self._table = read_all_vectors(Path(self._config.queries or self._config.gallery), column)
+        if "split" in self._table.columns:
+            console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
         with step("index"):
             retriever = _built(self._config, self._table)
         print_reason(retriever.index)

@@ -93,6 +93,14 @@ def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, cap
     assert outcome.evaluation.quality.numbers["recall_at_1"] < 1
 
 
+def test_a_column_split_is_noted(folder, capsys):
+    write(
+        folder, "gallery", GALLERY, label=NAMES[LABELS], split=np.resize(["gallery", "query"], 300)
+    )
+    certify(config(queries=None, score_function="constant"))
+    assert "note: the column split" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("queries", [None, "queries.npz"])
 def test_copies_of_queries_are_left_out(folder, capsys, queries):
     name = "gallery" if queries is None else "queries"
