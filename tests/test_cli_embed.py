@@ -79,7 +79,7 @@ def test_capture_times_come_from_exif_data(photos, options, tmp_path):
     times = dict(zip(table["id"].to_pylist(), table["time"].to_pylist(), strict=True))
     assert times.pop("apple/3.jpg") == "2026-11-26 09:47:00"
     assert set(times.values()) == {None}
-    seconds = read_all_vectors(tmp_path / "x.parquet").times
+    seconds = read_all_vectors(tmp_path / "x.parquet").seconds()
     assert np.nanmax(seconds) == 1795686420  # date -u -d "2026-11-26 09:47:00" +%s
     assert np.isnan(seconds).sum() == 4
 
