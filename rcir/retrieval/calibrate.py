@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.labelling import example_labels
+from rcir.data.labelling import UNMATCHED, example_labels
 from rcir.data.repeats import (
     digests,
     require_new,
@@ -328,7 +328,8 @@ def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
 
 
 def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool = False) -> None:
-    """Raise `InvalidData` if no query has a match in the gallery, and warn if most have none.
+    """Raise `InvalidData` if no query has a match in the gallery; warn if most have none, or some
+    have labels that the gallery lacks.
 
     Labels that are spelled differently, or are those of another split, are the usual reason.
 
@@ -340,7 +341,10 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
     """
     n, is_unmatched = len(queries), queries.n_relevant == 0
     unmatched = int(np.count_nonzero(is_unmatched))
-    if 2 * unmatched <= n or (are_added and n < FEWEST_TOLD):
+    if are_added and n < FEWEST_TOLD:
+        return
+    if 2 * unmatched <= n:
+        _warn_of_missing_labels(searcher, queries)
         return
     relevance, gallery = queries.results.require("queries").relevance, searcher.relevance
     reason = ""
@@ -369,6 +373,22 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
         f"serves them, so that no alpha below {unmatched / n:.2f} can be expected to be certified",
         stacklevel=4,
     )
+
+
+def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults) -> None:
+    """Warn if queries have labels that no gallery item has, where each has one label."""
+    relevance, gallery = queries.results.require("queries").relevance, searcher.relevance
+    if relevance is None or gallery is None or relevance.single is None or gallery.single is None:
+        return
+    labels = relevance.single
+    rows = np.flatnonzero((labels != UNMATCHED) & ~np.isin(labels, gallery.single))
+    if len(rows):
+        examples = example_labels(relevance.subset(rows), searcher.label_names)
+        warnings.warn(
+            f"{len(rows)} of {len(queries)} calibration queries have labels that no gallery item "
+            f"has ({examples}); they count as misses",
+            stacklevel=5,
+        )
 
 
 def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: str) -> Queries:

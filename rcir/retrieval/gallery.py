@@ -80,17 +80,12 @@ class Gallery:
                 object.__setattr__(self, name, _read_only(np.array(getattr(self, name), dtype)))
         if self.relevance is not None:
             object.__setattr__(self, "relevance", _read_only_copy(self.relevance))
-        lengths = {
-            field.name: len(getattr(self, field.name))
-            for field in fields(self)
-            if getattr(self, field.name) is not None
-        }
-        if set(lengths.values()) != {len(self.ids)}:
-            raise InvalidData(
-                "the gallery has "
-                + ", ".join(f"{count} {name}" for name, count in lengths.items())
-                + ": pass one of each per item"
-            )
+        n = len(self.norms)
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is not None and len(values) != n:
+                name = "labels" if field.name == "relevance" else field.name
+                raise InvalidData(f"{len(values)} {name} for {n} vectors: pass one per vector")
         for name in ("norms", "uncertainty"):
             values = getattr(self, name)
             if values is not None and (values.ndim != 1 or not np.isfinite(values).all()):

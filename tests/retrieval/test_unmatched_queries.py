@@ -79,7 +79,24 @@ def test_most_queries_without_a_match_cause_a_warning(kind):
         build(gallery).calibrate(VECTORS[QUERIES], mixed(matching, others, FEW), "constant")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*labels that no gallery item has")
         build(gallery).calibrate(VECTORS[QUERIES], mixed(matching, others, MANY), "constant")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+def test_a_few_queries_with_labels_that_the_gallery_lacks_cause_a_warning(kind):
+    gallery, matching, others = KINDS[kind]
+    labels = mixed(matching, others, np.arange(N_QUERIES) % 20 < 19)
+    calibration = np.arange(N_QUERIES) >= 100
+    retriever = build(gallery)
+    parts = [
+        retriever.search_labelled(
+            retriever.labelled(VECTORS[QUERIES][rows], np.asarray(labels)[rows])
+        )
+        for rows in (~calibration, calibration)
+    ]
+    with pytest.warns(UserWarning, match="15 of 300 .*labels that no gallery item has"):
+        retriever.calibrate_splits(*parts, "constant")
 
 
 def test_the_refusal_shows_three_labels_of_each_side():
@@ -122,7 +139,8 @@ def test_searching_deeper_is_advised_only_if_matches_are_beyond_the_candidates()
     labels = LABELS.copy()
     labels[QUERIES][::4] = 77  # a quarter matches nothing
     absent = build(labels[GALLERY])
-    absent.calibrate(VECTORS[QUERIES], labels[QUERIES], "constant")
+    with pytest.warns(UserWarning, match="labels that no gallery item has"):
+        absent.calibrate(VECTORS[QUERIES], labels[QUERIES], "constant")
     # The first candidate of a query is of another label where the depth is 1.
     noisy = np.random.default_rng(4).normal(size=VECTORS.shape)
     shallow = rcir.Retriever.from_embeddings(noisy[GALLERY], labels=LABELS[GALLERY], depth=1)
