@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,9 +105,12 @@ def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str)
         else:
             paths.append(on_disk / file_on_disk)
     if absent:
+        remedy = f"copy them again, or {get}"
+        if any(PureWindowsPath(name).root or "\\" in name for name in absent):
+            remedy = "write paths relative to this folder, with slashes, such as fruit/1.jpg"
         raise DataUnavailable(
             f"{len(absent)} of {len(names)} images listed in {listed_in} are missing from "
-            f"{folder}, for instance {', '.join(absent[:2])}: copy them again, or {get}"
+            f"{folder}, for instance {', '.join(absent[:2])}: {remedy}"
         )
     return paths
 

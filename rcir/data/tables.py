@@ -1,6 +1,7 @@
 """Tables: CSV and Parquet files of images, vectors and matches, all read by the same rules.
 
-A CSV file has a header. Its separator is the one of the header: comma, semicolon or tab. It is
+A CSV file has a header. Its separator is the one of the header, or of a line such as "sep=;" before
+it: comma, semicolon or tab. It is
 UTF-8, or another encoding of Unicode with a byte-order mark. Its values are texts; blanks around
 them and around the names of columns do not count, and what is then empty is missing (None).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -73,7 +75,10 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
         {'path': ['1.jpg', '2.jpg'], 'label': ['pear', None]}
     """
     text = read_text(path)
-    rows = _rows(text, _separator(text))
+    stated = re.match(r"sep=([,;\t])\r?\n", text, re.IGNORECASE)  # Excel reads and hides this line
+    if stated:
+        text = "\n" + text[stated.end() :]  # so that lines keep their numbers
+    rows = _rows(text, stated[1] if stated else _separator(text))
     records: list[list[str]] = []
     header: list[str] | None = None
     try:
@@ -218,7 +223,14 @@ def require_room(path: Path, what: str, size: int) -> None:
 def missing_column(table: Path | str, column: str, present: Sequence[str]) -> InvalidData:
     """Return the error of a table without a column, which names the columns that there are."""
     listed = ", ".join(map(printable, present)) or "none"
-    return InvalidData(f"{table} has no column {column}; it has {listed}: rename one, or add it")
+    wanted = re.findall(r"\w+", column)
+    renamed = [
+        f"rename {printable(name)} to {name.lower()}"
+        for name in present
+        if name not in wanted and name.lower() in wanted
+    ]
+    remedy = ", ".join(renamed) or "rename one, or add it"
+    return InvalidData(f"{table} has no column {column}; it has {listed}: {remedy}")
 
 
 def _rows(text: str, separator: str) -> Any:
