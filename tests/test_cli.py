@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -98,6 +99,7 @@ def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, 
         for path, answer in zip(images, answers, strict=True)
     ]
     assert headings == sorted(headings)
+    assert text.count(str(answers[0].guarantee)) == 1
 
 
 def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
@@ -135,6 +137,15 @@ def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys)
 )
 def test_unattainable_or_invalid_request_is_one_line(folder, image, capsys, options, word):
     assert word in error_of(capsys, "retrieve", image, "--retriever", str(folder), *options)
+
+
+def test_an_image_is_refused_by_a_retriever_of_vectors_which_names_its_model(tmp_path, capsys):
+    vectors = np.random.default_rng(0).normal(size=(20, 4))
+    retriever = rcir.Retriever.from_embeddings(vectors, model="timm:resnet18@1f")
+    folder = str(retriever.save(tmp_path / "retriever"))
+    for photos in (["1.jpg"], ["1.jpg", "2.HEIC"]):
+        line = error_of(capsys, "retrieve", *photos, "--retriever", folder)
+        assert "rcir embed FOLDER --model timm:resnet18 " in line
 
 
 def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, capsys):
@@ -298,7 +309,8 @@ def test_data_check_names_an_unreadable_picture(photos, capsys, name):
     path.write_bytes(b"not an image")
     output, line = output_and_error(capsys, *check(photos, "path=photos"))
     assert f"unreadable: {path} " in output
-    assert "1 unreadable" in line
+    assert "1 image " in line
+    assert "--max-rejects" in line
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,12 @@ def _check(options: Namespace, root: Path) -> None:
         console.print(f"{findings.alone} classes have one image only: it is searched, never asked")
     for fault in findings.unreadable:
         console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
+    if findings.published is None and findings.unreadable:
+        raise InvalidData(
+            f"{len(findings.unreadable)} image{'s' * (len(findings.unreadable) > 1)} of "
+            f"{options.name} cannot be read, see above: replace or remove them. rcir embed, train "
+            "and calibrate leave such images out, up to --max-rejects"
+        )
     if not findings.complete:
         expected = (
             "" if findings.published is None else f" of {findings.published:,} published images"

@@ -70,7 +70,7 @@ def run_retrieve(options: Namespace) -> None:
     names: list[str] = options.image
     queries: dict[str, Any] = {}
     if retriever.encoder is None:
-        names, queries = _vectors(options.image)
+        names, queries = _vectors(options.image, retriever.searcher.options.model)
     query = queries.pop("query", names)
     answers = retriever.retrieve(query, **request, **queries)
     if options.json:
@@ -80,13 +80,22 @@ def run_retrieve(options: Namespace) -> None:
         print(answers[0])
     else:
         for name, answer in zip(names, answers, strict=True):
-            print(f"{printable(name)}:\n{answer}\n")
+            print(f"{printable(name)}:\n{answer.table()}\n")
+        for guarantee in dict.fromkeys(str(answer.guarantee) for answer in answers):
+            print(guarantee)
 
 
-def _vectors(files: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, Any]]:
     """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
+    from rcir.data.images import ENDINGS
     from rcir.data.vector_files import read_all_vectors
 
+    if Path(files[0]).suffix.lower() in ENDINGS:
+        name = "MODEL" if model is None else model.partition("@")[0]
+        raise InvalidConfig(
+            f"{files[0]} is an image, and this retriever searches vectors: embed it first, with "
+            f"rcir embed FOLDER --model {name} --output queries.parquet"
+        )
     if len(files) > 1:
         raise InvalidConfig(
             f"expected one vector file with a row for each query, got {len(files)} files"

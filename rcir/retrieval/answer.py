@@ -67,9 +67,12 @@ class Retrieval:
         return self.size == 0
 
     def __str__(self) -> str:
+        return f"{self.table()}\n{self.guarantee}"
+
+    def table(self) -> str:
+        """Return the items as text, without the guarantee, which answers share."""
         if self.abstained:
-            head = f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
-            return f"{head}\n{self.guarantee}"
+            return f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
         head = f"{self.size} image{'s' * (self.size > 1)}, uncertainty {self.uncertainty:.4g}"
         names = ["id", *map(printable, self.ids)]
         labels = self.labels or ()
@@ -81,7 +84,7 @@ class Retrieval:
             f"{rank:4d}  {distance:8.4f}  {name}"
             for rank, (name, distance) in enumerate(zip(names[1:], self.distances, strict=True), 1)
         )
-        return "\n".join([head, f"rank  distance  {names[0]}", *rows, str(self.guarantee)])
+        return "\n".join([head, f"rank  distance  {names[0]}", *rows])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
