@@ -394,7 +394,11 @@ def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_clust
     [
         ("photos", MODEL, "x.csv", ".parquet"),
         ("photos", MODEL, "no/x.parquet", "folder"),
-        ("photos", "resnet18", "x.parquet", "resnet18"),
+        ("photos", "resnet18", "x.parquet", "timm:resnet18"),
+        ("photos", "resnet18 --checkpoint a.safetensors", "x.parquet", "timm:resnet18"),
+        ("photos/apple/1.png", MODEL, "x.parquet", "folder"),
+        ("windows.csv", MODEL, "x.parquet", "relative"),
+        ("capitals.csv", MODEL, "x.parquet", "rename Path to path"),
         ("nowhere", MODEL, "x.parquet", "nowhere"),
         ("photos", "timm:no", "x.parquet", "timm:no"),
         ("photos", f"{MODEL} --checkpoint a.pth", "x.parquet", "safetensors"),
@@ -404,6 +408,8 @@ def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_clust
 def test_invalid_arguments_are_one_line_and_write_nothing(
     photos, source, model, output, word, capsys, tmp_path
 ):
+    (tmp_path / "windows.csv").write_text("path\nC:\\Users\\Eva\\1.jpg\n")
+    (tmp_path / "capitals.csv").write_text("Path,Label\nphotos/apple/1.png,apple\n")
     assert word in error_of(capsys, source, "--model", *model.split(), "--output", output)
     assert not list(tmp_path.glob("x.*"))
 

@@ -288,11 +288,15 @@ def _model(
     import json
     from hashlib import sha256
 
+    import timm
+
     from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
     from rcir.encoders.hub import is_of_hub
     from rcir.errors import InvalidConfig
     from rcir.runs.folder import find_run
 
+    if not Path(model).exists() and timm.is_model(model):
+        raise InvalidConfig(f"{model} is the name of a timm model: give --model timm:{model}")
     encoder: Encoder
     if is_of_hub(model):
         config = EncoderConfig(

@@ -241,7 +241,7 @@ def with_row_7(value):
         ({"ids": list(range(300))}, "strings"),
         ({"ids": ["caf\udce9", *named(299)]}, r"udce9.*UTF-8"),
         ({"labels": np.where(LABELS == 1, "caf\udce9", "tea")}, r"udce9.*UTF-8"),
-        ({"labels": LABELS[:7]}, "7 relevance"),
+        ({"labels": LABELS[:7]}, "7 labels for"),
         ({"labels": LABELS / 2}, "whole numbers"),
         ({"labels": [*KINDS[LABELS[:299]], 5]}, "whole numbers"),
         ({"labels": "kind"}, "str"),

@@ -309,7 +309,8 @@ def test_a_label_that_only_queries_had_is_matched_by_new_items():
     labels = np.array([f"kind {label}" for label in CALIBRATION.labels])
     labels[:100] = "kind 99"  # which no item of the gallery has yet
     own = build([f"kind {label}" for label in GALLERY.labels], uncertainty=None)
-    own.calibrate(CALIBRATION.vectors, labels, "constant")
+    with pytest.warns(UserWarning, match="kind 99"):
+        own.calibrate(CALIBRATION.vectors, labels, "constant")
     before = own.calibration.calibration_queries.relevance.totals(own.relevance)
     own.add(new_items().vectors, names(80), ["kind 98"] * 40 + ["kind 99"] * 40)
     own.recalibrate()

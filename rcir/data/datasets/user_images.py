@@ -29,6 +29,7 @@ from rcir.data.tables import (
 )
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
+TABLES = (".csv", ".tsv", ".parquet")
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
 NEEDED = (
     "needed are class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the "
@@ -378,8 +379,8 @@ def _table(file: Path) -> dict[str, list[Any]]:
     """Return the columns of a table by name."""
     if not file.is_file():
         raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
-    if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        raise InvalidData(f"{file} is none of .csv, .tsv and .parquet: give one of these")
+    if file.suffix.lower() not in TABLES:
+        raise InvalidData(f"{file} is none of {', '.join(TABLES)}: give one of these")
     columns: dict[str, list[Any]] = {}
     try:
         if file.suffix.lower() != ".parquet":
@@ -529,6 +530,11 @@ def list_pictures(source: Path) -> Pictures:
         return _of_folder(source)
     if not source.is_file():
         raise DataUnavailable(f"{source} is neither a folder nor a table: give one that is there")
+    if source.suffix.lower() not in TABLES:
+        raise InvalidData(
+            f"{source} is neither a folder nor a table ({', '.join(TABLES)}): give the folder of "
+            "the images, or a table with the column path"
+        )
     columns = read_columns(source)
     names = columns.pop("path")
     ids = columns.pop("key", names)
