@@ -129,11 +129,12 @@ def main() -> None:
     command = parser(__doc__)
     command.add_argument("--seed", type=int, default=1, help="decides populations and draws")
     command.add_argument("--draws", type=int, default=sized(400, 1), help="of each row")
+    command.add_argument("--distance", type=float, nargs="+", default=DISTANCES, help="of pairs")
     options = command.parse_args()
     limit = DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / options.draws)
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float] = {"limit": limit}
-    for share, distance in [(0.0, 0.0), *((s, d) for s in SHARES for d in DISTANCES)]:
+    for share, distance in [(0.0, 0.0), *((s, d) for d in options.distance for s in SHARES)]:
         seeds = [[options.seed, draw] for draw in range(options.draws)]
         with ProcessPoolExecutor() as pool:
             draws = list(pool.map(measured, seeds, repeat(share), repeat(distance)))
@@ -169,7 +170,7 @@ def main() -> None:
                 (losses / sizes["declared"]).min()
             )
             rows.append((name, "mean loss", "-", "-", *(f"{size:.3f}" for size in losses), "-"))
-        print(*rows[-3:], sep="\n", flush=True)
+        print(*rows[-4:], sep="\n", flush=True)
     title = f"delta = {DELTA}, {options.draws} calibrations of each row; limit {limit:.3f}"
     levels = [f"{alpha:g}" for alpha in ALPHAS]
     columns = ["pairs", "clusters", *(f"violated at {level}" for level in levels)]

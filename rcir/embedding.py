@@ -210,9 +210,9 @@ def _of_tensor(tensor: Any) -> NDArray[Any]:
         raise InvalidData(f"the tensor is sparse ({tensor.layout}): pass tensor.to_dense()")
     try:
         try:
-            array: NDArray[Any] = tensor.numpy(force=True)
+            array: NDArray[Any] = tensor.detach().cpu().numpy()
         except TypeError:  # NumPy has no bfloat16, nor floats of 8 bits
-            array = tensor.float().numpy(force=True)
+            array = tensor.detach().float().cpu().numpy()
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise InvalidData(f"the tensor has no NumPy array ({error}): pass an array") from error
     return array

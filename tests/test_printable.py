@@ -21,10 +21,11 @@ from rcir.errors import InvalidImage, printable, reporting_errors
 from rcir.risk import Certificate, Guarantee, GuaranteeRequest
 from training import train
 
-# Not UTF-8; a formula that cannot be parsed; markup of rich and of HTML; a hidden label of a
+# A formula that cannot be parsed; markup of rich and of HTML; a hidden label of a
 # legend; a control sequence of terminals; two lines; a letter that is not ASCII.
+NOT_UTF8 = os.fsdecode(b"p\xffr")
 NAMES = [
-    *(os.fsdecode(b"p\xffr"), r"$\frac{", r"\$a$b", "[/bold]x", "<b>&amp;", "_hidden"),
+    *(r"$\frac{", r"\$a$b", "[/bold]x", "<b>&amp;", "_hidden"),
     *("\x1b[31mred", "two\nlines", "pear é"),
 ]
 
@@ -73,7 +74,7 @@ def test_answer_shows_labels_as_text_and_json_keeps_them():
 def test_command_prints_what_its_encoding_lacks(monkeypatch):
     monkeypatch.setattr(sys, "stdout", screen := TextIOWrapper(BytesIO(), encoding="utf-8"))
     with reporting_errors():
-        print(NAMES[0])
+        print(NOT_UTF8)
     screen.flush()
     assert screen.buffer.getvalue() == rb"p\udcffr" + os.linesep.encode()
 

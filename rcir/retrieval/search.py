@@ -48,6 +48,10 @@ if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.encoders.batches import Embed
 
 Results = TypeVar("Results", SearchResults, LabelledResults)
+NO_ENCODER = (
+    "this retriever has no encoder and accepts only vectors: pass an array (n, d) of numbers from the "
+    "model that embedded the gallery"
+)
 MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
@@ -553,10 +557,7 @@ class Searcher:
             InvalidImage: an image cannot be read.
         """
         if self.encoder is None or self.preprocessing is None:
-            raise InvalidConfig(
-                "this retriever has no encoder and accepts only vectors: pass an array (n, d) of "
-                "floats from the model that embedded the gallery"
-            )
+            raise InvalidConfig(NO_ENCODER)
         from rcir.encoders.batches import embed
 
         return (embedder or embed)(self.encoder, self.preprocessing, images)
@@ -596,6 +597,9 @@ class Searcher:
             if self.encoder is None:
                 self.options.require_model(model)
                 uncertainties = self.options.uncertainties(uncertainty)
+                first = queries[0] if isinstance(queries, list | tuple) and queries else queries
+                if isinstance(first, str | bytes | os.PathLike):
+                    raise InvalidConfig(NO_ENCODER)
                 return Queries(self.options.checked(queries), uncertainties)
             images = queries
             embedding = self.embed(images, embedder)

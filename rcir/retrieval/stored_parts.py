@@ -530,6 +530,7 @@ def load_calibration(
         and 0 <= coverage[0] <= coverage[1]
     )
     require(valid and (coverage is None or coverage[1] > 0), "coverage")
+    require(description["left_out"] in (None, searcher.options.left_out), "left_out")
     *queries, earlier = load_queries(folder, past["queries"])
     unread = dict(arrays)
     kinds = list(dict.fromkeys(one["tuned_on"] for one in described))

@@ -14,6 +14,7 @@ from scipy.stats import binom
 from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
 from rcir.errors import (
+    InvalidConfig,
     InvalidData,
     InvalidImage,
     InvalidRiskLevel,
@@ -219,21 +220,21 @@ def test_queries_that_are_not_images_are_refused(retriever, query):
 
 
 @pytest.mark.parametrize(
-    ("query", "word"),
+    ("query", "error", "word"),
     [
-        (np.zeros(5), "needed"),
-        (np.zeros((2, 7)), "needed"),
-        (np.full(4, np.nan), "NaN"),
-        (np.zeros((8, 16), np.uint8), "needed"),
-        ("picture.png", "numbers"),
-        (["picture.png"], "numbers"),
+        (np.zeros(5), InvalidData, "needed"),
+        (np.zeros((2, 7)), InvalidData, "needed"),
+        (np.full(4, np.nan), InvalidData, "NaN"),
+        (np.zeros((8, 16), np.uint8), InvalidData, "needed"),
+        ("picture.png", InvalidConfig, "encoder"),
+        (["picture.png"], InvalidConfig, "encoder"),
     ],
     ids=str,
 )
-def test_queries_that_are_not_vectors_are_refused(query, word):
+def test_queries_that_are_not_vectors_are_refused(query, error, word):
     retriever = build(uncertainty=None)
     retriever.calibrate(CALIBRATION.vectors, CALIBRATION.labels, "constant")
-    with pytest.raises(InvalidData, match=word):
+    with pytest.raises(error, match=word):
         retriever.retrieve(query, 0.3, 0.1)
 
 
