@@ -49,8 +49,8 @@ if TYPE_CHECKING:  # without an encoder, torch is not needed
 
 Results = TypeVar("Results", SearchResults, LabelledResults)
 NO_ENCODER = (
-    "this retriever has no encoder and accepts only vectors: pass an array (n, d) of numbers from the "
-    "model that embedded the gallery"
+    "this retriever has no encoder and accepts only vectors: pass an array (n, d) of numbers from "
+    "the model that embedded the gallery"
 )
 MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
