@@ -395,7 +395,7 @@ def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_clust
         ("photos", MODEL, "x.csv", ".parquet"),
         ("photos", MODEL, "no/x.parquet", "folder"),
         ("photos", "resnet18", "x.parquet", "timm:resnet18"),
-        ("photos", "resnet18 --checkpoint a.safetensors", "x.parquet", "timm:resnet18"),
+        ("photos", "resnet34 --checkpoint a.safetensors", "x.parquet", "timm:resnet34"),
         ("photos/apple/1.png", MODEL, "x.parquet", "folder"),
         ("windows.csv", MODEL, "x.parquet", "relative"),
         ("capitals.csv", MODEL, "x.parquet", "rename Path to path"),
