@@ -14,7 +14,7 @@ from rcir.embedding import Embedding, as_vectors
 from rcir.errors import StaleCalibration, printable
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.search import Results, Searcher
+from rcir.retrieval.search import Results, Searcher, refuse_images
 from rcir.risk import Guarantee, GuaranteeRequest, SearchResults
 from rcir.risk.results import set_sizes
 from rcir.risk.score_functions import Ranking
@@ -200,6 +200,7 @@ class Version:
         many = isinstance(query, list | tuple | Embedding | Queries)
         queries: Any = query if many else [query]
         if self.searcher.encoder is None and not isinstance(query, Embedding | Queries):
+            refuse_images(query)
             vectors = as_vectors(query)
             many = vectors.ndim > 1 or not len(vectors)
             queries = vectors if many else vectors[None]

@@ -597,9 +597,7 @@ class Searcher:
             if self.encoder is None:
                 self.options.require_model(model)
                 uncertainties = self.options.uncertainties(uncertainty)
-                first = queries[0] if isinstance(queries, list | tuple) and queries else queries
-                if isinstance(first, str | bytes | os.PathLike):
-                    raise InvalidConfig(NO_ENCODER)
+                refuse_images(queries)
                 return Queries(self.options.checked(queries), uncertainties)
             images = queries
             embedding = self.embed(images, embedder)
@@ -843,6 +841,13 @@ class Searcher:
 def _require_queries(queries: Queries) -> None:
     if not len(queries):
         raise InvalidData("there are no queries: pass at least one labelled query")
+
+
+def refuse_images(queries: object) -> None:
+    """Raise `InvalidConfig` for files of images, which a retriever of vectors cannot embed."""
+    first = queries[0] if isinstance(queries, list | tuple) and queries else queries
+    if isinstance(first, str | bytes | os.PathLike):
+        raise InvalidConfig(NO_ENCODER)
 
 
 def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
