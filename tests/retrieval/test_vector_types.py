@@ -13,7 +13,7 @@ import torch
 
 import rcir
 from rcir.embedding import Embedding, as_vectors
-from rcir.errors import InvalidData, naming_flags
+from rcir.errors import InvalidConfig, InvalidData, naming_flags
 from rcir.index import check_vectors, lengths
 from rcir.retrieval.queries import VectorOptions
 
@@ -178,7 +178,7 @@ def changed(value, dtype=np.float64):
         (VECTORS[QUERIES].astype(str).astype(object), "str"),
         (VECTORS[QUERIES].astype("datetime64[s]"), "datetime"),
         (pd.DataFrame(VECTORS[QUERIES].astype(str)), "str"),
-        (["photo.png"], "str"),
+        (["photo.png"], "str|encoder"),
         (torch.tensor(VECTORS[QUERIES]).to_sparse(), "to_dense"),
         (torch.empty(400, 8, device="meta"), "tensor"),
         (VECTORS[QUERIES].reshape(400, 2, 4), "shape"),
@@ -189,7 +189,7 @@ def changed(value, dtype=np.float64):
 def test_what_are_no_vectors_is_refused_in_every_call(retriever, call, wrong, word):
     if call == "from_embeddings" and word == "5":
         pytest.skip("any dimension can be built")
-    with pytest.raises(InvalidData, match=word):
+    with pytest.raises((InvalidData, InvalidConfig), match=word):
         CALLS[call](retriever, wrong)
 
 
