@@ -112,9 +112,10 @@ def test_new_photographs_are_missed_as_promised_only_if_bursts_are_left_out(full
         spread = np.where(rng.random(900 - pairs) < 0.25, 1.4, 0.7)[:, None]
         scenes = centres[labels] + spread * rng.standard_normal((900 - pairs, 16))
         vectors = scenes[moments] + 0.05 * rng.standard_normal((900, 16))
-        new_labels = rng.integers(40, size=1000)
-        spread = np.where(rng.random(1000) < 0.25, 1.4, 0.7)[:, None]
-        new = centres[new_labels] + spread * rng.standard_normal((1000, 16))
+        # Fewer new photographs would be as noisy as the calibration, and count as violations.
+        new_labels = rng.integers(40, size=5000)
+        spread = np.where(rng.random(5000) < 0.25, 1.4, 0.7)[:, None]
+        new = centres[new_labels] + spread * rng.standard_normal((5000, 16))
         clusters = {"found": "auto", "declared": moments, "apart": None}
         for name, kind in clusters.items():
             retriever = rcir.Retriever.from_embeddings(
