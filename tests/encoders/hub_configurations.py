@@ -18,6 +18,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 
 from rcir.encoders.hub_transforms import (
     Untranslatable,
+    difference_in_deviations,
     open_clip_preprocessing,
     require_same_values,
     timm_preprocessing,
@@ -187,9 +188,10 @@ def write_images(folder):
 
 
 def largest_difference(preprocessing, transform, files):
-    """In the units of the network's input."""
     return max(
-        (preprocessing([file])[0] - transform(Image.open(file).convert("RGB"))).abs().max().item()
+        difference_in_deviations(
+            preprocessing, preprocessing([file])[0], transform(Image.open(file).convert("RGB"))
+        )
         for file in files
     )
 
