@@ -84,6 +84,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/validate-pyproject pyproject.toml
+	$(BIN)/python -m tests.size_budget
 
 # One that cannot go on, such as without the data set, does not keep the others from running.
 bench: setup
