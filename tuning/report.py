@@ -1,4 +1,4 @@
-"""Reports on trials: in the folder of the sweep, in MLflow, on the screen and in figures."""
+"""Reports on trials: in the folder of the sweep, in MLflow and on the screen."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
 
-from rcir import figures
 from rcir.cluster import free
 from rcir.errors import InvalidData, TrackingUnavailable, printable
 from rcir.files import write_file
@@ -189,7 +187,7 @@ def best_run(records: Records) -> RunFolder:
 
 
 def publish_sweep(records: Records) -> None:
-    """Write `best.yaml`, and log it with table and figures to MLflow."""
+    """Write `best.yaml`, and log it with the table to MLflow."""
     run = best_run(records)
     text = yaml.safe_dump(_complete(records, run), sort_keys=False)
     note = (
@@ -200,8 +198,6 @@ def publish_sweep(records: Records) -> None:
     tracked = records.tracked
     tracked.log_tags({"rcir.best": best.name})
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
-    for name, svg in sweep_figures(records).items():
-        tracked.log_figure(svg, name)
     write_file(records.folder / TABLE_FILE, table_of(records).to_csv(index=False).encode())
     for file in (BEST_FILE, TABLE_FILE, SWEEP_FILE):
         tracked.log_file(records.folder / file)
@@ -213,27 +209,6 @@ def _complete(records: Records, run: RunFolder) -> dict[str, Any]:
     where = {name: training[name] for name in ("storage", "num_workers", "use_gpu")}
     data = run.config["data"] | {"root": training["data"]["root"]}
     return run.config | where | {"name": f"{training['name']}-best", "data": data}
-
-
-def sweep_figures(records: Records) -> dict[str, str]:
-    """The figures, as SVG."""
-    trials = list(records.trials.values())
-    finished = np.array([trial.state == "finished" for trial in trials])
-    size = np.array([trial.certified_size for trial in trials])
-    recall = np.array([trial.metrics.get("recall_at_1", np.nan) for trial in trials])
-    ended = np.where(finished, size, np.nan)
-    front = figures.pareto_front(np.c_[ended, -recall])
-    space = records.config["space"]
-    figures_by_name = {
-        "parallel_coordinates": figures.parallel_coordinates(
-            {name: [trial.values[name] for trial in trials] for name in space},
-            size,
-            finished,
-            log=[name for name, sampler in space.items() if "loguniform" in sampler],
-        ),
-        "pareto": figures.pareto(ended, recall, front, [trial.number for trial in trials]),
-    }
-    return {name: figures.to_svg(figure) for name, figure in figures_by_name.items()}
 
 
 def table_of(records: Records) -> pd.DataFrame:

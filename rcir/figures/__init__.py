@@ -12,7 +12,6 @@ from rcir.figures.curves import (
     sparsification_curves,
 )
 from rcir.figures.pictures import QuerySet, project, projection, query_sets
-from rcir.figures.sweeps import parallel_coordinates, pareto, pareto_front
 
 __all__ = [
     "AMBER",
@@ -26,9 +25,6 @@ __all__ = [
     "calibration_curves",
     "delta_sweep",
     "in_and_out",
-    "parallel_coordinates",
-    "pareto",
-    "pareto_front",
     "project",
     "projection",
     "query_sets",

@@ -129,12 +129,10 @@ def test_a_sweep_is_one_mlflow_run_with_one_below_it_for_each_trial(
     assert parent.data.metrics["sweep/certified_size"] == best.certified_size
 
 
-def test_table_figures_and_best_configuration_are_artifacts(records, store, tmp_path):
+def test_table_and_best_configuration_are_artifacts(records, store, tmp_path):
     client = MlflowClient(store)
     names = {file.path for file in client.list_artifacts(records.mlflow_run)}
-    assert names == {"best.yaml", "figures", "sweep.json", "trials.csv"}
-    figures = {file.path for file in client.list_artifacts(records.mlflow_run, "figures")}
-    assert figures == {"figures/parallel_coordinates.svg", "figures/pareto.svg"}
+    assert names == {"best.yaml", "sweep.json", "trials.csv"}
     table = Path(client.download_artifacts(records.mlflow_run, "trials.csv", str(tmp_path)))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [float(row["optimizer.lr"]) for row in rows] == [3e-3, 1e-7, 1e20]
