@@ -41,11 +41,9 @@ from rcir.losses.tuples import (
 from rcir.losses.von_mises_fisher import (
     VonMisesFisherOptions,
     bessel_ratio,
-    kl_to_uniform,
     log_bessel,
     vmf_expected_squared_distance,
     vmf_triplet_moments,
-    vmf_triplet_nll,
     vmf_tuple_loss,
 )
 
@@ -67,7 +65,6 @@ __all__ = [
     "heteroscedastic_triplet_loss",
     "heteroscedastic_tuple_loss",
     "kl_to_prior",
-    "kl_to_uniform",
     "log_bessel",
     "match_logits",
     "match_nll",
@@ -88,6 +85,5 @@ __all__ = [
     "triplet_nll",
     "vmf_expected_squared_distance",
     "vmf_triplet_moments",
-    "vmf_triplet_nll",
     "vmf_tuple_loss",
 ]

@@ -184,7 +184,11 @@ def _moments(
 
 
 def _image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
-    """A, variances across and along the mean, divergence of several (..., 1), each (4, ...)."""
+    """A, variances across and along the mean, divergence of several (..., 1), each (4, ...).
+
+    The KL divergence is that from the uniform distribution on the sphere, in nats: ``kappa A(kappa)
+    + v log(kappa / 2) - log I_v(kappa) - log Gamma(d / 2)``.
+    """
     # All at once: the recurrence takes about as long for one image as for a whole batch.
     kappa = torch.cat([each.flatten() for each in concentrations]).double()
     growth, length = growth_and_ratio(kappa, dim)
@@ -221,51 +225,6 @@ def _slope_coefficients(dim: int) -> list[float]:
         products = sum(powers[i] * powers[k - i] for i in range(1, k))
         powers.append(((k - dim) * powers[-1] - products) / 2)
     return [-k * powers[k] for k in range(SLOPE_TERMS, 0, -1)]
-
-
-def vmf_triplet_nll(
-    means: tuple[Tensor, Tensor, Tensor],
-    concentrations: tuple[Tensor, Tensor, Tensor],
-    margin: float = 0.0,
-) -> Tensor:
-    """``-log P(tau < -margin)`` of each triplet under the normal approximation (eq. 8).
-
-    Args:
-        means, concentrations: as in `vmf_triplet_moments`.
-        margin: larger than or equal to 0, in units of squared distance.
-
-    Returns:
-        (...) losses, float64.
-
-    Example:
-        >>> import torch
-        >>> means = tuple(torch.tensor([[1., 0., 0.], [.8, .6, 0.], [0., .6, .8]]))
-        >>> concentrations = tuple(torch.tensor([[10.], [20.], [5.]]))
-        >>> round(vmf_triplet_nll(means, concentrations).item(), 4)
-        0.0727
-    """
-    return order_nll(*vmf_triplet_moments(means, concentrations), margin)
-
-
-def kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
-    """KL divergence of a von Mises-Fisher from the uniform distribution on the sphere, in nats.
-
-    ``kappa A(kappa) + v log(kappa / 2) - log I_v(kappa) - log Gamma(d / 2)``, at every direction.
-
-    Args:
-        concentration: kappa, (...), at least 0.
-        dim: d, at least 2.
-
-    Returns:
-        (...) divergences, float64; about kappa^2 / 2d near 0, and (d - 1) / 2 log kappa far away.
-
-    Example:
-        >>> import torch
-        >>> round(kl_to_uniform(torch.tensor(20.0), 16).item(), 6)
-        4.988522
-    """
-    growth, ratio = growth_and_ratio(concentration, dim)
-    return concentration.double() * ratio - growth
 
 
 def vmf_tuple_loss(

@@ -123,37 +123,6 @@ def average_precision_at_k(
     return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
 
 
-def average_precision_at_r(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
-    """Average precision of each query's first R candidates, R its matches; its mean is MAP@R.
-
-    The precision at each rank up to R that holds a match, summed and divided by R (Musgrave et
-    al., ECCV 2020).
-
-    Args:
-        relevant: (n, depth) bool, nearest first, depth at least the largest R.
-        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
-
-    Returns:
-        (n,) in [0, 1]; NaN where R is 0.
-
-    Raises:
-        InvalidData: shapes or types do not fit, or the search was shallower than the largest R.
-
-    Example:
-        >>> ranking = np.array([[True, False, True, True]])
-        >>> average_precision_at_r(ranking, np.array([3])).round(4)
-        array([0.5556])
-    """
-    check_rankings(relevant, totals)
-    deepest = int(totals.max())
-    if deepest > relevant.shape[1]:
-        raise InvalidData(
-            f"rankings have depth {relevant.shape[1]}, but some query has {deepest} matches: "
-            f"search at least {deepest} deep, or use average_precision_at_k"
-        )
-    return per_match(precision_sums(relevant, totals), totals)
-
-
 def average_precision(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
     """Average precision of each query's whole ranking; its mean is mAP.
 
@@ -296,8 +265,9 @@ class RankingScores:
         ks: numbers of candidates, as they were asked for.
         hits: (n, number of ks) whether a match is among the first k.
         average_precisions: (n, number of ks) `average_precision_at_k`; NaN without a match.
-        average_precisions_at_r: (n,) `average_precision_at_r`, NaN without a match; None where
-            the rankings are shallower than the largest number of matches.
+        average_precisions_at_r: (n,) of the first R candidates, R the number of matches (Musgrave
+            et al., ECCV 2020); NaN without a match, None where the rankings are shallower than the
+            largest R.
         unmatched: number of queries without a match in the gallery.
     """
 

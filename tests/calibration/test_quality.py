@@ -29,7 +29,6 @@ from rcir.metrics import (
     OutOfDistribution,
     average_precision,
     average_precision_at_k,
-    average_precision_at_r,
     clean_gallery,
     kendall_of_pairs,
     kendall_over_bins,
@@ -40,6 +39,7 @@ from rcir.metrics import (
     reliability_lam,
     reliability_rcir,
     sample_pairs,
+    score_rankings,
     sparsification,
 )
 from rcir.retrieval.retriever import Retriever
@@ -255,7 +255,7 @@ def expected_numbers(case):
     found = {f"recall_at_{k}": values.mean() for k, values in hits.items()}
     found |= {f"map_at_{k}": values.mean() for k, values in precisions.items()}
     if totals.max() <= depth:
-        found["map_at_r"] = average_precision_at_r(rankings, totals).mean()
+        found["map_at_r"] = score_rankings(rankings, totals, (1,)).map_at_r
     tuning = retriever.calibration.main.tuning.uncertainty
     found |= calibration_errors(uncertainty, tuning.min(), tuning.max(), hits, precisions)
 

@@ -18,13 +18,13 @@ from rcir.losses import (
     VonMisesFisherOptions,
     bayesian_tuple_loss,
     bessel_ratio,
-    kl_to_uniform,
     log_bessel,
+    order_nll,
     vmf_expected_squared_distance,
     vmf_triplet_moments,
-    vmf_triplet_nll,
     vmf_tuple_loss,
 )
+from rcir.losses.von_mises_fisher import growth_and_ratio
 from tests.operations import Operations
 
 DIMS = (2, 3, 4, 16, 129, 2048)
@@ -51,6 +51,15 @@ def tensor(concentration, dtype=torch.float64):
 
 def derivative(values, concentration):
     return torch.autograd.grad(values.sum(), concentration)[0]
+
+
+def kl_to_uniform(kappa, dim):
+    growth, ratio = growth_and_ratio(kappa, dim)
+    return kappa.double() * ratio - growth
+
+
+def triplet_nll(means, concentrations, margin=0.0):
+    return order_nll(*vmf_triplet_moments(means, concentrations), margin)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -187,7 +196,7 @@ def test_the_likelihood_and_its_gradients_are_those_of_mpmath(swap):
     order = [0, 2, 1] if swap else [0, 1, 2]
     means = [MEANS[i].clone().requires_grad_() for i in order]
     concentrations = [CONCENTRATIONS[i].clone().requires_grad_() for i in order]
-    loss = vmf_triplet_nll(tuple(means), tuple(concentrations), margin=0.1)
+    loss = triplet_nll(tuple(means), tuple(concentrations), margin=0.1)
     loss.backward()
     vectors = [mean.tolist() for mean in means]
     kappas = [each.item() for each in concentrations]
@@ -212,7 +221,7 @@ def test_gradients_are_finite_even_where_triplets_are_hopeless(dim, dtype):
     for concentration, order in product((1e-3, 1.0, 1e3, 1e6), ([0, 0, 1], [0, 1, 0], [0, 0, 0])):
         leaves = [means[i].clone().requires_grad_() for i in order]
         spread = [torch.full((1,), concentration, dtype=dtype, requires_grad=True) for _ in order]
-        loss = vmf_triplet_nll(tuple(leaves), tuple(spread))
+        loss = triplet_nll(tuple(leaves), tuple(spread))
         loss.backward()
         assert torch.isfinite(loss)
         assert all(torch.isfinite(leaf.grad).all() for leaf in (*leaves, *spread))
@@ -229,7 +238,7 @@ def test_certain_triplets_in_the_opposite_order_keep_the_digits_of_their_varianc
     means = [sign * anchor.clone() for sign in (1, -1, 1)]
     spread = [torch.full((200, 1), concentration) for _ in means]
     leaves = [each.requires_grad_() for each in (*means, *spread)]
-    losses = vmf_triplet_nll(tuple(leaves[:3]), tuple(leaves[3:]))
+    losses = triplet_nll(tuple(leaves[:3]), tuple(leaves[3:]))
     losses.sum().backward()
     assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
     axis = [1.0] + [0.0] * (dim - 1)
@@ -268,7 +277,7 @@ def test_a_tuple_is_the_mean_of_its_triplets_and_its_divergences():
     assert vmf_tuple_loss(single, concentrations, valid, options).dtype == torch.float32
     for row, columns in enumerate(([0, 2], [1])):
         rows = [[row, 2 + row, 4 + 3 * row + column] for column in columns]
-        nll = [vmf_triplet_nll(tuple(mean[r]), tuple(concentration[r]), 0.2) for r in rows]
+        nll = [triplet_nll(tuple(mean[r]), tuple(concentration[r]), 0.2) for r in rows]
         kl = [kl_to_uniform(concentration[r, 0], 4) for r in rows]
         expected = sum(x + 0.3 * y.sum() for x, y in zip(nll, kl, strict=True)) / len(rows)
         assert losses[row].item() == pytest.approx(expected.item(), rel=1e-6)

@@ -9,7 +9,6 @@ from rcir.errors import InvalidData
 from rcir.metrics import (
     average_precision,
     average_precision_at_k,
-    average_precision_at_r,
     first_match_ranks,
     macro_mean,
     recall_at_k,
@@ -90,7 +89,7 @@ def test_average_precisions_agree_with_a_loop(share):
         ]
         np.testing.assert_allclose(average_precision_at_k(relevant, totals, k), expected)
     for limits, found in (
-        (totals, average_precision_at_r(relevant, totals)),
+        (totals, score_rankings(relevant, totals, (1,)).average_precisions_at_r),
         (np.full(len(totals), 60), average_precision(relevant, totals)),
     ):
         expected = [
@@ -159,9 +158,7 @@ def test_scores_equal_each_metric_alone(searched):
         np.testing.assert_array_equal(scores.hits[:, column], hits)
         assert scores.recall[k] == pytest.approx(hits.sum() / (152 - n_unmatched))
         assert scores.mean_average_precision[k] == pytest.approx(np.nanmean(alone))
-    alone = average_precision_at_r(relevant, totals)
-    np.testing.assert_array_equal(scores.average_precisions_at_r, alone)
-    assert scores.map_at_r == pytest.approx(np.nanmean(alone))
+    assert scores.map_at_r == pytest.approx(np.nanmean(scores.average_precisions_at_r))
 
 
 def test_a_shallow_search_has_no_map_at_r(searched):
@@ -215,11 +212,7 @@ def test_recall_and_map_agree_with_torchmetrics(searched, k):
     ],
 )
 def test_invalid_rankings_are_refused(relevant, totals, word):
-    for metric in (
-        lambda r, t: average_precision_at_k(r, t, 1),
-        average_precision_at_r,
-        average_precision,
-    ):
+    for metric in (lambda r, t: average_precision_at_k(r, t, 1), average_precision, score_rankings):
         with pytest.raises(InvalidData, match=word):
             metric(relevant, totals)
 
@@ -232,7 +225,6 @@ RANKINGS = np.array([[False, True, False], [False, False, False]])
     [
         (lambda: average_precision_at_k(*SHALLOW, 0), "1 to 5"),
         (lambda: average_precision_at_k(*SHALLOW, 6), "1 to 5"),
-        (lambda: average_precision_at_r(*SHALLOW), "7 deep"),
         (lambda: average_precision(*SHALLOW), "rankings"),
         (lambda: macro_mean(np.full(3, np.nan), np.zeros(3)), "NaN"),
         (lambda: macro_mean(np.full(3, np.nan), np.zeros(2)), "NaN"),
