@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai2025.py common.py cub.py loops.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup browser demo test test-all test-old-cpu test-gpu mutation-score device-mutation-score lint bench papers clean
+.PHONY: setup browser demo test test-all test-old-cpu test-gpu lint bench papers clean
 
 # `make setup DEVICE=gpu` is for machines with NVIDIA GPUs; later calls keep the device of .venv.
 # Another FAISS, or PyTorch for CPUs, would stay installed. Milvus Lite requires faiss-cpu.
@@ -68,14 +68,6 @@ test-gpu: setup
 	@$(BIN)/python -c 'import faiss, sys, torch; sys.exit(not (torch.cuda.is_available() and faiss.get_num_gpus()))' || \
 		{ echo "error: PyTorch or FAISS finds no CUDA device; on a GPU machine run make setup DEVICE=gpu"; exit 1; }
 	$(PYTEST) --full -m gpu
-
-# The share of deliberate mistakes in the statistical core that the tests notice; this takes long.
-mutation-score: setup
-	$(BIN)/python -m tests.mutation_score
-
-# The share of removed device arguments that the tests on a simulated GPU notice.
-device-mutation-score: setup
-	$(BIN)/python -m tests.device_mutation_score
 
 lint: setup
 	$(BIN)/ruff check .
