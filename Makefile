@@ -7,9 +7,9 @@ BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai2025.py common.py cub.py l
 .PHONY: setup browser demo test test-all test-old-cpu test-gpu lint bench papers clean
 
 # `make setup DEVICE=gpu` is for machines with NVIDIA GPUs; later calls keep the device of .venv.
-# Another FAISS, or PyTorch for CPUs, would stay installed. Milvus Lite requires faiss-cpu.
+# Another FAISS, or PyTorch for CPUs, would stay installed.
 DEVICE := $(or $(patsubst $(VENV)/ready-%,%,$(wildcard $(VENV)/ready-*)),cpu)
-EXTRAS_cpu := cpu,milvus-lite,dev
+EXTRAS_cpu := cpu,dev
 EXTRAS_gpu := gpu,dev
 REMOVED_cpu := faiss-gpu-cuvs
 REMOVED_gpu := faiss-cpu torch torchvision

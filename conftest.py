@@ -31,7 +31,7 @@ SHARED_FIXTURES = ("ray_cluster", "demo")
 NUMBER_OF_SLOW = pytest.StashKey[int]()  # tests that were deselected
 
 # Environment variables of the user that would change what tests do.
-SETTINGS = ("RCIR_RETRIEVER", "RCIR_RUNS", "RCIR_TOKEN", "RAY_ADDRESS", "MILVUS_TOKEN")
+SETTINGS = ("RCIR_RETRIEVER", "RCIR_RUNS", "RCIR_TOKEN", "RAY_ADDRESS")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

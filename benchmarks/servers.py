@@ -1,7 +1,7 @@
-"""Galleries on servers beside one in this process: time to build, time per query, certified sizes.
+"""Galleries in PostgreSQL beside one in this process: time to build and per query, certified sizes.
 
-Clustered vectors of `index.py`; PostgreSQL with pgvector, and Milvus Lite, which are started here,
-on loopback. Queries are asked one by one, as a service does, and 100 together.
+Clustered vectors of `index.py`; PostgreSQL with pgvector is started here, on loopback. Queries are
+asked one by one, as a service does, and 100 together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rcir.index import DEPTH, IndexConfig, build_index
 from rcir.index.auto import recall_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.index.servers import MilvusServer, PostgresServer
+from tests.index.servers import PostgresServer
 
 N, DIM, ASKED, CALIBRATING = sized((20_000, 64, 300, 3000), (4000, 16, 20, 400))
 KINDS = {
@@ -28,7 +28,6 @@ KINDS = {
     "hnsw": ("hnsw", {}),
     "pgvector, exact": ("pgvector", {"method": "exact"}),
     "pgvector, hnsw": ("pgvector", {"method": "hnsw", "ef_search": 400}),
-    "milvus, FLAT": ("milvus", {"index_type": "FLAT"}),
 }
 
 
@@ -43,20 +42,14 @@ def main() -> None:
     gallery = drawn(N, DIM, 0)
     queries, calibrating = (known(drawn(n, DIM, n), gallery) for n in (ASKED, CALIBRATING))
     rows, figures, truth, smallest = [], {}, None, None
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-        for name in ("pg", "milvus"):
-            Path(folder, name).mkdir()
-        postgres = PostgresServer(Path(folder, "pg"))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        postgres = PostgresServer(folder)
         stack.callback(postgres.stop)
-        milvus = MilvusServer(Path(folder, "milvus"))
-        stack.callback(milvus.kill)
         for number, (name, (kind, given)) in enumerate(KINDS.items()):
-            where = {
-                "pgvector": {"dsn": postgres.dsn, "table": f"t{number}", "timeout": 300.0},
-                "milvus": {"uri": milvus.uri, "collection": f"c{number}", "timeout": 300.0},
-            }.get(kind, {})
+            if kind == "pgvector":
+                given |= {"dsn": postgres.dsn, "table": f"t{number}", "timeout": 300.0}
             started = time.perf_counter()
-            index = build_index(gallery[0], IndexConfig(kind, given | where))
+            index = build_index(gallery[0], IndexConfig(kind, given))
             built = time.perf_counter() - started
             started = time.perf_counter()
             positions = np.concatenate([index.search(one[None], DEPTH)[1] for one in queries[0]])

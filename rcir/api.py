@@ -30,8 +30,8 @@ def load(
             "models:/NAME@ALIAS" or "models:/NAME/VERSION" of a registered model.
         trust_code: import encoder and index classes outside rcir that the folder names, which runs
             their code.
-        trust_servers: hosts of PostgreSQL or Milvus to connect to, with your credentials, and
-            absolute paths of Milvus Lite's files, if the folder names them; "*" for all.
+        trust_servers: hosts of PostgreSQL to connect to, with your credentials, if the folder names
+            them; "*" for all.
             RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
 
     Raises:

@@ -18,8 +18,6 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     "grpc_reflection": "ray-serve",
-    **dict.fromkeys(("pymilvus", "grpc"), "milvus"),
-    "milvus_lite": "milvus-lite",
     **dict.fromkeys(("psycopg", "pgvector"), "pgvector"),
     "pillow_heif": "heif",
     "timm": "timm",

@@ -35,7 +35,7 @@ def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]
 
     Args:
         code: whether classes outside rcir are allowed.
-        servers: hosts, and paths of Milvus Lite's files, that are allowed; "*" allows all.
+        servers: hosts that are allowed; "*" allows all.
     """
     token = _reading.set((code, frozenset(servers)))
     try:
@@ -78,10 +78,9 @@ def require_servers(hosts: Iterable[str]) -> None:
     for host in hosts:
         if not allows_server(host):
             raise UntrustedFolder(
-                f"the index is on the server {host!r}, which would receive your credentials, or in "
-                "files with this path, which would be opened and written to. If you trust it, pass "
-                f"trust_servers=[{host!r}] to rcir.load, --trust-server {host} to a command, or "
-                f"set {SERVERS}={host}"
+                f"the index is on the server {host!r}, which would receive your credentials. If "
+                f"you trust it, pass trust_servers=[{host!r}] to rcir.load, --trust-server {host} "
+                f"to a command, or set {SERVERS}={host}"
             )
 
 
@@ -102,8 +101,7 @@ def add_arguments(parser: ArgumentParser, separator: str = "-") -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="connect to this server, with your credentials, or open Milvus Lite's files with this "
-        "path, if the folder names it; repeatable",
+        help="connect to this server, with your credentials, if the folder names it; repeatable",
     )
 
 

@@ -15,7 +15,7 @@ import rcir
 from calibration import pipeline
 from rcir import cluster, tracking, trust
 from rcir.cli import main
-from rcir.errors import CorruptRetriever, InvalidConfig, UntrustedFolder
+from rcir.errors import InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval import storage
 from rcir.runs.folder import RunFolder
@@ -139,39 +139,19 @@ def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkey
 
 def test_a_server_without_a_name_is_never_allowed():
     assert not trust.allows_server("")
-    with pytest.raises(InvalidConfig, match="host"):
-        find_index("milvus").Options("http://:19530")
 
 
-@pytest.mark.parametrize("kind", ["pgvector", "milvus"])
-def test_a_server_that_a_folder_names_receives_nothing(place, stranger, kind, monkeypatch):
-    pytest.importorskip({"pgvector": "psycopg", "milvus": "pymilvus"}[kind])
+def test_a_server_that_a_folder_names_receives_nothing(place, stranger, monkeypatch):
+    pytest.importorskip("psycopg")
     port, received = stranger
-    options = {
-        "pgvector": {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}"},
-        "milvus": {"uri": f"http://127.0.0.1:{port}"},
-    }[kind]
+    options = {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}", "timeout": 1.0}
     monkeypatch.setattr(trust, "_built_on", set())  # other tests build indexes on servers
     monkeypatch.setenv("PGPASSWORD", "secret")
-    monkeypatch.setenv("MILVUS_TOKEN", "secret")
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "db.example, elsewhere.example")
-    named(place, {"kind": kind, "options": options | {"timeout": 1.0}})
+    named(place, {"kind": "pgvector", "options": options})
     with pytest.raises(UntrustedFolder, match="127"):
         rcir.load(place)
     assert not received
-
-
-def test_files_of_milvus_lite_that_a_folder_names_are_not_opened(place, tmp_path, monkeypatch):
-    pytest.importorskip("pymilvus")
-    monkeypatch.setattr(trust, "_built_on", set())
-    elsewhere = tmp_path / "images.db"
-    elsewhere.mkdir()
-    named(place, {"kind": "milvus", "options": {"uri": str(elsewhere)}})
-    with pytest.raises(UntrustedFolder, match="images"):
-        rcir.load(place)
-    with pytest.raises(CorruptRetriever):  # its own files are not those of Milvus
-        rcir.load(place, trust_servers=[str(elsewhere)])
-    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(

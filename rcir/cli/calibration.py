@@ -161,7 +161,7 @@ def _add_index_choice(parser: ArgumentParser, default: str) -> None:
         "--index",
         metavar="KIND",
         default=default,
-        help="flat (exact), hnsw, ivf, ivf-pq, factory, auto, pgvector or milvus",
+        help="flat (exact), hnsw, ivf, ivf-pq, factory, auto or pgvector",
     )
     parser.add_argument(
         "--index-option",

@@ -26,7 +26,6 @@ INDEXES = {
     "factory": "rcir.index.faiss_indexes:FactoryIndex",
     "gpu": "rcir.index.gpu:GpuIndex",
     "auto": "rcir.index.auto:AutoIndex",
-    "milvus": "rcir.index.milvus:MilvusIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
 }
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
@@ -60,9 +59,9 @@ class IndexConfig:
     """The kind of an index, and its options.
 
     Args:
-        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory",
-            "gpu", "auto" (chosen among the others), "pgvector" and "milvus" (servers); or the
-            import path of an index of your own, "package.module:Class"; see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu",
+            "auto" (chosen among the others) or "pgvector" (on a server); or the import path of an
+            index of your own, "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:

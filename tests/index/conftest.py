@@ -1,4 +1,4 @@
-"""Vectors of integers, brute force, and the servers of remote indexes."""
+"""Vectors of integers, brute force, and a PostgreSQL server."""
 
 import itertools
 
@@ -13,12 +13,6 @@ REMOTE = {
     "pgvector exact": {"method": "exact"},
     "pgvector hnsw": {"method": "hnsw", "ef_search": 400},
     "pgvector ivfflat": {"method": "ivfflat", "lists": 8, "probes": 8},
-    "milvus FLAT": {"index_type": "FLAT"},
-    "milvus HNSW": {
-        "index_type": "HNSW",
-        "params": {"M": 8, "efConstruction": 64},
-        "search_params": {"ef": 400},
-    },
 }
 
 
@@ -52,28 +46,13 @@ def postgres(tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def milvus(tmp_path_factory):
-    pytest.importorskip("milvus_lite")
-    from tests.index.servers import MilvusServer
-
-    server = MilvusServer(tmp_path_factory.mktemp("milvus"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def remote(request):
     """`remote(name, server=None, **options)`: the configuration of an index that is not there."""
 
     def remote(name, server=None, **options):
-        kind, place = name.split()[0], f"t{next(NUMBERS)}"
-        if kind == "milvus":
-            server = server or request.getfixturevalue("milvus")
-            address = {"uri": server.uri, "collection": place}
-        else:
-            server = server or request.getfixturevalue("postgres")
-            address = {"dsn": server.dsn, "table": place}
-        return IndexConfig(kind, address | REMOTE[name] | options)
+        server = server or request.getfixturevalue("postgres")
+        address = {"dsn": server.dsn, "table": f"t{next(NUMBERS)}"}
+        return IndexConfig("pgvector", address | REMOTE[name] | options)
 
     return remote

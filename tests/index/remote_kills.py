@@ -1,7 +1,7 @@
-"""Kills of processes that change a retriever whose index is on a server, or in Milvus Lite.
+"""Kills of processes that change a retriever whose index is on a server.
 
-`test_remote_indexes.py` runs this, with the configuration of the index, an empty folder, and the
-number of kills. It forks all that connects to a server, because clients do not survive a fork.
+`test_remote_indexes.py` runs this, with the options of the index, an empty folder, and the number
+of kills. It forks all that connects to a server, because clients do not survive a fork.
 """
 
 import itertools
@@ -88,8 +88,8 @@ def main(options, folder, count):
     numbers = itertools.count()
 
     def build_anew():
-        config = options["options"] | {options["name"]: f"kills{next(numbers)}"}
-        assert finish([start(build, folder, IndexConfig(options["kind"], config))]) == [0]
+        config = IndexConfig("pgvector", options | {"table": f"kills{next(numbers)}"})
+        assert finish([start(build, folder, config)]) == [0]
 
     build_anew()
     assert finish([start(change, folder, 1)]) == [0]

@@ -2,9 +2,7 @@
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 import warnings
 from contextlib import suppress
@@ -62,41 +60,3 @@ def ended(process):
     """Return whether a process has ended or is a zombie."""
     stat = Path(f"/proc/{process}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-class MilvusServer:
-    """Milvus Lite as a server of its own, in a process that can be killed."""
-
-    def __init__(self, folder):
-        self._folder, self._process = Path(folder), None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self):
-        command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--data-dir", str(self._folder / "milvus")]
-        with (self._folder / "log").open("a") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        while True:
-            assert self._process.poll() is None, (self._folder / "log").read_text()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.05)
-
-    def client(self):
-        from pymilvus import MilvusClient
-
-        from rcir.index.milvus import GRPC_OPTIONS
-
-        return MilvusClient(self.uri, grpc_options=GRPC_OPTIONS)
-
-    def kill(self):
-        self._process.kill()
-        self._process.wait()
-
-    def signal(self, number):
-        self._process.send_signal(number)

@@ -50,7 +50,7 @@ def filled(config, *batches):
 
 
 def test_every_kind_of_index_is_tested():
-    elsewhere = {"auto", "gpu", "milvus", "pgvector"}
+    elsewhere = {"auto", "gpu", "pgvector"}
     assert INDEXES.keys() - elsewhere == LOCAL.keys() - {OWN}
 
 

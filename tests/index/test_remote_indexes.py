@@ -1,4 +1,4 @@
-"""Indexes in PostgreSQL (pgvector) and Milvus: changes by others, refusals, failures, recovery.
+"""Indexes in PostgreSQL (pgvector): changes by others, refusals, failures, recovery.
 
 The contract that they share with local indexes is tested in `test_indexes.py`.
 """
@@ -35,12 +35,10 @@ from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
 from tests.index.conftest import REMOTE, brute_force, reload, vectors
-from tests.index.servers import MilvusServer, PostgresServer
+from tests.index.servers import PostgresServer
 
 pytestmark = pytest.mark.distributed
 slow = pytest.mark.slow
-EXACT = ("pgvector exact", "milvus FLAT")
-both = pytest.mark.parametrize("name", EXACT)
 
 
 @pytest.fixture
@@ -48,13 +46,8 @@ def exact(remote):
     return remote("pgvector exact")
 
 
-@pytest.fixture
-def flat(remote):
-    return remote("milvus FLAT")
-
-
 def place(config):
-    return config.options.get("table") or config.options["collection"]
+    return config.options["table"]
 
 
 def refuses_as_changed(*works):
@@ -67,7 +60,7 @@ def nearest(index, queries, k=1):
     return index.search(queries, k)[1].tolist()
 
 
-# Both servers
+# Retrievers
 
 
 def blobs(n=900):
@@ -76,11 +69,10 @@ def blobs(n=900):
     return np.eye(5)[labels] + 0.35 * rng.standard_normal((n, 5)), labels
 
 
-@both
-def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(name, remote, request, tmp_path):
-    config, (points, labels) = remote(name), blobs()
+def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(exact, postgres, tmp_path):
+    points, labels = blobs()
     retrievers = []
-    for index in (config, None):
+    for index in (exact, None):
         retriever = Retriever.from_embeddings(
             points[:300], labels=labels[:300], depth=100, index=index
         )
@@ -102,11 +94,8 @@ def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(name, remote, req
     loaded.recalibrate()
     assert ask(loaded)().size > 0
     refuses_as_changed(ask(retrievers[0]))
-    if "milvus" in name:
-        request.getfixturevalue("milvus").client().delete(place(config), ids=[5])
-    else:
-        request.getfixturevalue("postgres")(f"DELETE FROM {place(config)} WHERE id = 5")
-        refuses_as_changed(loaded.recalibrate)
+    postgres(f"DELETE FROM {place(exact)} WHERE id = 5")
+    refuses_as_changed(loaded.recalibrate)
     refuses_as_changed(ask(loaded), lambda: Retriever.load(tmp_path / "retriever"))
 
 
@@ -163,41 +152,28 @@ def fail_to_calibrate(index, trained):
 
 
 @slow
-@both
 @pytest.mark.parametrize("fail", [fail_to_certify, fail_to_reindex, fail_to_calibrate])
-def test_a_failed_calibration_leaves_nothing_on_the_server(name, remote, fail, trained):
-    config = remote(name)
-    fail(config, trained)
-    assert len(build_index(vectors(7), config)) == 7  # a table that is there would be refused
+def test_a_failed_calibration_leaves_nothing_on_the_server(exact, fail, trained):
+    fail(exact, trained)
+    assert len(build_index(vectors(7), exact)) == 7  # a table that is there would be refused
 
 
 @slow
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("pgvector hnsw", [{"ef_search": 41}]),
-        ("milvus HNSW", [{"search_params": {"ef": 41}}, {"consistency_level": "Bounded"}]),
-    ],
-)
-def test_the_version_depends_on_search_parameters(name, changes, remote):
-    index = build_index(vectors(20), remote(name))
-    versions = [index.version]
+def test_the_version_depends_on_search_parameters(remote):
+    index = build_index(vectors(20), remote("pgvector hnsw"))
+    version = index.version
     index.search(vectors(3), 3)
     index.add(vectors(0))
-    assert index.version == versions[0]
-    for change in changes:
-        index.options = replace(index.options, **change)
-        versions.append(index.version)
-    assert len(set(versions)) == len(versions)
     index.options = replace(index.options, timeout=7.0)
-    assert index.version == versions[-1]
+    assert index.version == version
+    index.options = replace(index.options, ef_search=41)
+    assert index.version != version
 
 
 @slow
-@both
 @pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])
-def test_a_copy_sees_what_the_other_changes(name, remote, copied):
-    index = build_index(vectors(20), remote(name))
+def test_a_copy_sees_what_the_other_changes(exact, copied):
+    index = build_index(vectors(20), exact)
     other = copied(index)
     assert other.version == index.version
     other.add(vectors(1))
@@ -211,59 +187,44 @@ def test_a_copy_sees_what_the_other_changes(name, remote, copied):
 
 
 @slow
-@both
-def test_an_existing_table_is_left_alone_and_a_missing_one_reported(
-    name, remote, request, tmp_path
-):
-    config = remote(name)
-    index = build_index(vectors(20), config)
+def test_an_existing_table_is_left_alone_and_a_missing_one_reported(exact, postgres, tmp_path):
+    index = build_index(vectors(20), exact)
     index.save(tmp_path)
     with pytest.raises(InvalidConfig, match="already exists"):
-        build_index(vectors(3), config)
+        build_index(vectors(3), exact)
     assert nearest(index, vectors(1)) == [[0]]
-    if config.kind == "milvus":
-        request.getfixturevalue("milvus").client().drop_collection(place(config))
-    else:
-        request.getfixturevalue("postgres")(f"DROP TABLE {place(config)}")
+    postgres(f"DROP TABLE {place(exact)}")
     for work in (
         lambda: index.search(vectors(1), 1),
         lambda: index.add(vectors(1)),
-        lambda: find_index(config.kind).load(tmp_path, config.index_options()),
+        lambda: find_index("pgvector").load(tmp_path, exact.index_options()),
     ):
-        with pytest.raises(DataUnavailable, match=place(config)):
+        with pytest.raises(DataUnavailable, match=place(exact)):
             work()
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "word"),
+    ("options", "word"),
     [
-        ("milvus", {"uri": "https://me:hunter2@a"}, "password"),
-        ("milvus", {"uri": "vectors"}, "ends in"),
-        ("milvus", {"collection": "a b"}, "letters"),
-        ("milvus", {"timeout": 0.0}, "above 0"),
-        ("pgvector", {"dsn": "host=a password=hunter2"}, "password"),
-        ("pgvector", {"dsn": "postgresql://me:hunter2@a/b"}, "password"),
-        ("pgvector", {"dsn": "hunter2 = ="}, "connection string"),
-        ("pgvector", {"table": "a; DROP TABLE b"}, "name"),
-        ("pgvector", {"m": 40}, "twice m"),
-        ("pgvector", {"lists": 3}, "lists"),
-        ("pgvector", {"timeout": 0.0}, "above 0"),
+        ({"dsn": "host=a password=hunter2"}, "password"),
+        ({"dsn": "postgresql://me:hunter2@a/b"}, "password"),
+        ({"dsn": "hunter2 = ="}, "connection string"),
+        ({"table": "a; DROP TABLE b"}, "name"),
+        ({"m": 40}, "twice m"),
+        ({"lists": 3}, "lists"),
+        ({"timeout": 0.0}, "above 0"),
     ],
 )
-def test_invalid_options_are_refused_without_showing_a_password(kind, options, word):
+def test_invalid_options_are_refused_without_showing_a_password(options, word):
     with pytest.raises(InvalidConfig, match=word) as caught:
-        IndexConfig(kind, options)
+        IndexConfig("pgvector", options)
     assert "hunter2" not in str(caught.value)
 
 
 @slow
 def test_a_server_that_is_not_there_is_reported(tmp_path):
-    for config in (
-        IndexConfig("milvus", {"uri": "http://127.0.0.1:9", "timeout": 1.0}),
-        IndexConfig("pgvector", {"dsn": f"host={tmp_path} user=nobody"}),
-    ):
-        with pytest.raises(DataUnavailable, match="reached"):
-            build_index(vectors(2), config)
+    with pytest.raises(DataUnavailable, match="reached"):
+        build_index(vectors(2), IndexConfig("pgvector", {"dsn": f"host={tmp_path} user=nobody"}))
 
 
 # PostgreSQL: search
@@ -506,208 +467,13 @@ def test_postgresql_killed_at_work_is_used_again_when_it_restarts(remote, tmp_pa
         server.stop()
 
 
-# Milvus: search
-
-
-@slow
-def test_more_neighbours_than_milvus_finds_are_refused(flat):
-    index = build_index(np.zeros((16_385, 1), np.float32), flat)
-    with pytest.raises(InvalidConfig, match="16384"):
-        index.search(np.zeros((1, 1)), 20_000)
-
-
-@slow
-def test_a_file_of_milvus_lite_is_found_from_any_folder(tmp_path, monkeypatch):
-    pytest.importorskip("milvus_lite")
-    (tmp_path / "elsewhere").mkdir()
-    config = IndexConfig("milvus", {"uri": "own.db", "index_type": "FLAT"})
-    index = build_index(vectors(20), config)
-    assert nearest(index, vectors(20)) == [[row] for row in range(20)]
-    assert IndexConfig.of(index).options["uri"] == str(tmp_path / "own.db")
-    (tmp_path / "index").mkdir()
-    index.save(tmp_path / "index")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(DataUnavailable, match=r"own\.db"):
-        find_index("milvus").load(tmp_path / "index", replace(index.options, uri="own.db"))
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-# Milvus: changes by others
-
-
-def insert(client, name):
-    client.insert(name, [{"id": 99, "vector": vectors(1)[0]}])
-
-
-def exchange(client, name):
-    client.delete(name, ids=[3])
-    insert(client, name)
-
-
-def build_another_index(client, name):
-    client.release_collection(name)
-    client.drop_index(name, "vector")
-    parameters = client.prepare_index_params()
-    parameters.add_index("vector", index_type="IVF_FLAT", metric_type="L2", params={"nlist": 2})
-    client.create_index(name, parameters)
-    client.load_collection(name)
-
-
-@slow
-@pytest.mark.parametrize(
-    "change",
-    [insert, lambda client, name: client.delete(name, ids=[7]), exchange, build_another_index],
-    ids=["insert", "delete", "exchange", "another index"],
-)
-def test_a_change_of_the_collection_is_noticed(milvus, flat, change, tmp_path):
-    index = build_index(vectors(20), flat)
-    index.save(tmp_path)
-    change(milvus.client(), place(flat))
-    refuses_as_changed(*[lambda: index.search(vectors(1), 20 if change is insert else 3)] * 2)
-    if change is not exchange:  # which is noticed only where the new row is found
-        refuses_as_changed(lambda: find_index("milvus").load(tmp_path, flat.index_options()))
-
-
-# Milvus: failures
-
-
-@pytest.fixture
-def add_in_vain(monkeypatch):
-    """`add_in_vain(index, method)`: from that method on no call reaches the server, until the
-    function that is returned is called.
-    """
-
-    def add_in_vain(index, method):
-        call, broken = index._server.call, []
-
-        def failing(name, *arguments, **named):
-            if name == method or broken:
-                broken.append(name)
-                raise DataUnavailable("away")
-            return call(name, *arguments, **named)
-
-        monkeypatch.setattr(index._server, "call", failing)
-        with pytest.raises(DataUnavailable):
-            index.add(vectors(5, seed=2))
-        return lambda: monkeypatch.setattr(index._server, "call", call)
-
-    return add_in_vain
-
-
-def count(client, name):
-    return client.query(name, output_fields=["count(*)"])[0]["count(*)"]
-
-
-@slow
-@pytest.mark.parametrize("method", ["alter_collection_properties", "insert", "flush"])
-def test_a_failed_insertion_is_taken_back(milvus, flat, method, add_in_vain):
-    index = build_index(vectors(20), flat)
-    add_in_vain(index, method)()
-    assert nearest(index, vectors(20)) == [[row] for row in range(20)]
-    assert count(milvus.client(), place(flat)) == 20
-
-
-@slow
-@pytest.mark.parametrize("anew", [False, True], ids=["added", "made anew"])
-def test_changes_by_others_after_a_failed_insertion_are_kept(
-    milvus, flat, anew, tmp_path, add_in_vain
-):
-    index = build_index(vectors(20), flat)
-    index.save(tmp_path)
-    mend = add_in_vain(index, "insert" if anew else "alter_collection_properties")
-    if anew:
-        milvus.client().drop_collection(place(flat))
-        other = build_index(vectors(20), flat)
-    else:
-        other = find_index("milvus").load(tmp_path, flat.index_options())
-    other.add(vectors(30, seed=3))
-    mend()
-    refuses_as_changed(*[lambda: index.search(vectors(1), 1)] * 2)
-    assert nearest(other, vectors(30, seed=3)) == [[row] for row in range(20, 50)]
-
-
-@slow
-def test_an_insertion_whose_process_died_is_not_searched(flat, monkeypatch, tmp_path):
-    index = build_index(vectors(20), flat)
-    index.save(tmp_path)
-
-    class Died(BaseException):
-        pass
-
-    def die():
-        raise Died
-
-    monkeypatch.setattr(index, "_wait", die)
-    monkeypatch.setattr(index, "_take_back", lambda: None)
-    with pytest.raises(Died):
-        index.add(vectors(3))
-    with pytest.raises(StaleCalibration, match="cut off"):
-        find_index("milvus").load(tmp_path, flat.index_options())
-
-
-@pytest.fixture
-def mortal(tmp_path):
-    server = MilvusServer(tmp_path)
-    yield server
-    server.kill()
-
-
-@slow
-def test_a_milvus_server_that_hangs_is_given_up_and_used_again(remote, mortal, monkeypatch):
-    index = build_index(vectors(20), remote("milvus FLAT", mortal, timeout=60.0))
-    hurried = replace(index._server.options, timeout=2.0)
-    mortal.signal(signal.SIGSTOP)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(index._server, "options", hurried)
-            with pytest.raises(DataUnavailable):
-                index.search(vectors(1), 1)
-    finally:
-        mortal.signal(signal.SIGCONT)
-    assert nearest(index, vectors(1)) == [[0]]
-
-
-@slow
-@pytest.mark.parametrize("method", ["search", "insert"])
-def test_milvus_killed_at_work_is_used_again_when_it_restarts(remote, mortal, method, monkeypatch):
-    gallery = vectors(2000, 32)
-    index = build_index(gallery, remote("milvus FLAT", mortal, timeout=60.0))
-    expected = nearest(index, gallery[:4], 10)
-    monkeypatch.setattr("rcir.index.milvus.FOUND_AT_ONCE", 4000)
-    monkeypatch.setattr("rcir.index.milvus.BYTES_AT_ONCE", 4 * 32 * 500)
-    many, calls, call = np.tile(gallery, (20, 1)), [], index._server.call
-
-    def recording(name, *arguments, **named):
-        result = call(name, *arguments, **named)
-        calls.append(name)
-        return result
-
-    monkeypatch.setattr(index._server, "call", recording)
-    work = {"search": lambda: index.search(many, 200), "insert": lambda: index.add(many)}[method]
-    kill_at_work(mortal, work, lambda: calls.count(method) >= 3)
-    with pytest.raises(DataUnavailable):
-        index.search(gallery[:1], 1)
-    mortal.start()
-    assert nearest(index, gallery[:4], 10) == expected
-    assert count(mortal.client(), index.options.collection) == len(index) == 2000
-    index.add(gallery[:1])
-    assert nearest(index, gallery[:1], 2) == [[0, 2000]]
-
-
 # Killed processes
 
 
 @slow
-@pytest.mark.parametrize("name", ["pgvector hnsw", "milvus FLAT", "Milvus Lite"])
-def test_killed_processes_leave_a_whole_or_a_stale_retriever(name, request, tmp_path):
-    if name == "Milvus Lite":
-        pytest.importorskip("milvus_lite")
-        config = IndexConfig("milvus", {"uri": str(tmp_path / "own.db")})
-    else:
-        config = request.getfixturevalue("remote")(name)
-    option = "table" if config.kind == "pgvector" else "collection"
-    values = json.dumps({"kind": config.kind, "options": config.options, "name": option})
+def test_killed_processes_leave_a_whole_or_a_stale_retriever(remote, tmp_path):
     root = Path(__file__).parents[2]
+    values = json.dumps(remote("pgvector hnsw").options)
     command = [sys.executable, root / "tests" / "index" / "remote_kills.py", values]
     environment = os.environ | {"PYTHONPATH": str(root), "RCIR_TRUST_SERVERS": "*"}
     process = subprocess.run(

