@@ -48,7 +48,6 @@ for risk in ("miss", "recall", "false-discovery"):
     certify(Request(0.9, 0.1, risk), scored, scored)
 certify(Request(0.9, 0.1, abstain=True), scored, scored)
 RiskMonitor(0.1).update([1, 0])
-ChangeDetector(0.1, 100).update([1, 0])
 check_exchangeability(scored, scored, certified=(1.0, 0.1))
 """
 PICKLE_RUN = """

@@ -17,7 +17,6 @@ from rcir.risk.guarantee import Guarantee, SetRule
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.monitor import (
-    ChangeDetector,
     Exchangeability,
     RiskMonitor,
     check_exchangeability,
@@ -58,7 +57,6 @@ __all__ = [
     "Bound",
     "Certificate",
     "Certified",
-    "ChangeDetector",
     "Constant",
     "Exchangeability",
     "Guarantee",

@@ -1,6 +1,6 @@
 """Monitoring of a guarantee: tests by betting on the losses, and a test of exchangeability.
 
-`RiskMonitor` and `ChangeDetector` bet on the next loss at odds that are fair if the risk is alpha.
+`RiskMonitor` bets on the next loss at odds that are fair if the risk is alpha.
 A bet multiplies the wealth by the factor 1 + lambda (loss - alpha). The fraction lambda >= 0 may
 depend on all previous losses, and is bounded so that no factor is negative. For losses 0 or 1, the
 factor is the likelihood ratio of a risk q against alpha, with
@@ -19,14 +19,13 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, logsumexp
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
 from rcir.risk.results import ScoredResults, widened
 
@@ -174,93 +173,6 @@ class RiskMonitor:
         factor_at_one = np.maximum(forecast / self.alpha, 1)
         factor_at_zero = np.minimum(complement / (1 - self.alpha), 1)
         return _log_linear(losses, factor_at_one, factor_at_zero)
-
-
-@dataclass
-class ChangeDetector:
-    """A detector of a risk above alpha, with a chosen mean number of queries between false alarms.
-
-    Use it if monitoring continues after an alarm: call `reset` when the alarm has been handled.
-    `RiskMonitor` divides one initial wealth among all queries; here, a new bet of 1 on each of 11
-    alternative risks starts at every query. The alarm is raised when the total wealth, averaged
-    over the alternatives, reaches `mean_time`. While the risk given the past is at most alpha, the
-    expected wealth grows by at most 1 per query, so that the mean number of queries until a false
-    alarm is at least `mean_time` (Shiryaev-Roberts e-detector; Shin, Ramdas and Rinaldo, NEJSDS
-    2024). In an unlimited stream, a false alarm must be expected eventually.
-
-    Attributes:
-        alpha: the guaranteed risk.
-        mean_time: lower bound of the mean number of queries until a false alarm; above 1.
-        n: number of losses since the last `reset`.
-        total: sum of the losses since the last `reset`.
-        peak: log of the largest wealth since the last `reset`, at least 0.
-        staked: (11,) log of the wealth at stake on the next loss, for each alternative risk.
-
-    These attributes are the complete state: `ChangeDetector(**dataclasses.asdict(detector))`
-    continues where `detector` stopped.
-
-    Raises:
-        InvalidRiskLevel: alpha is out of range.
-        InvalidConfig: mean_time is out of range.
-
-    Example:
-        >>> detector = ChangeDetector(alpha=0.1, mean_time=10_000)
-        >>> detector.update([0, 0, 0, 0, 1, 0, 0, 0, 0, 0] * 50)
-        False
-        >>> detector.update([0, 1, 1] * 10)
-        True
-        >>> detector.reset()
-        >>> detector.alarm
-        False
-    """
-
-    alpha: float
-    mean_time: float
-    n: int = 0
-    total: float = 0.0
-    peak: float = 0.0
-    staked: list[float] = field(default_factory=lambda: [0.0] * (N_ALTERNATIVES - 1))
-
-    def __post_init__(self) -> None:
-        check_level("alpha", self.alpha)
-        if not isinstance(self.mean_time, Real) or not 1 < self.mean_time < math.inf:
-            raise InvalidConfig(
-                f"mean_time is {self.mean_time!r}; it must be a finite number of queries above 1, "
-                "for instance 10000"
-            )
-
-    @property
-    def alarm(self) -> bool:
-        """True if the wealth has reached `mean_time` since the last `reset`."""
-        return self.peak >= math.log(self.mean_time)
-
-    def reset(self) -> None:
-        """Clear the alarm and start again without any losses."""
-        self.n, self.total, self.peak = 0, 0.0, 0.0
-        self.staked = [0.0] * (N_ALTERNATIVES - 1)
-
-    def update(self, losses: ArrayLike) -> bool:
-        """Add the losses of further queries and return `alarm`.
-
-        Args:
-            losses: a number or (m,) numbers in [0, 1], in the order in which the queries were
-                asked, none left out before the last; a miss is 1 or True.
-
-        Raises:
-            InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.
-        """
-        # The first alternative is alpha itself, on which every factor is 1: it is left out.
-        risks, complements = (values[1:] for values in _alternative_risks(self.alpha))
-        at_one, at_zero = risks / self.alpha, complements / (1 - self.alpha)
-        for block in _loss_blocks(losses):
-            log_factors = _log_linear(block[:, None], at_one, at_zero)
-            log_stakes = _log_recursion(np.array(self.staked), log_factors, np.zeros((1, 1)))
-            log_sums = logsumexp(log_stakes[:-1] + log_factors, axis=1)
-            log_wealth = log_sums - math.log(N_ALTERNATIVES - 1)
-            self.n, self.total = self.n + len(block), self.total + float(block.sum())
-            self.peak = max(self.peak, float(log_wealth.max()))
-            self.staked = log_stakes[-1].tolist()
-        return self.alarm
 
 
 def _log_recursion(

@@ -1,17 +1,16 @@
-"""Monitoring after calibration: test martingales, change detection and exchangeability."""
+"""Monitoring after calibration: test martingales and exchangeability."""
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from scipy.special import betaincc, betaln
 from scipy.stats import binom, binomtest, ks_2samp
 
-from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
+from rcir.errors import InvalidData, InvalidRiskLevel
 from rcir.risk import (
-    ChangeDetector,
     Constant,
     LabelledResults,
     RiskMonitor,
@@ -69,7 +68,6 @@ STREAMS = {
     "late": np.repeat([0.0, 1.0], [30, 8]),
     "fractions": np.random.default_rng(1).beta(2, 3, size=30),
 }
-WATCHES = [RiskMonitor, lambda alpha: ChangeDetector(alpha, 1e4)]
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -137,11 +135,10 @@ def test_a_long_low_risk_period_does_not_delay_detection(before, soon, repetitio
     assert np.mean(missed) > 0.9 or before <= 100
 
 
-@pytest.mark.parametrize("make", WATCHES)
 @pytest.mark.parametrize("name", STREAMS)
-def test_losses_may_come_one_by_one_in_parts_or_all_at_once(name, make):
+def test_losses_may_come_one_by_one_in_parts_or_all_at_once(name):
     losses = STREAMS[name]
-    single, parts, batch = (make(0.1) for _ in range(3))
+    single, parts, batch = (RiskMonitor(0.1) for _ in range(3))
     for loss in losses:
         single.update(float(loss))
     for part in np.array_split(losses, 4):
@@ -154,11 +151,10 @@ def test_losses_may_come_one_by_one_in_parts_or_all_at_once(name, make):
             assert value == pytest.approx(expected[key], rel=1e-9, abs=1e-12), key
 
 
-@pytest.mark.parametrize("make", WATCHES)
-def test_long_streams_may_come_in_any_parts(make):
+def test_long_streams_may_come_in_any_parts():
     rates = np.repeat([0.05, 0.1, 0.2], 50_000)
     losses = np.random.default_rng(4).uniform(size=150_000) < rates
-    whole, small = make(0.1), make(0.1)
+    whole, small = RiskMonitor(0.1), RiskMonitor(0.1)
     whole.update(losses)
     for part in np.array_split(losses, 50):
         small.update(part)
@@ -166,15 +162,13 @@ def test_long_streams_may_come_in_any_parts(make):
     assert small.staked == pytest.approx(whole.staked, rel=1e-9)
 
 
-@pytest.mark.parametrize("first", [RiskMonitor(0.1, 0.05), ChangeDetector(0.1, 500)])
 @pytest.mark.parametrize("n", [0, 25])
-def test_a_state_stored_as_json_continues_where_it_stopped(first, n):
+def test_a_state_stored_as_json_continues_where_it_stopped(n):
     losses = STREAMS["mixed"]
-    first = replace(first)
-    whole = type(first)(**asdict(first))
+    whole, first = RiskMonitor(0.1, 0.05), RiskMonitor(0.1, 0.05)
     whole.update(losses)
     first.update(losses[:n])
-    second = type(first)(**json.loads(json.dumps(asdict(first), allow_nan=False)))
+    second = RiskMonitor(**json.loads(json.dumps(asdict(first), allow_nan=False)))
     assert second == first
     assert second.update(losses[n:]) == whole.alarm
     assert second.peak == pytest.approx(whole.peak, rel=1e-9)
@@ -190,12 +184,11 @@ def test_an_alarm_of_a_monitor_stays():
     assert RiskMonitor(**asdict(monitor)).alarm
 
 
-@pytest.mark.parametrize("make", WATCHES)
 @pytest.mark.parametrize(
     "losses", [[0, 1, 1.5], [0, -0.1], [1, math.nan], [math.inf], np.zeros((2, 2)), 2.0, ["no"]]
 )
-def test_invalid_losses_are_refused_and_change_nothing(losses, make):
-    watch = make(0.1)
+def test_invalid_losses_are_refused_and_change_nothing(losses):
+    watch = RiskMonitor(0.1)
     watch.update([1, 0, 1])
     before = asdict(watch)
     with pytest.raises(InvalidData, match="losses"):
@@ -214,26 +207,22 @@ def test_no_losses_change_nothing_and_booleans_count():
 @pytest.mark.parametrize("alpha", [1e-300, 0.1, math.nextafter(1, 0)])
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1.0])
 def test_long_streams_of_one_loss_stay_finite(alpha, loss):
-    for watch in (RiskMonitor(alpha), ChangeDetector(alpha, 1e6)):
-        watch.update(np.full(20_000, loss))
-        json.dumps(asdict(watch), allow_nan=False)  # refuses what is not finite
-        assert watch.peak >= 0
+    monitor = RiskMonitor(alpha)
+    monitor.update(np.full(20_000, loss))
+    json.dumps(asdict(monitor), allow_nan=False)  # refuses what is not finite
+    assert monitor.peak >= 0
     if loss == 0:  # no evidence
-        monitor = RiskMonitor(alpha)
-        monitor.update(np.zeros(20_000))
         assert monitor.evidence == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.slow
 def test_a_million_queries_neither_exhaust_the_wealth_nor_raise_it():
     losses = np.random.default_rng(5).uniform(size=10**6) < np.repeat([0.0, 0.05], 500_000)
-    monitor, detector = RiskMonitor(0.1), ChangeDetector(0.1, 1e9)
+    monitor = RiskMonitor(0.1)
     assert not monitor.update(losses)
-    assert not detector.update(losses[-100_000:])
-    # 0.05 has to become 100 or more, and 1 / 11 more than 1e9, at a factor of nearly 10 each.
-    for watch in (monitor, detector):
-        assert not watch.update(np.ones(3))
-        assert watch.update(np.ones(13))
+    # 0.05 has to become 100 or more, at a factor of nearly 10 each.
+    assert not monitor.update(np.ones(3))
+    assert monitor.update(np.ones(13))
 
 
 def test_repeated_rises_within_alpha_raise_no_alarm_and_hide_none():
@@ -242,39 +231,6 @@ def test_repeated_rises_within_alpha_raise_no_alarm_and_hide_none():
     for risk in (0.01, 0.09) * 8:
         assert not monitor.update(rng.uniform(size=1000) < risk)
     assert monitor.update(rng.uniform(size=250) < 0.3)
-
-
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.6])
-def test_the_detector_sums_one_bet_per_query_and_risk(name, alpha):
-    losses = [float(loss) for loss in STREAMS[name]]
-    risks = [alpha ** (1 - (j / 12) ** 2) for j in range(1, 12)]
-    detector, most = ChangeDetector(alpha, 1e9), 1.0
-    for n in range(1, len(losses) + 1):
-        detector.update(losses[n - 1])
-        wealth = [
-            math.prod(factor(loss, risk, alpha) for loss in losses[start:n])
-            for risk in risks
-            for start in range(n)
-        ]
-        most = max(most, sum(wealth) / 11)
-        assert math.exp(detector.peak) == pytest.approx(most, rel=1e-9)
-
-
-def test_a_detector_starts_again_after_a_reset():
-    detector = ChangeDetector(0.1, 1000)
-    assert detector.update(np.ones(10))
-    assert detector.update(np.zeros(500))
-    detector.reset()
-    assert detector == ChangeDetector(0.1, 1000)
-    assert not detector.update(np.zeros(500))
-    assert detector.update(np.ones(10))
-
-
-@pytest.mark.parametrize("mean_time", [1, 0, -5, math.inf, math.nan, None, "many"])
-def test_an_invalid_mean_time_is_refused(mean_time):
-    with pytest.raises(InvalidConfig, match="mean_time"):
-        ChangeDetector(0.1, mean_time)
 
 
 def draw(n, seed, shift=0.0, later=0.0, depth=8):
