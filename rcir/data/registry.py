@@ -237,13 +237,6 @@ DATASETS: dict[str, DataSet] = {
         12_936 + 3_368 + 15_913,  # without 3,819 junk boxes, which are left out
         "people:read_market",
     ),
-    "duke": DataSet(
-        "DukeMTMC-reID, people seen by eight cameras; withdrawn by its authors",
-        "none: its authors have withdrawn it; do not use it for new work",
-        ("DukeMTMC-reID",),
-        36_411,
-        "people:read_duke",
-    ),
     "clothing1m": DataSet(
         "Clothing1M, clothes with clean and with noisy labels",
         "from its authors, on request",

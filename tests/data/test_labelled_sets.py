@@ -164,14 +164,10 @@ MARKET = {
         "1501_c3s3_000001_01.jpg": (1501, 3),
     },
 }
-DUKE = {
-    "bounding_box_train": {"0001_c2_f0046182.jpg": (1, 2), "0011_c8_f0055133.jpg": (11, 8)},
-    "query": {"0005_c2_f0046985.jpg": (5, 2)},
-    "bounding_box_test": {"0002_c1_f0044158.jpg": (2, 1), "0005_c10_f0056701.jpg": (5, 10)},
-}
 
 
-def write_people(folder, files):
+def write_market(root, files=MARKET):
+    folder = root / "Market-1501-v15.09.15"
     for part, names in files.items():
         touch(folder / part, names)
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -179,17 +175,7 @@ def write_people(folder, files):
         {f"{part}/{name}": person for name, (person, _) in names.items() if person != -1}
         for part, names in files.items()
     ]
-    return Layout(folder, *parts)
-
-
-def write_market(root, files=MARKET):
-    layout = write_people(root / "Market-1501-v15.09.15", files)
-    layout.notes = ("2 images of person -1 were left out",)
-    return layout
-
-
-def write_duke(root, files=DUKE):
-    return write_people(root / "DukeMTMC-reID", files)
+    return Layout(folder, *parts, notes=("2 images of person -1 were left out",))
 
 
 WRITERS = {
@@ -199,7 +185,6 @@ WRITERS = {
     "lfw": write_lfw,
     "clothing1m": write_clothing1m,
     "market1501": write_market,
-    "duke": write_duke,
 }
 LAYOUTS = [
     *[(name, writer, ()) for name, writer in WRITERS.items()],
@@ -470,23 +455,18 @@ def test_noisy_files_are_needed_for_noisy_images_only(tmp_path):
     assert labels_of(read("clothing1m", tmp_path, noisy=False).train) == CLOTHES["train"]
 
 
-# Market-1501 and DukeMTMC-reID
+# Market-1501
 
 
 def test_cameras_and_sequences_are_read_from_file_names(tmp_path):
     write_market(tmp_path)
-    write_duke(tmp_path)
-    market, duke = read("market1501", tmp_path), read("duke", tmp_path)
-    for source, files in ((market, MARKET), (duke, DUKE)):
-        cameras = {f"{part}/{name}": files[part][name][1] for part in files for name in files[part]}
-        for part in (source.train, source.queries, source.gallery):
-            assert part.attributes["camera"].tolist() == [cameras[name] for name in part.ids]
-    for part in (market.train, market.queries, market.gallery):
-        names = [name.split("/")[1] for name in part.ids]
-        assert part.attributes["sequence"].tolist() == [name.split("_")[1] for name in names]
+    source = read("market1501", tmp_path)
+    for part in (source.train, source.queries, source.gallery):
+        files = [name.split("/") for name in part.ids]
+        cameras = [MARKET[place][name][1] for place, name in files]
+        assert part.attributes["camera"].tolist() == cameras
+        assert part.attributes["sequence"].tolist() == [name.split("_")[1] for _, name in files]
         assert part.cluster == "sequence"
-    assert "sequence" not in duke.train.attributes
-    assert duke.train.cluster is None
 
 
 def test_distractors_match_nothing_and_other_files_are_counted(tmp_path):
@@ -498,14 +478,12 @@ def test_distractors_match_nothing_and_other_files_are_counted(tmp_path):
     assert source.queries.relevance.totals(source.gallery.relevance).tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["market1501", "duke"])
-def test_missing_folders_of_people_are_named(tmp_path, name):
+def test_missing_folders_of_people_are_named(tmp_path):
     with pytest.raises(DataUnavailable, match="bounding_box_train, query, bounding_box_test"):
-        read(name, tmp_path)
-    files = MARKET if name == "market1501" else DUKE
-    WRITERS[name](tmp_path, {part: files[part] for part in ("bounding_box_train", "query")})
+        read("market1501", tmp_path)
+    write_market(tmp_path, {part: MARKET[part] for part in ("bounding_box_train", "query")})
     with pytest.raises(DataUnavailable, match="bounding_box_test"):
-        read(name, tmp_path)
+        read("market1501", tmp_path)
 
 
 @pytest.mark.parametrize("files", [{}, {"-1_c1s1_000401_03.jpg": (-1, 1)}, {"notes.txt": (1, 1)}])

@@ -109,9 +109,10 @@ def _people(path: Path) -> dict[str, int]:
     return dict(zip(names, numbers.tolist(), strict=True))
 
 
-MARKET, DUKE = "Market-1501-v15.09.15", "DukeMTMC-reID"
-TRAIN, QUERY, GALLERY = PARTS = ("bounding_box_train", "query", "bounding_box_test")
-NAME = re.compile(r"(-1|\d{1,9})_c(\d{1,9})(?!\d)(s\d+)?.*")
+MARKET = "Market-1501-v15.09.15"
+MARKET_GET = "get Market-1501-v15.09.15.zip from the page of Market-1501"
+PARTS = ("bounding_box_train", "query", "bounding_box_test")
+NAME = re.compile(r"(-1|\d{1,9})_(c(\d{1,9})s\d+).*")
 ENDING = ".jpg"
 JUNK = -1
 
@@ -131,33 +132,17 @@ def read_market(root: Path) -> Source:
             `bounding_box_test`.
 
     Returns:
-        Images as paths; labels: numbers of people; the attributes "camera", its number, and, where
-        names state it, "sequence", which is their cluster. Images of person -1 are left out, those
+        Images as paths; labels: numbers of people; the attributes "camera", its number, and
+        "sequence", which is their cluster. Images of person -1 are left out, those
         of person 0 stay in the gallery.
 
     Raises:
         DataUnavailable: a folder is not there.
         InvalidData: a folder has no images, or one whose name does not state person and camera.
     """
-    return _read_reid(root / MARKET, "get Market-1501-v15.09.15.zip from the page of Market-1501")
-
-
-def read_duke(root: Path) -> Source:
-    """DukeMTMC-reID: train on 702 people, ask for 702 others; its layout is that of Market-1501.
-
-    It is of Ristani et al. (ECCVW 2016) and Zheng et al. (ICCV 2017), see `read_market`. Its
-    authors have withdrawn it, because the people did not agree to be recorded. Results on earlier
-    copies can be repeated; it is not for new work.
-
-    Args:
-        root: folder that holds `DukeMTMC-reID`.
-    """
-    return _read_reid(root / DUKE, "its authors have withdrawn it: use another data set")
-
-
-def _read_reid(folder: Path, get: str) -> Source:
+    folder = root / MARKET
     if absent := [part for part in PARTS if not (folder / part).is_dir()]:
-        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}; {get}")
+        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}; {MARKET_GET}")
     junk, others = 0, 0
 
     def images(part: str) -> ImageSet:
@@ -168,17 +153,14 @@ def _read_reid(folder: Path, get: str) -> Source:
         facts = np.array([each[:2] for each in listed], np.int64).reshape(-1, 2)
         rows = np.flatnonzero(facts[:, 0] != JUNK)
         if not len(rows):
-            raise InvalidData(f"{folder / part} has no images of people: {get}")
+            raise InvalidData(f"{folder / part} has no images of people: {MARKET_GET}")
         others += len(files) - len(names)
         junk += len(names) - len(rows)
         ids = [f"{part}/{names[row]}" for row in rows]
         paths = [folder / name for name in ids]
         attributes: dict[str, NDArray[Any]] = {"camera": facts[rows, 1]}
-        sequences = [f"c{listed[row][1]}{listed[row][2]}" for row in rows if listed[row][2]]
-        if known := len(sequences) == len(rows):
-            attributes["sequence"] = np.array(sequences)
-        cluster = "sequence" if known else None
-        return ImageSet(paths, facts[rows, 0], ids, attributes, cluster=cluster)
+        attributes["sequence"] = np.array([listed[row][2] for row in rows])
+        return ImageSet(paths, facts[rows, 0], ids, attributes, cluster="sequence")
 
     train, queries, gallery = (images(part) for part in PARTS)
     counts = {"images of person -1": junk, f"files that do not end in {ENDING}": others}
@@ -187,14 +169,14 @@ def _read_reid(folder: Path, get: str) -> Source:
 
 
 def _facts(folder: Path, name: str) -> tuple[int, int, str]:
-    """Person, camera and, as in "s1", the camera's sequence; empty without such a name."""
+    """Person, camera and, as in "c1s1", the camera's sequence."""
     match = NAME.fullmatch(name)
     if match is None:
         raise InvalidData(
             f"{folder / name}: a name starts with person and camera, as in "
             f"0002_c1s1_000451_03{ENDING}: take the file away, or fetch the set again"
         )
-    return int(match[1]), int(match[2]), match[3] or ""
+    return int(match[1]), int(match[3]), match[2]
 
 
 CHESTX = "ChestX-Det"
