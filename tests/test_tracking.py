@@ -430,7 +430,7 @@ def test_git_revision_is_logged():
 
 
 def test_next_start_marks_only_runs_of_dead_processes_as_killed(client, monkeypatch):
-    """Not runs of living processes, of other hosts or of an earlier version, nor ended runs."""
+    """Not runs of living processes, of other hosts or of an unknown process, nor ended runs."""
     living = tracking.start_run("living", {})
     host, _, rest = owner().partition("-")
     unfinished = {}

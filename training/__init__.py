@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         check_encoder,
         check_images,
         check_places,
+        differing,
         readable_splits,
         run_lock,
         started_once,
         train,
-        with_defaults,
     )
     from training.validation import fold_roles
 
@@ -37,8 +37,8 @@ _HOMES = {
     ),
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": (
-        *("as_json", "check_encoder", "check_images", "check_places"),
-        *("readable_splits", "run_lock", "started_once", "train", "with_defaults"),
+        *("as_json", "check_encoder", "check_images", "check_places", "differing"),
+        *("readable_splits", "run_lock", "started_once", "train"),
     ),
     "training.validation": ("fold_roles",),
 }
@@ -52,6 +52,7 @@ __all__ = [
     "check_encoder",
     "check_images",
     "check_places",
+    "differing",
     "fold_roles",
     "last_epoch",
     "member_configs",
@@ -61,7 +62,6 @@ __all__ = [
     "run_lock",
     "started_once",
     "train",
-    "with_defaults",
 ]
 
 __getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

@@ -108,9 +108,7 @@ def read_epochs(run: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     epochs: dict[str, dict[str, Any]] = json.loads(file.read_text())
-    # Those that an earlier version wrote have no times. With one for all, none is logged twice.
-    written = file.stat().st_mtime
-    return {epoch: {"time": written, **metrics} for epoch, metrics in epochs.items()}
+    return epochs
 
 
 def _logged(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
-from rcir.data import ImageSet, Preprocessing, Splits, load_splits
+from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.registry import calibration_note, can_train, require_enough
 from rcir.data.rejects import REJECTS_FILE, splits_without, tolerate, unreadable, write_rejects
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
@@ -37,13 +37,7 @@ from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console, progress_bar
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
-from training.config import (
-    MEMBERS,
-    OptimizerConfig,
-    TrainingConfig,
-    combined,
-    member_configs,
-)
+from training.config import MEMBERS, TrainingConfig, combined, member_configs
 from training.images import image_batches, numbered_labels, on_features
 from training.loop import is_done, launch, side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
@@ -66,13 +60,13 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
     run = read_run(folder)
     if run is None:
         return None
-    old, new = with_defaults(flatten(run.config), config.encoder.method), flatten(asdict(config))
+    old, new = flatten(run.config), flatten(as_json(asdict(config)))
     # It keeps those that it was begun with.
     if config.micro_batches is None:
         new["micro_batches"] = old.get("micro_batches")
     if config.batch_per_worker is not None:
         new |= {"batch": old.get("batch"), "batch_per_worker": None}
-    changed = differing(old, new)
+    changed = differing(old, new, RESOURCES)
     if changed:
         raise InvalidConfig(
             f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
@@ -81,37 +75,12 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
     return run
 
 
-def with_defaults(options: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Add the defaults of options that are newer than a stored training to its flat options.
-
-    Args:
-        options: of the stored training.
-        method: that of the new configuration. Options of another method get no defaults: its class,
-            which only the folder names, is not imported.
-    """
-    newer: list[tuple[type, str]] = [
-        *((OptimizerConfig, "optimizer."), (Preprocessing, "preprocessing.")),
-        (TrainingConfig, ""),
-    ]
-    if options.get("encoder.method", EncoderConfig.method) == method:
-        encoder = find_method(method)
-        newer += [(encoder.Options, "encoder.options."), (encoder.LossOptions, "loss.")]
-    defaults = {
-        f"{prefix}{each.name}": each.default
-        for kind, prefix in newer
-        for each in fields(kind)
-        if each.default is not MISSING
-    }
-    return defaults | dict(options)
-
-
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names of the options, resources apart, that differ between two flat configurations."""
-    return sorted(
-        name
-        for name in old.keys() | new.keys()
-        if name not in RESOURCES and as_json(old.get(name)) != as_json(new.get(name))
-    )
+def differing(
+    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str]
+) -> list[str]:
+    """Names of the options that differ between two flat configurations."""
+    names = (old.keys() | new.keys()) - set(ignored)
+    return sorted(name for name in names if old.get(name) != new.get(name))
 
 
 def create_run(
@@ -120,7 +89,7 @@ def create_run(
     """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
     begun = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
     folder, plain = folder_of(config), asdict(begun)
-    trained.write(folder)  # first: a run without it is taken for one of an earlier version
+    trained.write(folder)  # before the run, which cannot be used without it
     kind = "training"
     if parent is not None:
         kind = "member" if Path(config.storage).name == MEMBERS else "trial"

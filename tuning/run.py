@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,11 @@ from training import (
     check_encoder,
     check_images,
     check_places,
+    differing,
     fold_roles,
     readable_splits,
     run_lock,
     started_once,
-    with_defaults,
 )
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
@@ -164,7 +164,6 @@ def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
     )
 
 
-NEWER = ("finalists", "final_seeds")  # than sweeps that may be continued
 # What may differ between a sweep and its continuation.
 OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 
@@ -340,22 +339,7 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
         return None
-    stored, new = flatten(earlier.config), flatten(as_json(asdict(config)))
-    training = {
-        name.removeprefix("training."): value
-        for name, value in stored.items()
-        if name.startswith("training.")
-    }
-    # Options that are newer than the sweep have their defaults.
-    completed = with_defaults(training, config.training.encoder.method)
-    old = {f"training.{name}": value for name, value in completed.items()}
-    old |= {each.name: each.default for each in fields(TuningConfig) if each.name in NEWER}
-    old = as_json(old) | stored
-    changed = sorted(
-        name
-        for name in old.keys() | new.keys()
-        if name not in OWN and old.get(name) != new.get(name)
-    )
+    changed = differing(flatten(earlier.config), flatten(as_json(asdict(config))), OWN)
     if changed:
         raise InvalidConfig(
             f"{folder} holds a sweep with another {', '.join(changed)}: choose another "

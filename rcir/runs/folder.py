@@ -92,7 +92,7 @@ class TrainedOn:
         """Read what `write` wrote.
 
         Raises:
-            InvalidData: it is not there, as in a run of an earlier version, or damaged.
+            InvalidData: it is missing or damaged.
         """
         path = folder / TRAINED_ON_FILE
         try:
@@ -102,13 +102,11 @@ class TrainedOn:
                 [str(name) for name in values["classes"]],
                 bool(values["zero_shot"]),
             )
-        except FileNotFoundError as error:
-            raise InvalidData(
-                f"there is no {path}, which says what the run was trained on: it is of an earlier "
-                "version of rcir; train again, under another name"
-            ) from error
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InvalidData(f"{path} is damaged ({error!r}): train again") from error
+            raise InvalidData(
+                f"{path}, which says what the run was trained on, is missing or damaged "
+                f"({error!r}): train again, under another name"
+            ) from error
 
     def require_unseen(self, splits: Splits) -> None:
         """Raise `InvalidData` if queries are among what was trained on.

@@ -180,7 +180,7 @@ def digest(number):
 
 
 def test_pictures_and_classes_of_training_and_validation_are_kept(tmp_path):
-    with pytest.raises(InvalidData, match="earlier version"):
+    with pytest.raises(InvalidData, match="missing"):
         TrainedOn.read(tmp_path)
     record = TrainedOn.of(splits(train=(0, 1, 0)))
     record.write(tmp_path)

@@ -106,23 +106,6 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys, clie
     assert len(client.search_runs([experiment])) == runs
 
 
-def test_a_run_that_lacks_newer_options_is_continued(trained, tiny, tmp_path):
-    folder = tmp_path / "runs" / trained.path.name
-    shutil.copytree(trained.path, folder)
-    stored = json.loads((folder / "run.json").read_text())
-    for name in ("kind", "momentum", "warmup", "reference_batch", "clip_norm"):
-        del stored["config"]["optimizer"][name]
-    for name in ("batch_per_worker", "selection", "freeze_batch_norm"):
-        del stored["config"][name]
-    del stored["config"]["encoder"]["options"]["passes"]
-    del stored["config"]["loss"]["epsilon"]
-    (folder / "run.json").write_text(json.dumps(stored))
-    config = tiny(seed=4)
-    assert train(config).path == folder
-    with pytest.raises(InvalidConfig, match=r"optimizer\.warmup"):
-        train(replace(config, optimizer=replace(config.optimizer, warmup=1.0)))
-
-
 def test_a_run_keeps_the_batch_that_it_was_begun_with(tiny, tmp_path):
     config = tiny("scaled", epochs=1, batch_per_worker=16, micro_batches=4)
     run = train(config)

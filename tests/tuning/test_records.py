@@ -1,18 +1,18 @@
 """Records of a sweep: written, read again, ranked and shown; and the resources of trials."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.folder import RunFolder
-from training import TrainingConfig, as_json
+from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
 from tuning.report import best_run, table_of
-from tuning.run import _earlier_sweep, resources, trials_at_once
+from tuning.run import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}
@@ -62,22 +62,6 @@ def test_records_are_read_as_they_were_written(records):
     stored = json.loads((records.folder / "sweep.json").read_text())
     assert (stored["config"]["alpha"], stored["config"]["delta"]) == (0.1, 0.1)
     assert stored["trials"][1]["folders"] == ["trial-001", "trial-001-seed-1"]
-
-
-def test_a_sweep_that_lacks_newer_options_is_continued(tmp_path):
-    config = TuningConfig(TrainingConfig("sweep", storage=str(tmp_path)), SPACE)
-    plain = as_json(asdict(config))
-    for name in ("finalists", "final_seeds"):
-        del plain[name]
-    for name in ("kind", "momentum", "warmup", "reference_batch", "clip_norm"):
-        del plain["training"]["optimizer"][name]
-    del plain["training"]["batch_per_worker"], plain["training"]["loss"]["epsilon"]
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    Records(folder, plain, "id", "sqlite:///mlflow.db").write()
-    assert _earlier_sweep(config, folder).config == plain
-    with pytest.raises(InvalidConfig, match="another finalists"):
-        _earlier_sweep(replace(config, finalists=2), folder)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"trials": [{"numbre": 3}]}'])
