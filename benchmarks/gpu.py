@@ -40,8 +40,7 @@ from rcir.data.relevance import SameLabel
 from rcir.embedding import Embedding
 from rcir.encoders import METHODS, Encoder, EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.index import IndexConfig, build_index
-from rcir.index.auto import recall_of
+from rcir.index import IndexConfig, build_index, recall_of
 from rcir.mining import MiningConfig, mine
 from training import TrainingConfig
 from training.images import loaded

@@ -16,8 +16,7 @@ import numpy as np
 from common import parser, report, sized
 from index import DELTA, calibrated, drawn, mean_size
 
-from rcir.index import DEPTH, IndexConfig, build_index
-from rcir.index.auto import recall_of
+from rcir.index import DEPTH, IndexConfig, build_index, recall_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.index.servers import PostgresServer

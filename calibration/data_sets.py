@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.evaluation import Evaluation
 from calibration.quality import pixel_recall
-from calibration.screen import embedding, print_reason, step
+from calibration.screen import embedding, step
 from calibration.sources import Opened, Source, start_tracking, warn_of_other_labels
 from rcir import api, tracking
 from rcir.config import from_plain
@@ -101,7 +101,6 @@ class TrainedRun(Source):
             retriever = Retriever.build(
                 encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
             )
-        print_reason(retriever.index)
         data = replace(data, root=str(data_root(data)) if data.root else None)
         retriever.origin = {
             "data": asdict(data),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.screen import print_reason
 from rcir import tracking
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import missing_column, read_text
@@ -28,8 +27,8 @@ from rcir.index import (
     UnbuiltIndex,
     build_index,
     dropped_on_error,
+    recall_of,
 )
-from rcir.index.auto import recall_of
 from rcir.index.faiss_indexes import FaissIndex
 from rcir.retrieval import storage
 from rcir.retrieval.calibration import CalibrationReport, known_digests
@@ -275,7 +274,7 @@ class Reindexed:
 
 def reindex(
     folder: Path,
-    config: IndexConfig | None = None,
+    config: IndexConfig,
     output: Path | None = None,
     alphas: Sequence[float] | None = None,
     delta: float | None = None,
@@ -287,7 +286,7 @@ def reindex(
 
     Args:
         folder: of the retriever.
-        config: the index; None for the one that `AutoIndex` chooses.
+        config: the index.
         output: folder to write to; unless given, the retriever's own gets a new version.
         alphas, delta: levels of the sizes that are compared; those that the retriever was
             calibrated at, unless given.
@@ -326,16 +325,13 @@ def reindex(
         vectors = retriever.index.vectors_at(np.arange(len(retriever.index)))
         exact = build_index(vectors)
         truth = exact.search(queries.vectors, retriever.depth)[1]
-        if config is None:
-            config = IndexConfig("auto", {"depth": retriever.depth})
         index = exact if config.kind == "flat" else build_index(vectors, config)
         with dropped_on_error(index):
             by_exact = _measured(retriever, exact, truth, levels, delta)
             chosen = by_exact
-            if IndexConfig.of(index).kind != "flat":
+            if index is not exact:
                 chosen = _measured(retriever, index, truth, levels, delta)
             retriever.searcher.index = index
-            print_reason(index)
             report = retriever.recalibrate()
         save_recalibrated(retriever, place)
         return Reindexed(levels, delta, by_exact, chosen, report, place)

@@ -17,7 +17,6 @@ from calibration.evaluation import Evaluation, RiskResult
 from rcir.data import ImageSet
 from rcir.data.bursts import MOMENT_SECONDS
 from rcir.errors import as_option
-from rcir.index import Index
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
@@ -272,12 +271,6 @@ def print_population(searcher: Searcher) -> None:
             "clusters, and --cluster none keeps all items apart."
         )
     console.print("\n".join(lines), soft_wrap=True, highlight=False)
-
-
-def print_reason(index: Index) -> None:
-    """Print why `auto` chose an index, if it did."""
-    if why := getattr(index, "why", None):
-        console.print(f"index: {why}", soft_wrap=True)
 
 
 class _Shown(logging.Handler):

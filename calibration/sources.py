@@ -17,7 +17,7 @@ from calibration.config import (
     CertificationConfig,
     EvaluationConfig,
 )
-from calibration.screen import print_population, print_reason, step
+from calibration.screen import print_population, step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.division import draw_by_cluster
@@ -134,7 +134,6 @@ class VectorFiles(Source):
             console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
         with step("index"):
             retriever = _built(self._config, self._table)
-        print_reason(retriever.index)
         return retriever
 
     def search(self, retriever: Retriever) -> Opened:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rcir.data.relevance import SameLabel
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
-from rcir.index.table import nearest_others
+from rcir.index import nearest_others
 from rcir.mining import MiningConfig, mine
 from rcir.torch_settings import full_precision
 

@@ -144,7 +144,7 @@ def run_recalibrate(options: Namespace) -> None:
 def add_index_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: retriever and index."""
     parser.add_argument("retriever", type=Path, help="folder of the retriever")
-    _add_index_choice(parser, "auto")
+    _add_index_choice(parser, None)
     parser.add_argument("--output", type=Path, help="folder to write to, in place of the first")
     parser.add_argument(
         "--alpha",
@@ -155,13 +155,14 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, help="likewise")
 
 
-def _add_index_choice(parser: ArgumentParser, default: str) -> None:
-    """Add the arguments that choose an index."""
+def _add_index_choice(parser: ArgumentParser, default: str | None) -> None:
+    """Add the arguments that choose an index, which is required without a default."""
     parser.add_argument(
         "--index",
         metavar="KIND",
         default=default,
-        help="flat (exact), hnsw, ivf, ivf-pq, factory, auto or pgvector",
+        required=default is None,
+        help="flat (exact), hnsw, ivf, ivf-pq, factory, gpu or pgvector",
     )
     parser.add_argument(
         "--index-option",
@@ -177,8 +178,7 @@ def run_index(options: Namespace) -> None:
     from calibration import reindex
     from rcir.index import IndexConfig
 
-    given = option_values(options.index_option)
-    config = IndexConfig(options.index, given) if options.index != "auto" or given else None
+    config = IndexConfig(options.index, option_values(options.index_option))
     reindexed = reindex(options.retriever, config, options.output, options.alpha, options.delta)
     print(reindexed)
     print(f"retriever: {reindexed.folder}")

@@ -17,7 +17,8 @@ from rcir.index.base import (
     one_minus_cosine,
     require_finite,
 )
-from rcir.index.table import INDEXES, IndexConfig, build_index, find_index, nearest_others
+from rcir.index.neighbours import nearest_others, recall_of
+from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 
 __all__ = [
     "DEPTH",
@@ -39,5 +40,6 @@ __all__ = [
     "nearest_others",
     "norms_of",
     "one_minus_cosine",
+    "recall_of",
     "require_finite",
 ]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig
 from rcir.imports import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
 from rcir.trust import allow_servers
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 INDEXES = {
     "flat": "rcir.index.flat:FlatIndex",
@@ -25,7 +21,6 @@ INDEXES = {
     "ivf-pq": "rcir.index.faiss_indexes:IvfPqIndex",
     "factory": "rcir.index.faiss_indexes:FactoryIndex",
     "gpu": "rcir.index.gpu:GpuIndex",
-    "auto": "rcir.index.auto:AutoIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
 }
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
@@ -59,9 +54,9 @@ class IndexConfig:
     """The kind of an index, and its options.
 
     Args:
-        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu",
-            "auto" (chosen among the others) or "pgvector" (on a server); or the import path of an
-            index of your own, "package.module:Class"; see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu" or
+            "pgvector" (on a server); or the import path of an index of your own,
+            "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`; those that are left out are its defaults.
 
     Raises:
@@ -123,69 +118,3 @@ def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None)
     options = config.index_options()
     allow_servers(getattr(options, "hosts", ()))
     return find_index(config.kind).build(vectors, options)
-
-
-DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
-
-
-def nearest_others(
-    vectors: Tensor | NDArray[np.floating[Any]], k: int, queries: slice = slice(None)
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The nearest other vectors of each vector, which is left out of its own search by its place,
-    not by its distance: a twin is found.
-
-    Args:
-        vectors: (n, d), an array, or a tensor on any device.
-        k: number of neighbours, 1 to n - 1.
-        queries: which q of the vectors search; all n by default.
-
-    Returns:
-        L2 distances and positions, each (q, k), nearest first.
-
-    Example:
-        >>> import torch
-        >>> distances, positions = nearest_others(torch.tensor([[0.0], [1.0], [1.0]]), 1)
-        >>> distances.tolist(), positions.tolist()
-        ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
-    """
-    n = len(vectors)
-    if not 1 <= k < n:
-        raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
-    if isinstance(vectors, np.ndarray):
-        return _of_array(vectors, k, queries)
-    # Here only: the package is imported for its table as well.
-    import torch
-
-    from rcir.torch_settings import full_precision
-
-    # The matrix product of `cdist` loses digits far from the origin; distances do not change.
-    vectors = vectors - vectors.mean(0)
-    distances, positions = [], []
-    places = torch.arange(n, device=vectors.device)[queries]
-    for rows in places.split(max(1, DISTANCES_AT_ONCE // n)):
-        with full_precision():
-            block = torch.cdist(vectors[rows], vectors)
-        block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
-        nearest = block.topk(k, largest=False)
-        distances.append(nearest.values.cpu())
-        positions.append(nearest.indices.cpu())
-    return torch.cat(distances).numpy(), torch.cat(positions).numpy()
-
-
-def _of_array(
-    vectors: NDArray[np.floating[Any]], k: int, queries: slice
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
-    distances, positions = build_index(centred).search(centred[queries], k + 1)
-    others = ~places_of(np.arange(len(vectors))[queries], positions)
-    shape = (len(positions), k)
-    return distances[others].reshape(shape), positions[others].reshape(shape)
-
-
-def places_of(itself: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return (q, k) where each query finds itself; the last column if it is not among its
-    neighbours: behind k twins, or missed.
-    """
-    places: NDArray[np.bool_] = positions == itself[:, None]
-    places[~places.any(axis=1), -1] = True
-    return places

@@ -230,25 +230,19 @@ def _require_shapes(
 
 
 def save_index(index: Index, folder: Path) -> dict[str, Any]:
-    """Write an index to the folder `index`; return its configuration and why it was chosen."""
+    """Write an index to the folder `index`; return its configuration."""
     target = folder / "index"
     target.mkdir()
     index.save(target)
-    reason = {"why": index.why} if hasattr(index, "why") else {}
-    return asdict(IndexConfig.of(index)) | reason
+    return asdict(IndexConfig.of(index))
 
 
 def load_index(description: Mapping[str, Any], folder: Path) -> Index:
     """Read an index that `save_index` wrote and described."""
-    config = IndexConfig(**{name: v for name, v in description.items() if name != "why"})
+    config = IndexConfig(**description)
     options = config.index_options()
     require_servers(getattr(options, "hosts", ()))
-    index: Any = find_index(config.kind).load(folder / "index", options)
-    if "why" in description:
-        require(isinstance(description["why"], str), "why the index was chosen")
-        index.why = description["why"]
-    loaded: Index = index
-    return loaded
+    return find_index(config.kind).load(folder / "index", options)
 
 
 def save_gallery(searcher: Searcher, folder: Path) -> None:

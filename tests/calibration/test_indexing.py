@@ -51,9 +51,9 @@ def test_the_named_index_is_built_and_calibrated_through(folder, tmp_path):
     assert exact.memory == 4 * 8 * 1500
 
 
-def test_unnamed_the_index_that_suits_is_taken(folder, tmp_path):
-    made = reindex(folder, None, tmp_path / "other", alphas=[0.1, 0.2])
-    assert made.chosen is made.exact  # few vectors
+def test_exact_search_is_measured_once(folder, tmp_path):
+    made = reindex(folder, IndexConfig("flat"), tmp_path / "other", alphas=[0.1, 0.2])
+    assert made.chosen is made.exact
     assert made.alphas == (0.1, 0.2)
     before = rcir.load(folder)
     searched = before.search_labelled(before.calibration.tuning_queries)
@@ -99,7 +99,8 @@ def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (["--index-option", "nlist=3"], "nlist"),
+        (["--index-option", "nlist=3"], "required: --index"),
+        (["--index", "flat", "--index-option", "nlist=3"], "nlist"),
         (["--index", "ivf", "--index-option", "nlist"], "NAME=VALUE"),
         (["--index", "round"], "'round'"),
     ],

@@ -1,4 +1,4 @@
-"""Approximate indexes of FAISS: recall, search parameters, versions, files, automatic choice."""
+"""Approximate indexes of FAISS: recall, search parameters, versions, files."""
 
 import hashlib
 import json
@@ -14,8 +14,7 @@ import pytest
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import IndexConfig, auto, build_index, faiss_files, find_index
-from rcir.index.auto import exact_positions, recall_of
+from rcir.index import IndexConfig, build_index, faiss_files, find_index, recall_of
 from tests.index.conftest import brute_force
 
 # Options of each kind, and the recall of the 20 nearest that they reach on `GALLERY`.
@@ -82,7 +81,6 @@ def test_recall_counts_exact_candidates_at_any_rank():
     assert recall_of(NEAREST[:, ::-1], NEAREST) == 1
     half = np.where(np.arange(20) < 10, NEAREST, -1)
     assert recall_of(half, NEAREST) == 0.5
-    np.testing.assert_array_equal(exact_positions(GALLERY, QUERIES, 20), NEAREST)
 
 
 def test_more_lists_find_more():
@@ -389,7 +387,6 @@ def test_invalid_arrays_beside_the_index_are_refused(name, content, tmp_path):
         ("ivf-pq", {"nbits": 13}, "nbits"),
         ("ivf-pq", {"k_factor": 0.5}, "k_factor"),
         ("ivf-pq", {"m": 5}, "divide"),
-        ("auto", {"recall": 1.5}, "recall"),
         ("factory", {"factory": ""}, "empty"),
         ("factory", {"factory": "Round3"}, "Round3"),
         ("factory", {"factory": "PQ3x4"}, "multiple"),
@@ -467,56 +464,21 @@ def test_factory_indexes_are_searched_saved_loaded_and_changed(factory, tmp_path
     assert loaded.search(GALLERY[:1], 5)[1][0, 0] == 0
 
 
-# Automatic choice
+# Retrievers
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """`auto` considers approximate indexes for a few vectors, and a graph that misses some."""
-    monkeypatch.setattr(auto, "EXACT_UP_TO", 500)
-    monkeypatch.setattr(auto, "_WIDER", (1.0,))
-
-
-@pytest.mark.parametrize(
-    ("n", "options", "kind"),
-    [
-        (400, {}, "flat"),
-        (2000, {"depth": 20, "recall": 0.7}, "hnsw"),
-        (2000, {"depth": 20, "recall": 1.0}, "flat"),
-        (2000, {"depth": 20, "memory_gib": 1e-4}, "ivf-pq"),
-        (2000, {"memory_gib": 2e-4}, "flat"),
-    ],
-)
-def test_the_chosen_index_suits_number_memory_and_recall(few, n, options, kind):
-    index = build_index(GALLERY[:n], IndexConfig("auto", options))
-    assert IndexConfig.of(index).kind == kind
-    assert f"{n} vectors" in index.why
-    if kind == "hnsw":
-        assert recall(index) > 0.75
-    if "memory_gib" in options:
-        assert index.memory <= options["memory_gib"] * 2**30
-
-
-def test_too_little_memory_for_any_index_is_refused(few):
-    with pytest.raises(InvalidConfig, match="memory_gib"):
-        build_index(GALLERY, IndexConfig("auto", {"memory_gib": 1e-6}))
-
-
-def test_a_retriever_keeps_its_index_and_is_stale_when_it_is_searched_otherwise(tmp_path, few):
+def test_a_retriever_keeps_its_index_and_is_stale_when_it_is_searched_otherwise(tmp_path):
     rng = np.random.default_rng(3)
     labels = rng.integers(12, size=1600)
     points = rng.standard_normal((12, 16))[labels] + 0.6 * rng.standard_normal((1600, 16))
-    config = IndexConfig("auto", {"depth": 30, "recall": 0.5})
+    config = IndexConfig("hnsw", {"ef_search": 30})
     retriever = rcir.Retriever.from_embeddings(
         points[:900], labels=labels[:900], depth=30, index=config
     )
     retriever.calibrate(points[900:], labels[900:], "quantile")
     loaded = rcir.load(retriever.save(tmp_path / "retriever"))
     assert IndexConfig.of(loaded.index).kind == "hnsw"
-    assert (loaded.index.why, loaded.index.options) == (
-        retriever.index.why,
-        retriever.index.options,
-    )
+    assert loaded.index.options == retriever.index.options
     before, after = (
         [answer.to_dict() for answer in one.retrieve(points[:40], 0.2, 0.1)]
         for one in (retriever, loaded)

@@ -10,8 +10,7 @@ import pytest
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import IndexConfig, build_index, find_index
-from rcir.index.auto import recall_of
+from rcir.index import IndexConfig, build_index, find_index, recall_of
 from tests.index.conftest import brute_force, vectors
 
 # Twins, of which the first comes first, whatever the GPU's rounding makes of them.

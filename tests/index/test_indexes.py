@@ -11,7 +11,7 @@ import torch
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others, table
+from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others, neighbours
 from rcir.retrieval.retriever import Retriever
 from tests.index.brute import BruteIndex, BruteOptions
 from tests.index.conftest import REMOTE, brute_force, reload, vectors
@@ -50,7 +50,7 @@ def filled(config, *batches):
 
 
 def test_every_kind_of_index_is_tested():
-    elsewhere = {"auto", "gpu", "pgvector"}
+    elsewhere = {"gpu", "pgvector"}
     assert INDEXES.keys() - elsewhere == LOCAL.keys() - {OWN}
 
 
@@ -173,9 +173,8 @@ def test_invalid_vectors_are_refused_and_not_added(config):
     "wrong", [np.zeros((3, 0)), np.zeros(3), [["a"]], np.ones((2, 2), bool), 3, None]
 )
 def test_no_index_is_built_of_other_than_rows_of_numbers(config, wrong):
-    for one in (config, IndexConfig("auto")):
-        with pytest.raises(InvalidData, match=r"\(n, d\)|real numbers"):
-            build_index(wrong, one)
+    with pytest.raises(InvalidData, match=r"\(n, d\)|real numbers"):
+        build_index(wrong, config)
 
 
 def test_strided_vectors_in_double_precision_are_searched_by_value(config):
@@ -344,7 +343,7 @@ def others_by_brute_force(points):
 @pytest.mark.parametrize("of", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
 @pytest.mark.parametrize(("n", "k", "dim"), [(2, 1, 3), (20, 19, 1), (60, 5, 7), (300, 25, 64)])
 def test_nearest_others_are_those_of_brute_force(n, k, dim, of, monkeypatch):
-    monkeypatch.setattr(table, "DISTANCES_AT_ONCE", 1000)  # several blocks
+    monkeypatch.setattr(neighbours, "DISTANCES_AT_ONCE", 1000)  # several blocks
     points = vectors(n, dim)
     expected = others_by_brute_force(points)
     distances, positions = nearest_others(of(points.copy()), k)

@@ -26,7 +26,7 @@ from rcir.encoders.batches import draw_samples, embed
 from rcir.encoders.deep_ensemble import Combination
 from rcir.encoders.embedder import Embedder
 from rcir.encoders.rerank import nearest_of_draws, reranked
-from rcir.index.table import nearest_others
+from rcir.index import nearest_others
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.losses.tuples import FORMS
 from rcir.mining import MiningConfig, mine

@@ -1,0 +1,88 @@
+"""The nearest neighbours of a set among itself, and the share of them that an index finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidData
+from rcir.index.table import build_index
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
+
+
+def nearest_others(
+    vectors: Tensor | NDArray[np.floating[Any]], k: int, queries: slice = slice(None)
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Find the nearest other vectors of each vector, which is left out of its own search by its
+    position, not by its distance: a duplicate is found.
+
+    Args:
+        vectors: (n, d), an array, or a tensor on any device.
+        k: number of neighbours, 1 to n - 1.
+        queries: which q of the vectors search; all n by default.
+
+    Returns:
+        L2 distances and positions, each (q, k), nearest first.
+
+    Example:
+        >>> import torch
+        >>> distances, positions = nearest_others(torch.tensor([[0.0], [1.0], [1.0]]), 1)
+        >>> distances.tolist(), positions.tolist()
+        ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
+    """
+    n = len(vectors)
+    if not 1 <= k < n:
+        raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
+    if isinstance(vectors, np.ndarray):
+        return _others_in_array(vectors, k, queries)
+    # Arrays are searched without PyTorch.
+    import torch
+
+    from rcir.torch_settings import full_precision
+
+    # The matrix product of `cdist` loses digits far from the origin; distances do not change.
+    vectors = vectors - vectors.mean(0)
+    distances, positions = [], []
+    places = torch.arange(n, device=vectors.device)[queries]
+    for rows in places.split(max(1, DISTANCES_AT_ONCE // n)):
+        with full_precision():
+            block = torch.cdist(vectors[rows], vectors)
+        block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
+        nearest = block.topk(k, largest=False)
+        distances.append(nearest.values.cpu())
+        positions.append(nearest.indices.cpu())
+    return torch.cat(distances).numpy(), torch.cat(positions).numpy()
+
+
+def _others_in_array(
+    vectors: NDArray[np.floating[Any]], k: int, queries: slice
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
+    distances, positions = build_index(centred).search(centred[queries], k + 1)
+    itself = positions == np.arange(len(vectors))[queries, None]
+    itself[~itself.any(axis=1), -1] = True  # it is behind k duplicates of itself
+    shape = (len(positions), k)
+    return distances[~itself].reshape(shape), positions[~itself].reshape(shape)
+
+
+def recall_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Return the share of the exact candidates that are found at any rank, averaged over queries.
+
+    Args:
+        positions, exact: (q, k) positions, each once in a row; -1 where there is none.
+
+    Example:
+        >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        0.75
+    """
+    is_candidate = exact >= 0
+    step = int(max(positions.max(initial=0), exact.max(initial=0))) + 1
+    rows = step * np.arange(len(exact))[:, None]
+    shared = np.isin(exact + rows, (positions + rows)[positions >= 0]) & is_candidate
+    return float((shared.sum(axis=1) / np.maximum(is_candidate.sum(axis=1), 1)).mean())
