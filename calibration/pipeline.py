@@ -275,7 +275,7 @@ def measured(
     calibration_ids: Sequence[str],
     test_ids: Sequence[str],
 ) -> RunResults:
-    """Return the results by which `rcir compare` and `rcir register` compare retrievers."""
+    """Return the results by which `rcir compare` compares retrievers."""
     rule = retriever.require_calibration().main
     # What queries in clusters certify is no order statistic: there is nothing to compare.
     alone = rule.calibration.cluster is None
@@ -287,6 +287,4 @@ def measured(
         [part] if alone else [],
         evaluation.quality.numbers | {"ece": evaluation.quality.reliability.error},
         rule.score_function.name,
-        names_digest([*retriever.ids.tolist(), *test_ids, *map(str, test.n_relevant.tolist())]),
-        scored.match_score if alone else None,
     )

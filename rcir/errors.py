@@ -72,10 +72,6 @@ class TrackingUnavailable(RcirError):
     """MLflow's tracking store cannot be reached, or is of a kind that MLflow refuses."""
 
 
-class PromotionRefused(RcirError):
-    """A retriever does not have smaller certified sets than the one in whose place it was to be."""
-
-
 class TrainingDiverged(RcirError):
     """The loss of a training became NaN or infinite."""
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "compare": ("runs", "compare runs by how small their guaranteed sets are"),
     "register": (
         "runs",
-        "make a calibration a version of a registered model, and its champion if better",
+        "make a calibration a version of a registered model",
     ),
     "embed": ("embed", "embed pictures, and write their vectors to a Parquet file"),
     "data": ("data", "show the data sets, or verify a copy of one"),

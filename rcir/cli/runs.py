@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from rcir.options import ALPHA, ALPHAS, DELTA
+from rcir.options import ALPHAS, DELTA
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
@@ -67,25 +67,16 @@ def run_compare(options: Namespace) -> None:
 
 
 def add_register_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments: what is registered, its name, and the levels that decide on the alias."""
+    """Add the arguments of `rcir register`."""
     parser.add_argument("run", metavar="RUN", help="folder of a calibration, or its MLflow id")
     parser.add_argument("--name", required=True, help="of the registered model")
-    parser.add_argument(
-        "--alias", help="of this version; one that another has only for smaller certified sets"
-    )
-    parser.add_argument("--alpha", type=float, default=ALPHA, help="level of the comparison")
-    parser.add_argument("--delta", type=float, default=DELTA, help="level of the comparison")
-    parser.add_argument("--force", action="store_true", help="give the alias without comparing")
+    parser.add_argument("--alias", help="of this version, such as champion")
 
 
 def run_register(options: Namespace) -> None:
-    """Register, and print where it is and why."""
+    """Register, and print the URI of the version."""
     from rcir.registry import register
 
-    values = vars(options)
-    values.pop("command")
-    registered = register(values.pop("run"), **values)
+    registered = register(options.run, options.name, options.alias)
     version = registered.version
     print(f"{version.name} version {version.version}: {registered.uri}")
-    if registered.promotion:
-        print(f"{registered.alias}: {registered.promotion}")

@@ -1,4 +1,4 @@
-"""Retrievers in MLflow's model registry: a model with its card, versions, and who is champion."""
+"""Retrievers in MLflow's model registry: a model with its card, and its versions."""
 
 from __future__ import annotations
 

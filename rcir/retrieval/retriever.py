@@ -458,9 +458,8 @@ class Retriever:
                 vectors (n, d). With groups if those had some. Add them in the order in which they
                 were asked, none left out before the last: if the order depends on the outcome, no
                 guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
-                that is fixed beforehand, and then add it as one that matches nothing. Queries that
-                chose this retriever among others, such as test queries in a promotion, must not be
-                added.
+                that is fixed beforehand, and then add it as one that matches nothing. Queries by
+                which this retriever was chosen among others must not be added.
             labels, options: of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.

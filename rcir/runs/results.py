@@ -2,7 +2,7 @@
 
 One safetensors file: the arrays `scores.0`, `candidate_scores.0`, `scores.1`, ... of the parts, and
 the rest as its metadata. Training writes `validation.safetensors` into its folder, calibration
-`test.safetensors` beside its results, with a further array `measured_scores`.
+`test.safetensors` beside its results.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ class RunResults:
             there are too few queries.
         metrics: by name; "recall_at_1" and "ece" are what `rcir compare` shows.
         score_function: how set size depends on the query.
-        measured_on: `names_digest` of what was searched, of the queries that are measured, and of
-            how many matches each has; empty if that is not known.
-        measured_scores: of one part, (m,) smallest threshold that serves each measured query;
-            infinite if none does. With these, the measured queries can calibrate and measure among
-            themselves.
     """
 
     on: Split
@@ -62,8 +57,6 @@ class RunResults:
     parts: list[Certified]
     metrics: dict[str, float]
     score_function: str
-    measured_on: str = ""
-    measured_scores: NDArray[np.float32] | None = None
 
     def write(self, path: Path) -> None:
         """Write the file, all of it or nothing."""
@@ -73,12 +66,8 @@ class RunResults:
             arrays[f"candidate_scores.{number}"] = np.ascontiguousarray(
                 part.candidate_scores, np.float32
             )
-        if self.measured_scores is not None:
-            arrays["measured_scores"] = np.ascontiguousarray(self.measured_scores, np.float32)
-        facts = {
-            name: getattr(self, name)
-            for name in ("on", "queries", "metrics", "score_function", "measured_on")
-        }
+        names = ("on", "queries", "metrics", "score_function")
+        facts = {name: getattr(self, name) for name in names}
         metadata = {name: json.dumps(value) for name, value in facts.items()}
         write_file(path, save(arrays, metadata))
 
@@ -93,12 +82,11 @@ class RunResults:
             with safe_open(path, framework="np") as file:
                 facts = {name: json.loads(value) for name, value in file.metadata().items()}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            measured_scores = arrays.pop("measured_scores", None)
             parts = [
                 Certified(arrays.pop(f"scores.{number}"), arrays.pop(f"candidate_scores.{number}"))
                 for number in range((len(arrays) + 1) // 2)
             ]
-            results = cls(parts=parts, measured_scores=measured_scores, **facts)
+            results = cls(parts=parts, **facts)
             _check(results)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidData(
@@ -118,13 +106,7 @@ def _check(results: RunResults) -> None:
         raise ValueError(f"scores of shapes {shapes}")
     if any(values.dtype != np.float32 for part in results.parts for values in vars(part).values()):
         raise ValueError("scores are not of type float32")
-    measured = results.measured_scores
-    if measured is not None and (
-        measured.dtype != np.float32
-        or [measured.shape] != [part.candidate_scores.shape[:1] for part in results.parts]
-    ):
-        raise ValueError(f"scores of measured queries of shape {measured.shape}")
-    texts = (results.queries, results.score_function, results.measured_on)
+    texts = (results.queries, results.score_function)
     if results.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"measured on {results.on!r}")
     if not all(isinstance(value, int | float) for value in results.metrics.values()):

@@ -1,4 +1,4 @@
-"""`rcir register`: versions, aliases, and which version deserves an alias."""
+"""`rcir register`: versions and aliases."""
 
 import json
 import shutil
@@ -7,20 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from scipy.stats import binom
 
 import rcir
 from rcir.cli import main
-from rcir.errors import InvalidConfig, InvalidData, PromotionRefused
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.registry import register
-from rcir.registry.registration import Contender, judge
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import current_version
-from rcir.runs.results import TEST, RunResults
+from rcir.runs.results import TEST
 from tests.registry.conftest import certified, write
 
 pytestmark = pytest.mark.usefixtures("no_figures")
-ALPHA, DELTA = 0.1, 0.1
 
 
 @pytest.fixture
@@ -36,25 +33,6 @@ def name(request):
 
 def ids_of(uri):
     return rcir.load(uri).ids.tolist()
-
-
-def measured(one):
-    return RunResults.read(one.folder / TEST)
-
-
-def size_by_halves(results, delta=DELTA):
-    """The mean size where each half of the test queries certifies the other, by SciPy alone."""
-    (part,), scores = results.parts, results.measured_scores
-    order = np.random.default_rng(0).permutation(len(scores))
-    first, second = order[: (len(order) + 1) // 2], order[(len(order) + 1) // 2 :]
-    sizes = []
-    for calibration, test in ((first, second), (second, first)):
-        n = len(calibration)
-        allowed = np.count_nonzero(binom.cdf(np.arange(n), n, ALPHA) <= delta) - 1
-        threshold = np.sort(scores[calibration])[::-1][allowed]
-        # Candidates within the tolerance of the threshold are in the set.
-        sizes += np.sum(part.candidate_scores[test] <= threshold * (1 + 1e-3), axis=1).tolist()
-    return np.mean(sizes)
 
 
 # Versions
@@ -77,6 +55,11 @@ def test_the_first_version_has_its_card_tags_and_alias(certifications, client, n
     assert ids_of(f"models:/{name}/1") == one.retriever.ids.tolist()
     register(str(one.folder), name, "champion")  # changes nothing
     assert len(client.search_model_versions(f"name = '{name}'")) == 1
+    fine = certifications["fine"]
+    assert register(str(fine.folder), name).uri == f"models:/{name}/2"
+    assert ids_of(f"models:/{name}@champion") == one.retriever.ids.tolist()
+    assert register(fine.run, name, "champion").version.version == 3
+    assert client.get_model_version_by_alias(name, "champion").source == fine.uri
 
 
 def test_an_untracked_calibration_is_logged_first(name, client, tmp_path, monkeypatch):
@@ -105,123 +88,6 @@ def test_a_retriever_that_was_marked_as_chosen_is_logged_again(pictured, client,
     assert version.tags["rcir.chosen_among"] == "3"
     assert rcir.load(registered.uri).calibration.chosen_among == 3
     assert rcir.load(pictured.uri).calibration.chosen_among == 1
-
-
-# Promotion
-
-
-def test_smaller_sets_take_the_alias_and_larger_ones_do_not(certifications, client, name, capsys):
-    def champion():
-        return int(client.get_model_version_by_alias(name, "champion").version)
-
-    coarse, fine = (certifications[each] for each in ("coarse", "fine"))
-    register(str(coarse.folder), name, "champion")
-    sizes = {each: size_by_halves(measured(one)) for each, one in certifications.items()}
-    assert sizes["fine"] < sizes["coarse"]
-    words = register(fine.run, name, "champion").promotion
-    for size in (sizes["fine"], sizes["coarse"]):
-        assert f"{size:.4g}" in words
-    assert f"difference {sizes['fine'] - sizes['coarse']:+.4g}" in words
-    assert ids_of(f"models:/{name}@champion") == fine.retriever.ids.tolist()
-    with pytest.raises(SystemExit) as stop:
-        main(["register", str(coarse.folder), "--name", name, "--alias", "champion"])
-    assert stop.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--force" in line
-    assert len(client.search_model_versions(f"name = '{name}'")) == 2
-    assert champion() == 2
-    # Without an alias nothing is compared; with `force`, nothing has to be.
-    assert register(str(coarse.folder), name).uri == f"models:/{name}/3"
-    assert champion() == 2
-    register(str(coarse.folder), name, "champion", force=True)
-    assert champion() == 4
-
-
-def contenders(certifications):
-    return [
-        Contender(f"the {name}", measured(certifications[name]), 1, "binomial")
-        for name in ("fine", "coarse")
-    ]
-
-
-def test_the_decision_does_not_depend_on_the_calibration_queries(certifications):
-    """Otherwise the guarantee of the winner would be one that was chosen after looking."""
-    fine, coarse = contenders(certifications)
-    verdict = judge(fine, coarse, ALPHA, DELTA)
-    assert verdict.accepted
-    assert not judge(coarse, fine, ALPHA, DELTA).accepted
-    rng = np.random.default_rng(0)
-
-    def calibrated_otherwise(one):
-        (part,) = one.measured.parts
-        scores = rng.exponential(size=77).astype(np.float32)
-        parts = [replace(part, scores=scores)]
-        return replace(one, measured=replace(one.measured, parts=parts, queries="others"))
-
-    assert judge(calibrated_otherwise(fine), calibrated_otherwise(coarse), ALPHA, DELTA) == verdict
-
-
-def test_one_that_was_chosen_before_is_compared_at_its_smaller_delta(certifications):
-    fine, coarse = contenders(certifications)
-    verdict = judge(replace(fine, chosen_among=4), coarse, ALPHA, DELTA)
-    size = size_by_halves(fine.measured, DELTA / 4)
-    assert size > size_by_halves(fine.measured)
-    assert f"the fine {size:.4g}, the coarse {size_by_halves(coarse.measured):.4g}" in verdict.words
-
-
-def test_a_difference_within_noise_does_not_take_the_alias(certifications):
-    fine, _ = contenders(certifications)
-    (part,) = fine.measured.parts
-    candidates = part.candidate_scores.copy()
-    # Two queries of 400 get one more image.
-    candidates[:2] = np.sort(np.c_[candidates[:2, :1], candidates[:2, :-1]], axis=1)
-    worse = replace(fine.measured, parts=[replace(part, candidate_scores=candidates)])
-    verdict = judge(fine, replace(fine, name="other", measured=worse), ALPHA, DELTA)
-    assert "difference -0.005 " in verdict.words
-    assert not verdict.accepted
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"measured_on": "others"}, "same test queries"),
-        ({"parts": [], "measured_scores": None}, "clusters"),
-        ({"measured_scores": None}, "earlier version"),
-    ],
-)
-def test_measurements_that_cannot_be_compared_do_not_take_the_alias(certifications, change, word):
-    fine, coarse = contenders(certifications)
-    changed = replace(fine, measured=replace(fine.measured, **change))
-    for pair in ((changed, coarse), (coarse, changed)):
-        verdict = judge(*pair, ALPHA, DELTA)
-        assert not verdict.accepted
-        assert word in verdict.words
-
-
-@pytest.mark.parametrize(("alpha", "word"), [(0.005, "certify no sets"), (0.03, "no interval")])
-def test_levels_that_few_queries_certify_do_not_take_the_alias(certifications, alpha, word):
-    verdict = judge(*contenders(certifications), alpha, DELTA)
-    assert not verdict.accepted
-    assert word in verdict.words
-
-
-def test_other_queries_do_not_take_the_alias(certifications, name, tmp_path, monkeypatch):
-    """In another split, the test queries of one calibrated the other."""
-    register(str(certifications["coarse"].folder), name, "champion")
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path)
-    certified(tmp_path, "fine", seed=1)
-    with pytest.raises(PromotionRefused, match="same"):
-        register("fine", name, "champion")
-
-
-def test_a_champion_of_something_else_cannot_be_compared(certifications, client, name):
-    one = certifications["fine"]
-    client.create_registered_model(name)
-    version = client.create_model_version(name, f"runs:/{one.run}/figures")
-    client.set_registered_model_alias(name, "champion", version.version)
-    with pytest.raises(PromotionRefused, match="no model of rcir"):
-        register(str(one.folder), name, "champion")
 
 
 # Refusals

@@ -174,7 +174,7 @@ def test_a_server_follows_an_alias_and_stays_up_without_the_registry(
     register(str(first), "kinds", "champion")
     with serving("models:/kinds@champion", poll=0.1) as client:
         assert ready(client)["version"].startswith("kinds/1-")
-        register(str(second), "kinds", "champion", force=True)
+        register(str(second), "kinds", "champion")
         until(lambda: ready(client)["version"].startswith("kinds/2-"))
         assert client.post("/retrieve", json=QUERY).json()["version"].startswith("kinds/2-")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

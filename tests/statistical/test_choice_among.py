@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.registry.registration import halves
 from rcir.risk import (
     Certified,
     Constant,
@@ -12,10 +11,8 @@ from rcir.risk import (
     ScoredResults,
     SetRule,
     corrected,
-    mean_size,
     smallest_certified,
 )
-from rcir.runs.results import RunResults
 
 pytestmark = pytest.mark.statistical
 
@@ -103,22 +100,3 @@ def test_a_rule_chosen_among_several_certifies_the_threshold_that_it_was_chosen_
 
 def scores_of(ranks):
     return np.where(ranks < DEPTH, ranks, np.inf).astype(np.float32)
-
-
-def test_the_smallest_on_test_queries_needs_no_correction(risk, excess):
-    """The sizes are those that the test queries certify among themselves."""
-    rng = np.random.default_rng(7)
-    candidates = np.tile(np.arange(DEPTH, dtype=np.float32), (N, 1))
-    failed = []
-    for _ in range(DRAWS):
-        calibrating = scores_of(drawn_ranks(rng, 12, N))
-        tested = scores_of(drawn_ranks(rng, 12, N))
-        runs = [
-            RunResults("test", "", [Certified(scores, candidates)], {}, "constant", "", measured)
-            for scores, measured in zip(calibrating, tested, strict=True)
-        ]
-        chosen = runs[int(np.argmin([mean_size(halves(run), ALPHA, DELTA) for run in runs]))]
-        (size, *_) = chosen.parts[0].sizes(ALPHA, DELTA)
-        failed.append(risk[size] > ALPHA)
-    assert excess(np.array(failed), DELTA) <= 3
-    assert np.mean(failed) > DELTA / 4  # the simulation is one in which certificates fail
