@@ -49,7 +49,7 @@ from rcir.risk import (
 from rcir.risk.bounds import p_value
 from rcir.risk.certification import mean_loss
 from rcir.risk.losses import Risk
-from rcir.risk.request import QueryLabels
+from rcir.risk.request import Mix, QueryLabels
 from rcir.risk.results import set_sizes, widened
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
@@ -211,11 +211,11 @@ def any_mix(world: World, rng: Generator, draws: int) -> Array:
     return np.max([above(world.risk("miss", thresholds, rows), alpha) for rows in members], axis=0)
 
 
-def any_mix_of_clusters(requests: Sequence[Request]) -> Callable[[World, Generator, int], Array]:
-    """Every cluster holds two groups, of which either is the harder one.
+def any_mix_of_clusters(mix: Mix) -> Callable[[World, Generator, int], Array]:
+    """Return a mode in which each cluster holds one of two groups, of which one is harder.
 
     Args:
-        requests: that are certified; the largest threshold serves. Their alphas are replaced.
+        mix: of the groups, that is certified.
     """
 
     def mode(world: World, rng: Generator, draws: int) -> Array:
@@ -223,24 +223,20 @@ def any_mix_of_clusters(requests: Sequence[Request]) -> Callable[[World, Generat
         order = np.argsort(ranks + rng.uniform(0, POPULATION, size=POPULATION))
         easy, hard = np.split(order, 2)
         alpha, number = world.level("miss", rng, hard), int(rng.integers(60, 150))
-        thresholds, size, is_hard = np.full(draws, np.nan), 10, np.arange(10) < 7
-        of_tuning = {"clusters": np.arange(TUNING) // 3, "cluster": "video"}
-        groups = np.array(["a", "b", "b"] * (TUNING // 3))
-        tuning = replace(world.tuning, **of_tuning, groups=groups)
+        thresholds, size = np.full(draws, np.nan), 10
+        tuning = replace(world.tuning, clusters=np.arange(TUNING) // 3, cluster="video")
         for draw in range(draws):
-            rows = np.where(is_hard, *(rng.choice(half, (number, size)) for half in (hard, easy)))
-            in_a = is_hard ^ (rng.uniform(size=(number, 1)) < 0.5)
+            of_halves = [rng.choice(half, (number, size)) for half in (hard, easy)]
+            is_hard = rng.uniform(size=(number, 1)) < 0.5
             calibration = replace(
-                world.population[rows.ravel()],
-                groups=np.where(in_a, "a", "b").ravel(),
+                world.population[np.where(is_hard, *of_halves).ravel()],
+                groups=np.repeat(np.where(is_hard, "hard", "easy"), size),
                 clusters=np.repeat(np.arange(number), size),
                 cluster="video",
             )
             with suppress(RiskUnattainable):
-                thresholds[draw] = max(
-                    certify(replace(request, alpha=alpha), calibration, tuning).threshold
-                    for request in requests
-                )
+                request = Request(alpha, DELTA, mix=mix)
+                thresholds[draw] = certify(request, calibration, tuning).threshold
         # A mix of groups can be that of the hard queries alone.
         return above(world.risk("miss", thresholds, hard), alpha)
 
@@ -537,7 +533,7 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "abstention": abstention,
     "group": group,
     "any mix of groups": any_mix,
-    "any mix of groups in clusters": any_mix_of_clusters([Request(0.1, DELTA, mix="any")]),
+    "any mix of groups in clusters": any_mix_of_clusters("any"),
     "given mix of groups": given_mix,
     "any alpha": any_alpha,
     "any moment": any_moment,
@@ -560,9 +556,7 @@ BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
     "broken: new labels as if calibrated": labels("calibrated", asked="new"),
     "broken: rules fitted on calibrating labels": labels("new", known=True),
-    "broken: each group in clusters": any_mix_of_clusters(
-        [Request(0.1, DELTA / 2, group=name) for name in "ab"]
-    ),
+    "broken: groups in clusters ignored": any_mix_of_clusters(None),
     "broken: any moment of all galleries": any_moment_of("all"),
     "broken: any mix while groups join": any_mix_at_any_moment(number_is_known=False),
     "broken: copies are added unnoticed": added_copies(heeded=False),

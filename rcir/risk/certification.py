@@ -30,7 +30,7 @@ from rcir.risk.bounds import (
     miss_rate_bound,
     p_value,
 )
-from rcir.risk.losses import MISS, Risk, of_worst_group
+from rcir.risk.losses import MISS, Risk
 from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import ScoredResults
 from rcir.risk.sequential import (
@@ -471,19 +471,14 @@ def any_mix(
 ) -> Certificate:
     """Certify a request for every mix of the groups.
 
-    Each group is certified at its share of delta, and the largest threshold serves all of them.
-
-    A cluster may hold queries of several groups, in shares that depend on how hard it is. The loss
-    of a cluster is therefore that of its worst group, see `of_worst_group`. Its mean is certified
-    over the clusters that hold each group, and over all clusters, where these are not the same.
-    These means bound the risk if clusters come as in calibration, and if the group of a query comes
-    from any mix and its cluster is one with this group, whatever the shares of the groups in a
-    cluster. The union bound is conditional on which groups each cluster holds.
+    Each group is certified at its share of delta, and the largest threshold serves all of them. If
+    the queries come in clusters, each must hold queries of one group: a mean over clusters does not
+    bound the risk of a group whose share in a cluster depends on how hard the cluster is.
 
     The groups must be fixed before the queries are drawn; for `anytime`, before the first one is.
 
     Raises:
-        InvalidConfig: the calibration queries have no groups.
+        InvalidConfig: the calibration queries have no groups, or a cluster holds several.
         RiskUnattainable: a group cannot be certified.
     """
     groups = calibration.group_names()
@@ -491,25 +486,25 @@ def any_mix(
         raise InvalidConfig(
             f"{as_option('mix', 'any')} needs groups: none of the calibration queries has a group"
         )
+    if mixed := calibration.n_mixed_clusters:
+        raise InvalidConfig(
+            f"{mixed} of {calibration.units} {calibration.unit} ({calibration.cluster}) hold "
+            f"queries of several groups, and {as_option('mix', 'any')} needs one group for each: "
+            "calibrate with such clusters, for instance the encounters at one site, or request "
+            "every group alone (group)"
+        )
     assert request.delta is not None
-    if calibration.clusters is None:
-        parts = {f"group {name!r}": calibration.of_group(name) for name in groups}
-    else:
-        parts = _clusters_by_group(calibration, groups)
-    each = replace(request, mix=None, delta=request.delta / len(parts))
+    each = replace(request, mix=None, delta=request.delta / len(groups))
     certificates: list[Certificate] = []
     refusals: list[RiskUnattainable] = []
-    for name, queries in parts.items():
+    for name in groups:
         try:
-            with _refused(name):
-                certificates.append(_certify_part(each, queries, tuning, bound))
+            certificates.append(certify(replace(each, group=name), calibration, tuning, bound))
         except RiskUnattainable as error:
             refusals.append(error)
     if refusals:
         raise _all_refused(
-            f"any mix of {len(groups)} groups, for which {len(parts)} certificates are needed at "
-            f"delta / {len(parts)}",
-            refusals,
+            f"any mix of {len(groups)} groups, each at delta / {len(groups)}", refusals
         )
     return Certificate(
         max(one.threshold for one in certificates),
@@ -517,36 +512,6 @@ def any_mix(
         max(one.risk_bound or 0.0 for one in certificates),
         n_groups=len(groups),
     )
-
-
-def _certify_part(
-    request: GuaranteeRequest,
-    queries: ScoredResults,
-    tuning: ScoredResults | None,
-    bound: Bound,
-) -> Certificate:
-    """Certify a request for one group, or for the worst groups of clusters."""
-    if queries.clusters is None:
-        return certify(request, queries, tuning, bound)
-    assert not isinstance(request.alpha, Mapping)
-    worst, of_means = of_worst_group(request.one_risk), _bound_of_means(bound, queries)
-    return mean_loss(worst, request.alpha, request.delta, queries, tuning, of_means)
-
-
-def _clusters_by_group(calibration: ScoredResults, groups: list[str]) -> dict[str, ScoredResults]:
-    """Return the clusters that hold each group, and all of them if some hold several groups.
-
-    Groups that the same clusters hold are returned once.
-    """
-    clusters = np.asarray(calibration.clusters)
-    holding = {
-        f"clusters with group {name!r}": np.isin(clusters, clusters[calibration.groups == name])
-        for name in groups
-    }
-    if np.sum(list(holding.values()), axis=0).max() > 1:
-        holding["all clusters"] = np.ones(len(clusters), bool)
-    names = {rows.tobytes(): name for name, rows in holding.items()}
-    return {name: calibration[holding[name]] for name in names.values()}
 
 
 def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArray[np.float64]:

@@ -241,19 +241,6 @@ def register_risk(risk: Risk) -> None:
         raise InvalidConfig(f"risk {risk.key!r} exists already: choose another name")
 
 
-def of_worst_group(risk: Risk) -> Risk:
-    """Return the risk whose unit loss is that of the group that a cluster serves worst.
-
-    Whatever the shares of the groups in a cluster, its mean loss is at most the largest of the mean
-    losses of its groups. The loss of each query is this maximum for its cluster.
-    """
-
-    def losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
-        return scored.worst_group_means(risk.query_losses(scored, thresholds))
-
-    return replace(risk, losses=losses, binary=False, first_match=False)
-
-
 def risk_names() -> list[str]:
     """Return the names that a request may give."""
     return list(dict.fromkeys(risk.name for risk in RISKS.values()))

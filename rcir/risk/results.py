@@ -560,26 +560,14 @@ class ScoredResults:
         sums = np.bincount(cells.ravel(), values.ravel(), len(counts) * width)
         return sums.reshape(len(counts), width) / counts[:, None]
 
-    def worst_group_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(n, g) for each query, the largest of the means of its cluster's groups.
-
-        Args:
-            values: (n, g) values of the queries. Without groups, all queries are of one.
-
-        Raises:
-            InvalidData: the queries do not come in clusters.
-        """
-        if self.clusters is None:
-            raise InvalidData("the queries do not come in clusters: pass clusters")
-        cluster, counts = self._clustering
-        group = np.zeros(len(self), np.int64)
-        if self.groups is not None:
-            group = np.unique(self.groups, return_inverse=True)[1]
-        pair = cluster * len(self) + group
-        pairs, first = replace(self, clusters=pair), np.unique(pair, return_index=True)[1]
-        worst = np.zeros((len(counts), values.shape[1]))
-        np.maximum.at(worst, cluster[first], pairs.unit_means(values))
-        return worst[cluster]
+    @property
+    def n_mixed_clusters(self) -> int:
+        """Number of clusters that hold queries of several groups."""
+        if self.clusters is None or self.groups is None:
+            return 0
+        group = np.unique(self.groups, return_inverse=True)[1]
+        pairs = np.unique(np.stack([self._clustering[0], group]), axis=1)
+        return int(np.count_nonzero(np.bincount(pairs[0]) > 1))
 
     @cached_property
     def _clustering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

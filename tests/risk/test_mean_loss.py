@@ -64,25 +64,18 @@ def loss(risk, included, relevant, total):
     return 1 - hits / total if total else 1.0
 
 
-def loss_table(labelled, risk, by_group=False):
-    """Every score with the mean loss of every cluster, or of every query, at that threshold.
-
-    By group it is the mean loss of the worst group of every cluster.
-    """
+def loss_table(labelled, risk):
+    """Every score with the mean loss of every cluster, or of every query, at that threshold."""
     names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
-    groups = labelled.groups.tolist() if by_group else [""] * len(labelled)
-    members = {name: {} for name in names}
-    for i, (name, group) in enumerate(zip(names, groups, strict=True)):
-        members[name].setdefault(group, []).append(i)
+    members = {}
+    for i, name in enumerate(names):
+        members.setdefault(name, []).append(i)
     table = []
     for threshold in np.unique(labelled.scores[np.isfinite(labelled.scores)]):
         included = labelled.scores <= threshold
         rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
         each = [loss(risk, *row) for row in rows]
-        means = [
-            max(np.mean([each[i] for i in rows]) for rows in of_cluster.values())
-            for of_cluster in members.values()
-        ]
+        means = [np.mean([each[i] for i in rows]) for rows in members.values()]
         table.append((float(threshold), np.array(means)))
     return table
 
@@ -327,45 +320,37 @@ def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, group
     assert rule.guarantee(Request(0.4, None)).bound == "conformal"
 
 
-def smallest_by_bet(calibration, tuning, risk, alpha, delta):
-    """The smallest threshold that a bet on the worst group of every cluster certifies."""
-    table = loss_table(calibration, risk, by_group=True)
-    bet = stake(loss_table(tuning, risk, by_group=True), alpha, delta, np.ones(len(table[0][1])))
-    return next(t for t, each in table if np.prod(1 + bet * (alpha - each)) >= 1 / delta)
-
-
-@pytest.mark.parametrize(("risk", "alpha"), [("miss", 0.5), ("recall", 0.7)])
-def test_any_mix_of_clusters_is_certified_by_the_worst_group_of_each(
-    risk, alpha, clustered, groups
-):
-    """Over all clusters, and over those that hold each group: four certificates."""
-    calibration = replace(clustered[0], groups=groups)
-    tuning = replace(clustered[1], groups=groups[:90])
-    names = calibration.clusters
-    parts = [np.isin(names, names[groups == group]) for group in "abc"]
-    assert {len(set(names[rows])) for rows in parts}.isdisjoint({80})
-    expected = max(
-        smallest_by_bet(calibration[rows], tuning, risk, alpha, 0.3 / 4)
-        for rows in (*parts, np.ones(240, bool))
-    )
-    rule = SetRule(SCORE_FUNCTION, tuning, calibration)
-    guarantee = rule.guarantee(Request(alpha, 0.3, risk, mix="any"))
-    assert guarantee.threshold == expected
-    assert (guarantee.bound, guarantee.n_groups, guarantee.n_clusters) == ("betting", 3, 80)
-
-
-def test_delta_is_divided_by_the_number_of_different_sets_of_clusters(clustered, groups):
+@pytest.mark.parametrize(("risk", "alpha"), [("miss", 0.3), ("recall", 0.4)])
+def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, alpha, clustered):
     calibration, tuning = clustered
-    every = replace(calibration, clusters=np.arange(240) // 4, groups=groups)  # holds a, b, c
-    expected = smallest_by_bet(every, replace(tuning, groups=groups[:90]), "miss", 0.6, 0.3)
-    request, tuning = Request(0.6, 0.3, mix="any"), replace(tuning, groups=groups[:90])
-    assert certify(request, every, tuning).threshold == expected
-    one = replace(calibration, groups=np.array(list("abc"))[calibration.clusters % 3])
-    each = [smallest_by_bet(one.of_group(group), tuning, "miss", 0.6, 0.1) for group in "abc"]
-    assert certify(request, one, tuning).threshold == max(each)
-    with pytest.raises(RiskUnattainable, match="clusters with group 'a'") as refused:
-        certify(replace(request, alpha=0.1), one, tuning)
-    assert certify(replace(request, alpha=refused.value.minimum_alpha), one, tuning).threshold >= 0
+    grouped = replace(calibration, groups=np.array(list("abc"))[calibration.clusters % 3])
+    request = Request(alpha, 0.3, risk, mix="any")
+    each = [
+        mean_loss(find_risk(risk), alpha, 0.1, grouped.of_group(name), tuning, "betting").threshold
+        for name in "abc"
+    ]
+    guarantee = SetRule(SCORE_FUNCTION, tuning, grouped).guarantee(request)
+    assert guarantee.threshold == max(each) > min(each)
+    assert (guarantee.bound, guarantee.n_groups, guarantee.n_clusters) == ("betting", 3, 80)
+    with pytest.raises(RiskUnattainable, match="group 'a'") as refused:
+        certify(replace(request, alpha=0.05), grouped, tuning)
+    certify(replace(request, alpha=refused.value.minimum_alpha), grouped, tuning)
+
+
+def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
+    calibration, tuning = clustered
+    one = np.array(list("abc"))[calibration.clusters % 3]
+    one[0] = "b"  # the other queries of cluster 0 are of group a
+    request = Request(0.6, 0.3, mix="any")
+    for names, clusters in ((groups, 60), (one, 1)):
+        with pytest.raises(InvalidConfig, match=rf"{clusters} of 80 clusters \(video\)"):
+            certify(request, replace(calibration, groups=names), tuning)
+    labels = replace(
+        calibration, groups=groups, query_labels=calibration.clusters, clusters=None, cluster=None
+    )
+    for query_labels in ("new", "any"):
+        with pytest.raises(InvalidConfig, match="60 of 80 labels"):
+            certify(replace(request, query_labels=query_labels), labels)
 
 
 @pytest.mark.parametrize(
