@@ -24,14 +24,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from common import DIGITS, parser, report, sized, spread
 from cub import KINDS, MODEL, class_folders, weights
-from photographs import OPTIONS, folder_of
+from PIL import Image
 
 from calibration import CalibrationConfig, Outcome, calibrate
 from rcir.config import parse
-from rcir.data import DataConfig, Preprocessing
+from rcir.data import DataConfig, Preprocessing, data_root
+from rcir.data.datasets.handwriting import read_omniglot
+from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.encoders import Encoder, EncoderConfig
 from rcir.mining import MiningConfig
 from rcir.runs.folder import RunFolder
@@ -56,9 +59,29 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 SETS = ("digits", "fashion", "omniglot", "cub50")
 EPOCHS = sized({"digits": 8, "fashion": 8, "omniglot": 8, "cub50": 20}, dict.fromkeys(SETS, 1))
+SIDES = {"fashion": 28, "omniglot": 32}
+PICTURES, CHARACTERS = sized((400, 240), (12, 12))
 TIMED = sized(256, 16)  # images
 # Of the two-digit numbers: the figure of a column.
 FIGURES = {"recall_at_1": "R@1", "auroc_miss": "AUROC", "size": "ratio"}
+
+
+def folder_of(name: str, runs: Path) -> Path:
+    """Class folders of some pictures of Fashion-MNIST or Omniglot, written once."""
+    folder = runs / "pictures" / name
+    if not folder.exists():
+        read = read_omniglot if name == "omniglot" else read_fashion_mnist
+        images = read(data_root(DataConfig())).train
+        labels = np.unique(images.labels)
+        if name == "omniglot":
+            labels = np.random.default_rng(0).permutation(labels)[:CHARACTERS]
+        begun = folder.with_name(f"{name}.begun")
+        for label in labels:
+            (begun / str(label)).mkdir(parents=True, exist_ok=True)
+            for row in np.flatnonzero(images.labels == label)[:PICTURES]:
+                Image.fromarray(images.images[row]).save(begun / f"{label}/{row}.png")
+        begun.rename(folder)
+    return folder.absolute()
 
 
 def base(name: str, runs: Path) -> TrainingConfig:
@@ -68,9 +91,8 @@ def base(name: str, runs: Path) -> TrainingConfig:
         return override(parse(TrainingConfig, file, name, ""), {"data.options": DIGITS})
     if name != "cub50":
         options: dict[str, Any] = {"path": str(folder_of(name, runs))}
-        data, side = DataConfig("folder", options=options), OPTIONS[name][3]
-        size = tuple(json.loads(side))
-        return TrainingConfig("base", data=data, preprocessing=Preprocessing(size, 1))
+        data, side = DataConfig("folder", options=options), SIDES[name]
+        return TrainingConfig("base", data=data, preprocessing=Preprocessing((side, side), 1))
     pictures = class_folders(runs / "pictures", range(1, KINDS[-1] + 1))
     kinds = sorted(each.name for each in pictures.iterdir())
     trained = [kind for kind in kinds if int(kind[:3]) not in KINDS]

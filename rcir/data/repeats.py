@@ -300,7 +300,7 @@ def warn_of_gallery_bursts(
 
     More queries have near-copies among their matches (`rcir.data.bursts.count_mates`) than three
     times the share of independent queries that are taken for such, at a level of 0.01. Of fewer
-    bursts, delta hardly suffers (`benchmarks/bursts.py`).
+    bursts, delta hardly suffers.
 
     Args:
         queries: how they are called.
