@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.quality import Quality, assess
-from calibration.resampling import Resampling, resample
 from rcir.data import ImageSet
 from rcir.errors import RiskUnattainable
 from rcir.options import ALPHA
@@ -26,24 +25,13 @@ from rcir.risk import (
     risk_interval,
     score,
 )
+from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.risk.request import DEFAULT
 from rcir.risk.results import widened
 from rcir.risk.selection import ComparedSizes
 
-
-@dataclass(frozen=True)
-class SearchedSplits:
-    """The queries of the three splits with their search results."""
-
-    tuning: LabelledResults
-    calibration: LabelledResults
-    test: LabelledResults
-
-    def judged(self, retriever: Retriever) -> SearchedSplits:
-        """Return the splits with the uncertainty that the retriever was calibrated with."""
-        parts = (self.tuning, self.calibration, self.test)
-        uncertainty = retriever.require_calibration().uncertainty
-        return SearchedSplits(*(retriever.searcher.judged(part, uncertainty) for part in parts))
+CURVE_ALPHAS = tuple(round(0.02 * step, 2) for step in range(1, 21))
+CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
 
 
 @dataclass(frozen=True)
@@ -85,9 +73,12 @@ class RiskResult:
 
 
 def rows(
-    retriever: Retriever, queries: SearchedSplits, alphas: Sequence[float], delta: float
-) -> tuple[list[RiskResult], list[RiskResult]]:
-    """Measure the miss risk at each alpha, and all else that the calibration queries certify."""
+    retriever: Retriever, test: LabelledResults, alphas: Sequence[float], delta: float
+) -> tuple[list[RiskResult], list[RiskResult], list[RiskResult]]:
+    """Measure the miss risk at each alpha, and all else that the calibration queries certify.
+
+    The third list is the miss risk at `CURVE_ALPHAS` and each alpha, where it is certified.
+    """
     calibration = retriever.require_calibration()
     calibrated = calibration.main.calibration
     options: dict[str, dict[str, Any]] = {
@@ -110,19 +101,36 @@ def rows(
         options = {"miss, distinct labels": {"distinct": "label"}} | options
     scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
-    def measured(guarantee: str, changes: dict[str, Any]) -> list[RiskResult]:
-        requests = [GuaranteeRequest(alpha, delta, **changes) for alpha in alphas]
+    def measured(
+        guarantee: str, changes: dict[str, Any], levels: Sequence[float] = alphas
+    ) -> list[RiskResult]:
+        requests = [GuaranteeRequest(alpha, delta, **changes) for alpha in levels]
         answering = calibration.for_request(requests[0])
         rule = answering.rule_for(requests[0])
         if id(rule) not in scored:
-            test = retriever.searcher.judged(queries.test, answering.uncertainty)
+            queries = retriever.searcher.judged(test, answering.uncertainty)
             if requests[0].distinct is not None:
-                test = test.first_of_each_label()
-            scored[id(rule)] = score(rule.score_function, test)
+                queries = queries.first_of_each_label()
+            scored[id(rule)] = score(rule.score_function, queries)
         return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
 
     others = [row for name, changes in options.items() for row in measured(name, changes)]
-    return measured("miss", {}), others
+    curve = measured("miss", {}, sorted({*CURVE_ALPHAS, *alphas}))
+    return measured("miss", {}), others, [row for row in curve if row.certified]
+
+
+def curve_sizes(
+    rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
+) -> list[Estimate]:
+    """Return the mean set size at each level of a curve, with its bootstrap interval.
+
+    Sizes certified by clusters of queries or by another bound than the binomial have no interval.
+    """
+    if rule.calibration.cluster is not None or rule.bound != "binomial":
+        return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
+    scores = score(rule.score_function, test).require("scores")
+    parts = [Certified(rule.calibration.match_score, scores)]
+    return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
 
 
 def _measure(
@@ -285,8 +293,8 @@ class Evaluation:
         parts_alpha: that level; None if nothing is certified.
         cluster: what the clusters are that the queries come in, if any.
         n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
-        resampling: the guarantee over many random splits of calibration and test queries; None if
-            queries come in clusters, or test queries have other labels.
+        curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
+        curve_sizes: mean set size at each of these levels, see `curve_sizes`.
         beyond_depth: number of test queries whose matches are all beyond the search depth.
         chosen_among: number of retrievers that this one was chosen among; its rows are then
             certified at delta divided by it, and the promise holds at delta.
@@ -313,7 +321,8 @@ class Evaluation:
     cluster: str | None
     n_clusters: int | None
     n_test_clusters: int | None
-    resampling: Resampling | None
+    curve: list[RiskResult]
+    curve_sizes: list[Estimate]
     beyond_depth: int
     encoder_ratio: float | None = None
     chosen_among: int = 1
@@ -385,23 +394,14 @@ class Evaluation:
         return {name: value for name, value in numbers.items() if value is not None}
 
     def curves(self) -> dict[str, dict[int, float]]:
-        """Return curves over alpha to track, by name and 1000 alpha: means over random splits."""
-        if self.resampling is None:
-            return {}
-        resampling, (own, *_) = self.resampling, self.resampling.rules
-        sources = {
-            "mean_size": (own, "mean"),
-            "constant_size": ("constant", "mean"),
-            "risk": (own, "risk"),
-        }
-        summary = resampling.summary(resampling.alphas.tolist())
+        """Return curves over alpha to track, by name and 1000 alpha."""
         return {
             f"curve/{name}": {
-                round(1000 * float(alpha)): value
-                for alpha, numbers in summary[rule].items()
-                if (value := numbers[number]) is not None
+                round(1000 * row.alpha): value
+                for row in self.curve
+                if (value := getattr(row, field)) is not None
             }
-            for name, (rule, number) in sources.items()
+            for name, field in HEADLINE.items()
         }
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -426,7 +426,6 @@ class Evaluation:
             "n_clusters",
             "n_test_clusters",
         )
-        resampling = self.resampling
         return {name: getattr(self, name) for name in names} | {
             "unmatched": self.quality.unmatched,
             "quality": self.quality.numbers,
@@ -434,8 +433,6 @@ class Evaluation:
             "others": [asdict(row) for row in self.others],
             "parts": [asdict(part) | {"risk": part.risk} for part in self.parts],
             "parts_alpha": self.parts_alpha,
-            "resampling": resampling and resampling.summary(resampling.alphas.tolist()),
-            "resampling_by_delta": resampling and resampling.summary_of_deltas(),
             "score_function_comparison": self.comparison,
             "uncertainty_comparison": self.uncertainties,
             "encoder_uncertainty_ratio": self.encoder_ratio,
@@ -445,7 +442,7 @@ class Evaluation:
 def evaluate(
     dataset: str,
     retriever: Retriever,
-    queries: SearchedSplits,
+    test: LabelledResults,
     images: ImageSet,
     alphas: Sequence[float],
     delta: float,
@@ -458,15 +455,15 @@ def evaluate(
     Args:
         dataset: its name, for the report.
         retriever: the one to measure.
-        queries: of its data set, searched by it.
+        test: the test queries, searched by it, with the uncertainty that it was calibrated with.
         images: the test queries.
         alphas, delta: levels to measure.
         calibrated: what its calibration compared, if known.
         outside: (m,) uncertainties of out-of-distribution queries.
         baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
-    rule, test = retriever.require_calibration().main, queries.test
-    misses, others = rows(retriever, queries, alphas, delta)
+    rule = retriever.require_calibration().main
+    misses, others, curve = rows(retriever, test, alphas, delta)
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
         quality.numbers["recall_at_1_pixels"] = baseline
@@ -493,9 +490,8 @@ def evaluate(
         cluster=rule.calibration.cluster,
         n_clusters=rule.calibration.units if rule.calibration.cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
-        resampling=None
-        if rule.calibration.cluster or calibrated_share == 0
-        else resample(retriever, queries.tuning, queries.calibration, test, alphas, delta),
+        curve=curve,
+        curve_sizes=curve_sizes(rule, test, curve),
         beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
         chosen_among=retriever.require_calibration().chosen_among,
         labels=_tested_labels(retriever, calibrated_share),

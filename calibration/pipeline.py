@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-from calibration.evaluation import Evaluation, SearchedSplits, evaluate
+from calibration.evaluation import Evaluation, evaluate
 from calibration.report import draw_figures, render
 from calibration.screen import step
 from calibration.sources import Source, VectorFiles
@@ -23,7 +23,6 @@ from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
 from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import search_items
 from rcir.risk import Certified, LabelledResults, corrected, score
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
 
@@ -143,16 +142,13 @@ def run(
                 calibrated = retriever.calibrate_splits(
                     opened.tuning, opened.calibration, **options
                 )
-        tuning = opened.tuning
-        if tuning is None:
-            tuning = search_items(retriever.searcher, opened.calibration)
-        queries = SearchedSplits(tuning, opened.calibration, opened.test).judged(retriever)
+        test = retriever.searcher.judged(opened.test, retriever.require_calibration().uncertainty)
         outside = opened.outside()
         with step("evaluation"):
             evaluation = evaluate(
                 opened.dataset,
                 retriever,
-                queries,
+                test,
                 opened.images,
                 alphas,
                 delta,
@@ -170,14 +166,14 @@ def run(
             output,
             retriever,
             evaluation,
-            queries.test,
+            test,
             opened.images,
             opened.gallery,
             tracked,
             started,
         )
         if options is not None:
-            results = measured(retriever, evaluation, queries.test, *opened.ids)
+            results = measured(retriever, evaluation, test, *opened.ids)
             results.write(output / TEST)
             if tracked is not None:
                 track_results(tracked, source.training, opened.dataset, evaluation, results)
@@ -187,7 +183,7 @@ def run(
                     log_calibration(tracked, output, retriever, opened.example())
     source.close()
     identity = None if tracked is None else tracked.id
-    return Outcome(retriever, place, page, evaluation, queries.test, opened.splits, identity)
+    return Outcome(retriever, place, page, evaluation, test, opened.splits, identity)
 
 
 def check_output(output: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -48,35 +49,24 @@ def draw_figures(
 def _of_sizes(
     retriever: Retriever, evaluation: Evaluation, test: LabelledResults
 ) -> dict[str, Figure]:
-    resampling = evaluation.resampling
     score_function = retriever.require_calibration().main.score_function
     figures_by_name = {}
-    if resampling is not None:
-        curves = {
-            name if name == "constant" else f"{name} sizes": rule.mean
-            for name, rule in resampling.rules.items()
-        }
-        curves["one size for all"] = curves.pop("constant")
+    if evaluation.curve:
+        alphas, risk, lows, highs, constant = (
+            np.array([getattr(row, name) for row in evaluation.curve], np.float64)
+            for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
+        )
+        sizes = [astuple(size) for size in evaluation.curve_sizes]
+        size, low, high = np.array(sizes, np.float64).T
         figures_by_name = {
-            "size": figures.size_spread(resampling.alphas, curves),
-            "risk": figures.risk_spread(
-                resampling.alphas,
-                resampling.rules[score_function.name].risk,
-                resampling.expected,
-            ),
-            "delta": figures.delta_sweep(
-                resampling.deltas,
-                resampling.by_delta.risk,
-                resampling.by_delta.mean,
-                resampling.alpha,
-                resampling.expected_at(resampling.deltas),
-            ),
+            "size": figures.size_curve(alphas, size, low, high, constant),
+            "risk": figures.risk_curve(alphas, risk, lows, highs),
         }
-    sizes = {
+    sets = {
         f"alpha = {row.alpha:g}": score_function.sizes(test.results, float(row.threshold or 0))
         for row in evaluation.certified
     }
-    return figures_by_name | ({"sizes": figures.size_distributions(sizes)} if sizes else {})
+    return figures_by_name | ({"sizes": figures.size_distributions(sets)} if sets else {})
 
 
 def _of_uncertainty(
@@ -219,23 +209,6 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         for name, value in evaluation.quality.numbers.items()
         if not name.startswith("ece")
     }
-    delta, resampling = evaluation.rows[0].delta, evaluation.resampling
-    n_splits, expected, size_caption, risk_caption = 0, "", "", ""
-    if resampling is not None:
-        n_splits = len(next(iter(resampling.rules.values())).risk)
-        expected = f"{100 * resampling.expected:.0f}%"
-        size_caption = (
-            f"Mean set size over {n_splits} random splits into calibration and test queries. All "
-            "rules take the same images in the same order, and all but the uncontrolled sizes are "
-            "certified."
-        )
-        risk_caption = (
-            f"Measured risk over {n_splits} random splits. Sizes without any slack exceed alpha in "
-            f"about {expected} of them: delta = {delta:g} allows {100 * delta:g}%, and the noise "
-            f"of {resampling.n_test} test queries adds to it. If the red line is above the "
-            f"diagonal, more than {expected} of the splits exceeded alpha; all share one set of "
-            "queries, which may be an unlucky one."
-        )
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         summary=screen,
@@ -243,16 +216,11 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
             name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
             for name, kind in QUERY_UNCERTAINTIES.items()
         },
-        delta=delta,
+        delta=evaluation.rows[0].delta,
         figures=pictures,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
         numbers=numbers,
         errors=_errors(evaluation.quality.numbers),
-        splits=resampling.summary([row.alpha for row in evaluation.rows]) if resampling else {},
-        n_splits=n_splits,
-        expected=expected,
-        size_caption=size_caption,
-        risk_caption=risk_caption,
     )
 
 

@@ -3,12 +3,11 @@
 from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED, to_svg
 from rcir.figures.curves import (
     calibration_curves,
-    delta_sweep,
     in_and_out,
     reliability_diagram,
-    risk_spread,
+    risk_curve,
+    size_curve,
     size_distributions,
-    size_spread,
     sparsification_curves,
 )
 from rcir.figures.pictures import QuerySet, project, projection, query_sets
@@ -23,15 +22,14 @@ __all__ = [
     "RED",
     "QuerySet",
     "calibration_curves",
-    "delta_sweep",
     "in_and_out",
     "project",
     "projection",
     "query_sets",
     "reliability_diagram",
-    "risk_spread",
+    "risk_curve",
+    "size_curve",
     "size_distributions",
-    "size_spread",
     "sparsification_curves",
     "to_svg",
 ]

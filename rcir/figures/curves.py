@@ -16,7 +16,6 @@ from rcir.figures.axes import (
     BLUE,
     DARK,
     GREY,
-    RED,
     draw_curves,
     labelled,
     legend_below,
@@ -29,93 +28,50 @@ from rcir.figures.axes import (
 from rcir.metrics import Reliability
 from rcir.metrics.ranking import Floats
 
-BAND = (0.05, 0.5, 0.95)
+CONFIDENCE = "confidence (1 - scaled uncertainty)"
 
 
-def risk_spread(alpha: Floats, risk: Floats, above: float) -> Figure:
-    """Risk over random splits into calibration and test queries, against alpha.
-
-    The line of the 1 - `above` quantile lies on or below the diagonal exactly where at most a
-    fraction `above` of the splits had a risk above alpha. That fraction is expected to be delta if
-    the risk is that of all future queries, and more if it is measured on finitely many test
-    queries, whose noise adds to it.
+def risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure:
+    """Measured risk against alpha, beside the line on which both are equal.
 
     Args:
-        alpha: (m,) levels.
-        risk: (R, m) measured risks, a row per split; NaN where the split certified nothing. Levels
-            that fewer than half of the splits certify are left out. At the others, median and band
-            are of the certified splits; the quantile is of all, where a split that certified
-            nothing violated nothing.
-        above: in (0, 1), the fraction of splits that may have a risk above alpha.
+        alpha: (m,) levels, ascending.
+        risk: (m,) measured risks.
+        low, high: (m,) ends of their 95% intervals.
 
     Example:
-        >>> risk = np.array([[0.04, 0.15], [0.07, 0.18], [0.06, 0.22]])
-        >>> risk_spread(np.array([0.1, 0.2]), risk, above=0.1).savefig("risk.png")
+        >>> alpha, risk = np.array([0.1, 0.2]), np.array([0.07, 0.18])
+        >>> risk_curve(alpha, risk, risk - 0.02, risk + 0.03).savefig("risk.png")
     """
-    title = f"Risk over {len(risk)} random splits"
-    figure, axes = one_panel("alpha", "measured risk", title)
+    figure, axes = one_panel("alpha", "measured risk", "Risk")
     axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
-    _draw_risk(axes, alpha, risk, above, f"{1 - above:.2g} quantile")
+    _draw_band(axes, alpha, risk, low, high, "measured risk")
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend(frameon=False)
     return figure
 
 
-def size_spread(alpha: Floats, sizes: Mapping[str, Floats]) -> Figure:
-    """Mean set size over random splits against alpha, for each named way of choosing sizes.
+def size_curve(alpha: Floats, size: Floats, low: Floats, high: Floats, constant: Floats) -> Figure:
+    """Mean set size against alpha, beside the size if all sets were equally large.
 
     Args:
-        alpha: (m,) levels.
-        sizes: for each name, (R, m) mean sizes, a row a split; NaN where the split certified
-            nothing. Median and band are of the certified splits; levels that fewer than half of
-            them certify are left out.
+        alpha: (m,) levels, ascending.
+        size: (m,) mean set sizes.
+        low, high: (m,) ends of their 95% intervals; NaN where there is none.
+        constant: (m,) size of all sets if they were equally large; NaN where none is certified.
 
     Example:
-        >>> sizes = {"auto": np.array([[9.0, 3.0], [11.0, 4.0]]), "constant": np.full((2, 2), 20.0)}
-        >>> size_spread(np.array([0.1, 0.2]), sizes).savefig("size.png")
+        >>> alpha, size = np.array([0.1, 0.2]), np.array([9.0, 3.0])
+        >>> size_curve(alpha, size, size - 1, size + 1, 2 * size).savefig("size.png")
     """
     figure, axes = one_panel("alpha", "mean set size", "Set size")
-    for (name, values), style in styled(sizes.items()):
-        low, middle, high = _quantiles(values)
-        axes.fill_between(alpha, low, high, color=style["color"], alpha=0.2, linewidth=0)
-        axes.plot(alpha, middle, label=name, markevery=spaced(alpha), **style)
+    _draw_band(axes, alpha, size, low, high, "mean size")
+    axes.plot(
+        alpha, constant, color=AMBER, marker="s", markersize=4, label="one size for all queries"
+    )
     log_scale(axes, "y")
     axes.set_xlim(0, None)
-    axes.legend(frameon=False, title="median, 5% to 95% of splits", title_fontsize=8)
-    return figure
-
-
-def delta_sweep(
-    delta: Floats, risk: Floats, size: Floats, alpha: float, above: Floats | None = None
-) -> Figure:
-    """Risk, and mean set size, over random splits against delta at one alpha.
-
-    Args:
-        delta: (m,) probabilities in (0, 1) that the guarantee may fail with.
-        risk: (R, m) measured risks, a row a split; NaN where the split certified nothing.
-        size: (R, m) mean sizes, likewise. What becomes of NaN: see `risk_spread`.
-        alpha: the level.
-        above: (m,) fractions of splits that may have a risk above alpha, `delta` unless given; see
-            `risk_spread`.
-
-    Example:
-        >>> risk, size = np.array([[0.05, 0.08], [0.07, 0.12]]), np.array([[9.0, 7.0], [8.0, 6.0]])
-        >>> delta_sweep(np.array([0.05, 0.5]), risk, size, alpha=0.1).savefig("delta.png")
-    """
-    figure, (left, right) = two_panels()
-    labelled(left, "delta", "measured risk", f"Risk at alpha = {alpha:g}")
-    left.axhline(alpha, color=GREY, linestyle="--", label="risk = alpha")
-    name = "1 - delta quantile" if above is None else "quantile of the expected share"
-    _draw_risk(left, delta, risk, delta if above is None else above, name)
-    left.set_ylim(0, None)
-    left.legend(frameon=False, loc="lower right")
-    labelled(right, "delta", "mean set size", f"Size at alpha = {alpha:g}")
-    _draw_band(right, delta, size)
-    if delta.max() > 10 * delta.min():
-        for axes in (left, right):
-            axes.set_xlim(delta.min() / 1.3, delta.max() * 1.3)  # also where nothing is drawn
-            log_scale(axes, "x")
-    right.legend(frameon=False)
+    axes.legend(frameon=False)
     return figure
 
 
@@ -146,43 +102,9 @@ def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
     return figure
 
 
-def _draw_risk(axes: Axes, x: Floats, risk: Floats, above: Floats | float, name: str) -> None:
-    """Draw the spread of a risk over splits, and its 1 - `above` quantile."""
-    _draw_band(axes, x, risk)
-    quantile = _exceeded_by(risk, above)
-    axes.plot(x, quantile, color=RED, marker="D", markersize=4, markevery=spaced(x), label=name)
-
-
-def _draw_band(axes: Axes, x: Floats, values: Floats) -> None:
-    low, middle, high = _quantiles(values)
-    axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, label="5% to 95% of splits")
-    axes.plot(x, middle, color=BLUE, marker="o", markersize=4, markevery=spaced(x), label="median")
-
-
-def _mostly_certified(values: Floats) -> NDArray[np.bool_]:
-    """(m,) whether at least half of the splits certified something."""
-    mostly: NDArray[np.bool_] = 2 * np.isfinite(values).sum(axis=0) >= len(values)
-    return mostly
-
-
-def _quantiles(values: Floats) -> Floats:
-    """(3, m) quantiles `BAND` of the certified splits."""
-    mostly = _mostly_certified(values)
-    quantiles = np.full((len(BAND), values.shape[1]), np.nan)
-    quantiles[:, mostly] = np.nanquantile(values[:, mostly], BAND, axis=0)
-    return quantiles
-
-
-def _exceeded_by(risk: Floats, share: Floats | float) -> Floats:
-    """Return (m,) smallest risks that at most a share of the splits exceeds."""
-    ordered = np.sort(np.where(np.isfinite(risk), risk, 0), axis=0)
-    above = np.floor(len(risk) * np.asarray(share) + 1e-9).astype(np.int64)  # 0.29 * 100 < 29
-    place = np.broadcast_to(len(risk) - 1 - above, risk.shape[1:])
-    exceeded = np.take_along_axis(ordered, place[None], axis=0)[0]
-    return np.where(_mostly_certified(risk), exceeded, np.nan)
-
-
-CONFIDENCE = "confidence (1 - scaled uncertainty)"
+def _draw_band(axes: Axes, x: Floats, values: Floats, low: Floats, high: Floats, name: str) -> None:
+    axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, label="95% interval")
+    axes.plot(x, values, color=BLUE, marker="o", markersize=4, label=name)
 
 
 def reliability_diagram(diagram: Reliability) -> Figure:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.stats import binom, binomtest
 from sklearn.metrics import roc_auc_score
 
 import rcir
+from calibration.evaluation import CURVE_ALPHAS, curve_sizes
 from calibration.quality import assess, pixel_recall
 from rcir.runs.results import RunResults
 
@@ -74,6 +76,22 @@ def test_every_row_follows_from_the_three_splits(outcome, searched):
         assert (row.guarantee, row.answered) == ("miss", 1)
         assert row.constant_size == 1 + calibrated(ranks, np.ones(300), row.alpha)
         assert (row.delta, row.score_function, row.bound) == (DELTA, "minmax", "binomial")
+
+
+def test_the_curve_has_the_rows_and_sizes_of_more_levels(outcome):
+    evaluation = outcome.evaluation
+    levels = [row.alpha for row in evaluation.curve]
+    assert levels == sorted({*levels, 0.2, 0.3})
+    assert set(np.round(np.arange(0.06, 0.401, 0.02), 2)) <= set(levels) < {*CURVE_ALPHAS, 0.3}
+    assert [row for row in evaluation.curve if row.alpha in (0.2, 0.3)] == evaluation.certified
+    sizes = dict(zip(levels, evaluation.curve_sizes, strict=True))
+    for row in evaluation.curve:
+        size = sizes[row.alpha]
+        assert size.value == pytest.approx(row.mean_size)
+        assert size.low < size.value < size.high
+    rule = replace(outcome.retriever.calibration.main, bound="hoeffding")
+    (estimate,) = curve_sizes(rule, outcome.test, evaluation.curve[:1])
+    assert (estimate.value, estimate.low) == (evaluation.curve[0].mean_size, None)
 
 
 def test_quality_is_that_of_the_test_split(outcome, searched):
@@ -195,10 +213,6 @@ def test_results_json_has_the_same_numbers(outcome):
     for name, rows in (("rows", evaluation.rows), ("others", evaluation.others)):
         assert results[name] == [vars(row) for row in rows]
     assert results["parts"] == [vars(part) | {"risk": part.risk} for part in evaluation.parts]
-    assert results["resampling_by_delta"] == evaluation.resampling.summary_of_deltas()
-    for rule, levels in evaluation.resampling.summary((0.001, 0.2, 0.3)).items():
-        for alpha, values in levels.items():
-            assert results["resampling"][rule][alpha] == values
     assert results["quality"] == evaluation.quality.numbers
     for name in ("n_calibration", "n_test", "beyond_depth", "parts_alpha", "uncertainty"):
         assert results[name] == getattr(evaluation, name)

@@ -180,14 +180,12 @@ def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outco
         assert metrics[f"quality/{name}"] == results["quality"][name]
     assert len(metrics) <= 25
 
-    (rule, *_) = results["resampling"]
-    curve = client.get_metric_history(run.info.run_id, "curve/mean_size")
-    expected = {
-        round(1000 * float(alpha)): numbers["mean"]
-        for alpha, numbers in results["resampling"][rule].items()
-        if numbers["mean"] is not None
-    }
-    assert {point.step: point.value for point in curve} == expected
+    for name, field in (("mean_size", "mean_size"), ("risk", "test_risk")):
+        curve = client.get_metric_history(run.info.run_id, f"curve/{name}")
+        expected = {
+            round(1000 * row.alpha): getattr(row, field) for row in outcome.evaluation.curve
+        }
+        assert {point.step: point.value for point in curve} == expected
     params = client.get_run(trained.mlflow_run).data.params
     for name in ("data.options.train", "encoder.dim", "mining.positive", "optimizer.lr", "seed"):
         assert run.data.params[name] == params[name]
