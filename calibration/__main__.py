@@ -1,4 +1,4 @@
-"""`python -m calibration --run RUN`: give a trained encoder a guarantee."""
+"""`rcir calibrate --run RUN`: give a trained encoder a guarantee."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m calibration") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse, calibrate, show what was measured."""
     with reporting_errors(), naming_extras():
         from calibration.config import CalibrationConfig
         from rcir.config import parse
 
         summary = "Give a trained encoder a guarantee."
-        config = parse(CalibrationConfig, argv, prog, summary, reads_folders=True)
+        config = parse(CalibrationConfig, argv, "rcir calibrate", summary, reads_folders=True)
         from calibration.pipeline import calibrate
         from calibration.screen import NOTHING_CERTIFIED, print_evaluation
 

@@ -1,4 +1,4 @@
-"""`python -m training --config FILE`: train an encoder."""
+"""`rcir train --config FILE`: train an encoder."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m training") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse, train, say what comes next."""
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from training.config import TrainingConfig
 
-        config = parse(TrainingConfig, argv, prog, "Train an encoder.")
+        config = parse(TrainingConfig, argv, "rcir train", "Train an encoder.")
         # Slow to import; `--help` and a wrong option need none.
         from rcir.terminal import console
         from training.run import train
 
         run = train(config)
         console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)
-        console.print(f"next: python -m calibration --run {run.path}", soft_wrap=True)
+        console.print(f"next: rcir calibrate --run {run.path}", soft_wrap=True)
     return 0
 
 

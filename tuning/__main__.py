@@ -1,4 +1,4 @@
-"""`python -m tuning --config FILE`: sweep the options of a training."""
+"""`rcir tune --config FILE`: sweep the options of a training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
     arguments = spelled_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from tuning.config import TuningConfig
 
-        config = parse(TuningConfig, arguments, prog, "Sweep the options of a training.")
+        config = parse(TuningConfig, arguments, "rcir tune", "Sweep the options of a training.")
         # Slow to import; `--help` and a wrong option need none.
         from tuning.records import BEST_FILE
         from tuning.report import best_run, print_sweep
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m tuning") -> i
         run = best_run(records)
         print(f"best: {run.path}\nits configuration: {records.folder / BEST_FILE}")
         if not config.calibrate:
-            print(f"next: python -m calibration --run {run.path}")
+            print(f"next: rcir calibrate --run {run.path}")
             return 0
         from calibration import CalibrationConfig, calibrate, print_evaluation
 

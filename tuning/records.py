@@ -1,7 +1,7 @@
 """The folder of a sweep, and what is known of its trials.
 
 sweep.json              configuration, MLflow run, trials
-best.yaml               the configuration of the best trial, for `python -m training`
+best.yaml               the configuration of the best trial, for `rcir train`
 trials.csv              the trials, the best first
 trial-000/              the training run of a trial, see `rcir.runs.folder`
 trial-000-seed-1/       with another seed

@@ -43,7 +43,7 @@ COMMANDS = {
     "demo": ("runs", "train, calibrate, measure and retrieve on handwritten two-digit numbers"),
 }
 READ_NO_FOLDERS = ("data", "demo")
-# The jobs, which `python -m PACKAGE` runs, too.
+# `ray job submit` runs these as `python -m PACKAGE`.
 JOBS = {
     "train": ("training", "train an encoder"),
     "calibrate": ("calibration", "give a trained encoder a guarantee"),
@@ -56,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] and arguments[0] in JOBS:
         package, _ = JOBS[arguments[0]]
-        status: int = import_module(f"{package}.__main__").main(
-            arguments[1:], f"rcir {arguments[0]}"
-        )
+        status: int = import_module(f"{package}.__main__").main(arguments[1:])
         return status
     arguments = spelled(arguments, "-")
     parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")

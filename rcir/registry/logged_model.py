@@ -342,7 +342,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidData(
             f"{folder} holds no results of a calibration ({error}): give the folder that "
-            "`python -m calibration` or `rcir certify` wrote to"
+            "`rcir calibrate` or `rcir certify` wrote to"
         ) from error
     return results
 
@@ -387,7 +387,7 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
     if "data" not in retriever.origin:
         raise DataUnavailable(
             "the retriever does not say of which data set it is: calibrate it with "
-            "`python -m calibration`, which tracks its model in MLflow"
+            "`rcir calibrate`, which tracks its model in MLflow"
         )
     data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
     return image_example(load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0])

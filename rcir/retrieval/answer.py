@@ -160,7 +160,7 @@ class Version:
         if self.calibration is None:
             raise StaleCalibration(
                 "this retriever is not calibrated: call `calibrate` with labelled queries, or make "
-                "one with `python -m calibration`; `search` gives neighbours without a guarantee"
+                "one with `rcir calibrate`; `search` gives neighbours without a guarantee"
             )
         return self.calibration
 

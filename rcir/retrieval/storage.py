@@ -220,7 +220,7 @@ def current_version(folder: Path) -> Path:
     if version is None:
         raise NoRetriever(
             f"there is no retriever in {folder} (neither {POINTER} nor {MANIFEST}): make one with "
-            "`rcir demo` or `python -m calibration`"
+            "`rcir demo` or `rcir calibrate`"
         )
     return version
 
@@ -402,7 +402,7 @@ def _verified_files(folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, 
         raise CorruptRetriever(
             f"{folder} has format {version}, this version of rcir reads formats "
             f"{' and '.join(map(str, READABLE))}: use the version that wrote it, or calibrate "
-            "again with this one (python -m calibration --run RUN)"
+            "again with this one (rcir calibrate --run RUN)"
         )
     if missing := REQUIRED_FILES - files.keys():
         raise CorruptRetriever(

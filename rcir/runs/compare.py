@@ -419,7 +419,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     if lacking:
         raise InvalidData(
             f"no calibrated retriever in {', '.join(lacking)}: --choose takes the folders that "
-            "`python -m calibration` wrote to"
+            "`rcir calibrate` wrote to"
         )
     runs = read_runs(folders)
     for run in runs:

@@ -264,7 +264,7 @@ def find_run(reference: str) -> RunFolder:
         if run is None:
             raise InvalidData(
                 f"{reference} is no folder of a training run, and {where}: give the folder that "
-                "`python -m training` printed"
+                "`rcir train` printed"
             )
     return run
 
@@ -333,7 +333,7 @@ def _read(folder: Path) -> list[Run]:
     if run is None:
         raise InvalidData(
             f"{folder} holds no run ({RUN_FILE}, {SWEEP} or {TEST}): give the folder that "
-            "`python -m training`, `python -m tuning` or `python -m calibration` wrote to"
+            "`rcir train`, `rcir tune` or `rcir calibrate` wrote to"
         )
     return [run]
 

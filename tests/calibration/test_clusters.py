@@ -1,4 +1,4 @@
-"""`python -m calibration --cluster`: queries that come in clusters, from a table to the report."""
+"""`rcir calibrate --cluster`: queries that come in clusters, from a table to the report."""
 
 import io
 import json

@@ -338,7 +338,7 @@ def test_the_command_shows_a_sweep_and_calibrates_its_best_trial(tmp_path, capsy
     first, second = (next(line for line in lines if line.startswith(name)) for name in names)
     assert lines.index(first) < lines.index(second)
     assert f"{best['metrics']['certified_size']:.2f}" in first
-    assert f"python -m calibration --run {folder / names[0]}" in output
+    assert f"rcir calibrate --run {folder / names[0]}" in output
     assert not list(folder.rglob("retriever"))
 
     # Given again, the sweep has nothing left to train.
