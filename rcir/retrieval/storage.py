@@ -26,7 +26,6 @@ A reader opens one version and never sees a mixture of two. A writer holds the l
 version, replaces `current.json`, and keeps the previous version for readers that have opened it.
 
 A version is complete by itself: its folder can be copied and loaded, which is what MLflow stores.
-Earlier releases stored retrievers in this form, without versions; saving over one converts it.
 
 Nothing in the folder is, or is read as, a pickle.
 """
@@ -69,7 +68,6 @@ from rcir.retrieval.queries import VectorOptions
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_parts import (
     DESCRIPTION,
-    TUNED_ON,
     describe_digests,
     describe_past,
     describe_rules,
@@ -92,7 +90,6 @@ from rcir.retrieval.tuning import CalibrationOptions
 from rcir.trust import reading
 
 LAYOUT, FORMAT = 1, 8  # formats of the folder and of a version
-READABLE = (7, FORMAT)  # formats of versions: 7 has no digests
 POINTER, LOCK, VERSIONS = "current.json", "lock", "versions"
 MANIFEST, DESCRIPTION_FILE = "manifest.json", "retriever.json"
 WEIGHTS, CONTROLLER_FILE = "encoder.safetensors", "controller.safetensors"
@@ -268,8 +265,8 @@ def check_place(folder: Path) -> None:
         )
     if os.path.lexists(folder) and not _is_replaceable(folder):
         raise CorruptRetriever(
-            f"{folder} contains something other than a retriever, which is left alone: choose "
-            "another folder"
+            f"{folder} contains a single version, or something other than a retriever, which is "
+            "left alone: choose another folder"
         )
 
 
@@ -279,24 +276,23 @@ def check_place(folder: Path) -> None:
 def _find_version(folder: Path) -> Path | None:
     """Return the folder of the current version, or None if there is no retriever.
 
-    In the layout without versions, that is the folder itself.
+    A version by itself, without a pointer beside it, is its own current version.
     """
-    has_manifest = (folder / MANIFEST).is_file()  # read first: a writer removes it last
     pointer = folder / POINTER
     try:
         values = json.loads(pointer.read_text())
         layout, name = values["format"], str(values["version"])
         require(re.fullmatch(VERSION_NAME, name) is not None, f"version {name!r}")
     except (FileNotFoundError, NotADirectoryError):
-        return folder if has_manifest else None
+        return folder if (folder / MANIFEST).is_file() else None
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise CorruptRetriever(
             f"{pointer} is damaged ({error}): copy the folder again, or calibrate again"
         ) from error
     if layout != LAYOUT:
         raise CorruptRetriever(
-            f"{pointer} has format {layout}, this version of rcir reads format {LAYOUT}: use the "
-            "version that wrote it, or calibrate again with this one"
+            f"{pointer} has format {layout}, this version of rcir reads format {LAYOUT}: calibrate "
+            "again"
         )
     return folder / VERSIONS / name
 
@@ -305,7 +301,7 @@ def _check_conflict(version: Path | None, folder: Path, current: Path | None) ->
     """Raise `SaveConflict` if a retriever comes from another version in this folder."""
     if version is None or current in (None, version):
         return
-    if folder in (version, version.parent.parent):
+    if folder == version.parent.parent:
         raise SaveConflict(
             f"another version of the retriever was saved to {folder} after this one was loaded or "
             "saved, and would be lost: load the retriever again and repeat the change, or save to "
@@ -323,7 +319,7 @@ def _point_to(version: Path, previous: Path | None) -> None:
     folder = version.parent.parent
     aside = folder / f".{POINTER}"
     pointer = {"format": LAYOUT, "version": version.name}
-    if previous is not None and previous != folder:
+    if previous is not None:
         pointer["previous"] = previous.name
     aside.write_text(json.dumps(pointer))
     for path in (aside, folder.parent):
@@ -335,8 +331,7 @@ def _point_to(version: Path, previous: Path | None) -> None:
 def _clean(folder: Path) -> None:
     """Delete what the pointer does not name: old versions, and those of killed processes.
 
-    If there are versions, files of the layout without versions are deleted, too. What cannot be
-    deleted is left to the next writer.
+    What cannot be deleted is left to the next writer.
     """
     retained: set[str | None] = set()
     with suppress(FileNotFoundError):
@@ -346,27 +341,15 @@ def _clean(folder: Path) -> None:
         for path in (folder / VERSIONS).iterdir():
             if path.name not in retained:
                 shutil.rmtree(path, ignore_errors=True)
-    if _find_version(folder) == folder:
-        return
-    names = {name.partition("/")[0] for name in _listed_files(folder)} - {POINTER, LOCK, VERSIONS}
-    with suppress(OSError):
-        for name in sorted(names, key=MANIFEST.__eq__):  # last the manifest, which lists the others
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
 
 
 def _is_replaceable(folder: Path) -> bool:
     """Return whether a path is a folder that contains no files but those of a retriever."""
-    if not folder.is_dir():
-        return False
-    listed = _listed_files(folder)  # read first: a writer removes the manifest last
     try:
         _find_version(folder)
     except CorruptRetriever:
         return False
-    return all(LAYOUT_FILES.fullmatch(name) for name in _files(folder) - listed)
+    return folder.is_dir() and all(map(LAYOUT_FILES.fullmatch, _files(folder)))
 
 
 # Files of a version, and their checksums
@@ -393,16 +376,16 @@ def _verified_files(folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, 
     manifest = folder / MANIFEST
     try:
         text = manifest.read_text()
-        version, files = _parse_manifest(text)
+        values = json.loads(text)
+        version, files = values["format"], dict(values["files"])
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise CorruptRetriever(
             f"{manifest} is damaged ({error}): copy the folder again, or calibrate again"
         ) from error
-    if version not in READABLE:
+    if version != FORMAT:
         raise CorruptRetriever(
-            f"{folder} has format {version}, this version of rcir reads formats "
-            f"{' and '.join(map(str, READABLE))}: use the version that wrote it, or calibrate "
-            "again with this one (rcir calibrate --run RUN)"
+            f"{folder} has format {version}, this version of rcir reads format {FORMAT}: calibrate "
+            "again (rcir calibrate --run RUN)"
         )
     if missing := REQUIRED_FILES - files.keys():
         raise CorruptRetriever(
@@ -420,7 +403,7 @@ def _verified_files(folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, 
                 f"{path} was changed since it was written (its checksum differs): copy the folder "
                 "again, or calibrate again"
             )
-    if text != _manifest_text(files, version):
+    if text != _manifest_text(files):
         raise CorruptRetriever(
             f"{manifest} was changed since it was written: copy the folder again, or calibrate "
             "again"
@@ -428,23 +411,8 @@ def _verified_files(folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, 
     return files, states
 
 
-def _listed_files(folder: Path) -> set[str]:
-    """Return the manifest and the files that it lists; none if there is no valid manifest."""
-    try:
-        names = _parse_manifest((folder / MANIFEST).read_text())[1]
-        return {MANIFEST, *filter(_is_relative, names)}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return set()
-
-
-def _parse_manifest(text: str) -> tuple[Any, dict[str, str]]:
-    """Return the format of a version, and the checksums of its files by name."""
-    manifest = json.loads(text)
-    return manifest["format"], dict(manifest["files"])
-
-
-def _manifest_text(files: Mapping[str, str], version: int = FORMAT) -> str:
-    return json.dumps({"format": version, "files": files}, indent=1)
+def _manifest_text(files: Mapping[str, str]) -> str:
+    return json.dumps({"format": FORMAT, "files": files}, indent=1)
 
 
 def _files(folder: Path) -> set[str]:
@@ -553,37 +521,17 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise CorruptRetriever(
-            f"{folder} cannot be read although its checksums are right ({error!r}): it was "
-            "written by something else, or by an earlier release with options that are gone; "
-            "calibrate again"
+            f"{folder} cannot be read although its checksums are right ({error!r}): calibrate again"
         ) from error
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
     description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
-    if all("tuned_on" not in rules for rules in description["controllers"]):  # an earlier release
-        unknown = {"attempts": 1, "past": describe_past(None), "coverage": None}
-        description = unknown | description
-    # Earlier releases do not write these.
-    leaves_out = description["options"].get("leave_one_out")
-    description = {"digests": {}, "left_out": "item" if leaves_out else None} | description
     require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
     for name in ("encoder", "preprocessing", "index"):
         require_finite(description[name], name)
     for name in ("calibrated_on", "label_names"):
         require_texts(description[name], name)
-    # Earlier releases had other names.
-    options = description["calibrated_with"]
-    if "uncertainty" in options:
-        options["query_uncertainty"] = options.pop("uncertainty")
-    parts = (description, description["calibrated_on"], options, *description["controllers"])
-    for values in parts:
-        for name in ("uncertainty", "query_uncertainty"):
-            if values.get(name) == "own":
-                values[name] = "encoder"
-    for rules in description["controllers"]:
-        rules.setdefault("tuned_on", TUNED_ON[0])
-        rules.setdefault("uncertainty", description["uncertainty"])
     return description
 
 

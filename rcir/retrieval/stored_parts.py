@@ -310,18 +310,17 @@ def restore_digests(
 ) -> None:
     """Take the digests of gallery and index if they were computed of the files that were read.
 
-    If a file is another one, or an earlier release wrote the folder, nothing is taken: the digests
-    are computed when they are needed.
+    If a file is another one, nothing is taken: the digests are computed when they are needed.
 
     Args:
-        described: what `describe_digests` returned; empty if an earlier release wrote the folder.
+        described: what `describe_digests` returned.
         searcher: what was read from the files.
         checksums: of the files, by name.
     """
-    if described.get("files") != _joint_checksum(checksums):
-        return
     require_fields(described, {"files": str, "gallery": str, "index": list}, "digests")
     require_texts(described["index"], "digests")
+    if described["files"] != _joint_checksum(checksums):
+        return
     searcher.gallery.restore_digest(described["gallery"])
     if isinstance(searcher.index, KeepsDigests):
         searcher.index.restore_digests(described["index"])

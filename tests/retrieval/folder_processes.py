@@ -106,7 +106,7 @@ def load(pair, count, slow=False):
     """Loads while others are saved: each is one of them as a whole."""
     first, second, folder = pair / "first", pair / "second", pair / "it"
     expected, overtaken = [state(rcir.load(each)) for each in (first, second)], FORK.Value("i")
-    shutil.copytree(rcir.load(first).version_folder, folder)  # the layout of earlier releases
+    rcir.load(first).save(folder)
     readers = 8 if slow else 2
     arguments = (folder, count // readers, expected, slow, overtaken)
     processes, saves = [start(read, *arguments) for _ in range(readers)], 0

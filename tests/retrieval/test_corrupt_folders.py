@@ -137,19 +137,7 @@ def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
         assert (folder / "current.json").read_text() == content
 
 
-def test_a_version_of_the_previous_format_is_read(vectors):
-    """Without digests, which are computed; the release that wrote it refuses those with digests."""
-    folder, answers = vectors
-    expected, path = answers(folder), folder / "retriever.json"
-    assert json.loads((folder / "manifest.json").read_text())["format"] == 8
-    description = json.loads(path.read_text())
-    del description["digests"]
-    path.write_text(json.dumps(description))
-    edit_manifest(folder, format=7)
-    assert answers(folder) == expected is not None
-
-
-@pytest.mark.parametrize("version", [0, 99, "8", True, None])
+@pytest.mark.parametrize("version", [7, 9, "8", None])
 def test_another_format_is_refused(vectors, version):
     edit_manifest(vectors[0], format=version)
     with pytest.raises(CorruptRetriever, match="format"):
@@ -232,8 +220,7 @@ def test_a_wrong_field_is_refused_or_changes_no_answer(saved, tmp_path, sign, ki
         description = json.loads(original)
         del description[name]
         path.write_text(json.dumps(description))
-        # Digests that are not there are computed; here nothing is left out of a search.
-        assert answers(folder) == (expected if name in ("digests", "left_out") else None), name
+        assert answers(folder) is None, name
 
 
 CONTENTS = ("", "[]", "{}", "3", "null", '["a"]', '"abc"', "[1, 2]", "[" * 100_000, "\x00")

@@ -9,7 +9,6 @@ from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.storage import current_version
 from rcir.risk import LabelledResults, SearchResults, smallest_uncertainty
 from tests.retrieval.retrievers import build, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
@@ -113,17 +112,6 @@ def test_auto_chooses_the_uncertainty_that_needs_the_smallest_sets(own):
         for kind in ("cosine", chosen)
     }
     assert sizes[chosen] < sizes["cosine"]
-
-
-def test_the_former_name_is_read_from_folders_for_one_release(own, tmp_path, sign):
-    own.calibrate(FURTHER.vectors, FURTHER.labels, "minmax", query_uncertainty="encoder")
-    path = current_version(own.save(tmp_path / "own")) / "retriever.json"
-    path.write_text(path.read_text().replace(': "encoder"', ': "own"'))
-    sign(path.parent)
-    loaded = rcir.load(path.parent)
-    answers = [one.retrieve(TEST.vectors[0], 0.3, 0.1).to_dict() for one in (own, loaded)]
-    assert answers[0] == answers[1]
-    assert own.calibration.uncertainty == loaded.calibration.uncertainty == "encoder"
 
 
 @pytest.mark.parametrize("kind", ["variance", 3, None])

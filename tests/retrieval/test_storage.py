@@ -192,10 +192,11 @@ def test_a_version_is_complete_by_itself_and_never_replaced(pair, tmp_path):
     loaded = load(pair[0])
     copy = shutil.copytree(loaded.version_folder, tmp_path / "copy")
     assert load(copy).searcher.fingerprints() == loaded.searcher.fingerprints()
-    with pytest.raises(CorruptRetriever, match="never changes"):
-        loaded.save(loaded.version_folder)
-    loaded.save(copy)  # the layout of earlier releases
-    assert {path.name for path in copy.iterdir()} == {"current.json", "lock", "versions"}
+    for folder, word in ((loaded.version_folder, "never changes"), (copy, "left alone")):
+        before = contents(folder)
+        with pytest.raises(CorruptRetriever, match=word):
+            loaded.save(folder)
+        assert contents(folder) == before
 
 
 def test_a_save_that_fails_changes_nothing(pair, tmp_path, monkeypatch):
@@ -253,8 +254,6 @@ while code == -signal.SIGKILL:
     shutil.rmtree(folder, ignore_errors=True)
     if sys.argv[4] == "versions":
         rcir.load(first).save(folder)
-    elif sys.argv[4] == "flat":
-        shutil.copytree(rcir.load(first).version_folder, folder)
     (code,) = finish([start(save)])
     try:
         seen.append(load())
@@ -288,8 +287,8 @@ assert set(rcir.load(first).ids) - set(rcir.load(folder).ids) == {names[codes.in
 
 @pytest.mark.parametrize(
     ("script", "before"),
-    [*((KILLED, name) for name in ("versions", "flat", "nothing")), (WRITE, "")],
-    ids=["killed", "killed, flat", "killed, new", "writers"],
+    [*((KILLED, name) for name in ("versions", "nothing")), (WRITE, "")],
+    ids=["killed", "killed, new", "writers"],
 )
 def test_processes_see_complete_versions_and_lose_no_update(pair, tmp_path, script, before):
     command = [sys.executable, "-c", COMMON + script, *map(str, pair), str(tmp_path / "it"), before]
