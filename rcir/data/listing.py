@@ -1,22 +1,23 @@
-"""Index files and the images that they list; MATLAB's among them."""
+"""Index files of published data sets, and the images that they list."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PureWindowsPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
+from rcir.data.division import Source
 from rcir.data.names import composed
 from rcir.data.records import ImageSet
+from rcir.data.relevance import Relevance
 from rcir.errors import DataUnavailable, InvalidData
 
 Content = TypeVar("Content")
@@ -25,6 +26,84 @@ DAMAGED = (
     # The last two are what scipy raises of some damaged files without compression.
     *(zlib.error, MatReadError, UnboundLocalError),
 )
+LEFT_OUT = "left out"  # the split of images that are counted only
+LIMIT = 10**18  # of numbers in text files
+
+
+class Row(NamedTuple):
+    """An image of a published data set.
+
+    Attributes:
+        file: the image file, relative to the set's folder, with slashes; it is also the id.
+        split: "train", "query", "gallery" or `LEFT_OUT`.
+        label: a whole number, or what the set's relevance is made of. Of an image that is left out,
+            the kind of such images.
+        attributes: values of the set's attributes.
+    """
+
+    file: str
+    split: str
+    label: Any
+    attributes: tuple[Any, ...] = ()
+
+
+def source_of(
+    folder: Path,
+    rows: Iterable[Row],
+    splits: Sequence[str] = ("train", "query"),
+    *,
+    attributes: Sequence[str] = (),
+    cluster: str | None = None,
+    relevance: Callable[[str, Sequence[Any]], Relevance] | None = None,
+) -> Source:
+    """Return a published data set from the rows of its images.
+
+    Args:
+        folder: that holds the image files.
+        rows: of the images, in their order.
+        splits: that the set has. Without "gallery", training never sees the labels of the queries.
+        attributes: names of the attributes of each row.
+        cluster: the attribute that states clusters.
+        relevance: makes the relevance of a split from the labels of its rows; by default, labels
+            are whole numbers, and images with equal ones match.
+
+    Raises:
+        DataUnavailable: images are missing.
+        InvalidData: a split is empty, an image is listed twice, or a label is in both halves.
+    """
+    listed: dict[str, list[Row]] = {split: [] for split in (*splits, LEFT_OUT)}
+    for row in rows:
+        listed[row.split].append(row)
+    left_out = Counter(row.label for row in listed.pop(LEFT_OUT))
+    if not all(listed.values()):
+        counts = ", ".join(f"{split} ({len(of_split)})" for split, of_split in listed.items())
+        raise InvalidData(f"{folder} lists images of {counts}: each split needs some")
+    if "gallery" not in splits and relevance is None:
+        seen = {row.label for row in listed["train"]}
+        if both := [row.file for row in listed["query"] if row.label in seen]:
+            raise InvalidData(
+                f"{folder}: {len(both)} images of the evaluation, for instance {both[0]}, have "
+                "labels that are in both halves: fetch the index files again"
+            )
+    files = [row.file for of_split in listed.values() for row in of_split]
+    if len(set(files)) < len(files):
+        (twice, _), *_ = Counter(files).most_common(1)
+        raise InvalidData(f"{folder}: an index file lists {twice} twice: fetch it again")
+    paths = iter(require_images(folder, files, "the index files", "get all files of the set"))
+    parts = {}
+    for split, of_split in listed.items():
+        labels = [row.label for row in of_split]
+        columns = zip(*(row.attributes for row in of_split), strict=True)
+        parts[split] = ImageSet(
+            [next(paths) for _ in of_split],
+            np.array(labels, np.int64) if relevance is None else None,
+            [row.file for row in of_split],
+            dict(zip(attributes, map(np.array, columns), strict=True)),
+            None if relevance is None else relevance(split, labels),  # type: ignore[arg-type]
+            cluster,
+        )
+    notes = tuple(f"{n} {kind} were left out" for kind, n in left_out.items())
+    return Source(parts["train"], parts["query"], parts.get("gallery", "queries"), notes)
 
 
 def read_mat(
@@ -38,7 +117,7 @@ def read_mat(
         squeeze: whether to drop the dimensions of size 1, which MATLAB adds.
 
     Raises:
-        InvalidData: the file is damaged, or has not what is taken.
+        InvalidData: the file is damaged, or lacks the variables.
 
     Example:
         >>> read_mat(Path("pyproject.toml"), len)
@@ -51,33 +130,10 @@ def read_mat(
         raise InvalidData(f"{path} cannot be read ({error!r}): fetch it again") from error
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Images that an index lists.
-
-    Attributes:
-        names: n image files, relative to the set's image folder, with slashes.
-        labels: (n,) int64.
-    """
-
-    names: list[str]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def images(
-        self, folder: Path, attributes: Mapping[str, NDArray[Any]] | None = None
-    ) -> ImageSet:
-        """The image files, in that folder; their names are the ids."""
-        paths = [folder / name for name in self.names]
-        return ImageSet(paths, self.labels, self.names, attributes or {})
-
-
-def require_files(folder: Path, names: Sequence[str], get: str) -> list[Path]:
-    """The files of a folder; `DataUnavailable`, saying how to get them, if one is not there."""
+def require_files(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the paths of files in a folder; `DataUnavailable` if one is missing."""
     if absent := [name for name in names if not (folder / name).is_file()]:
-        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}; {get}")
+        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}")
     return [folder / name for name in names]
 
 
@@ -137,72 +193,57 @@ def files_in(folder: Path) -> list[str]:
         return [entry.name for entry in entries if entry.is_file()]
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, without empty ones at its end."""
-    try:
-        text = path.read_text("utf-8-sig").rstrip()
-    except (OSError, ValueError) as error:
-        raise InvalidData(f"{path} cannot be read ({error}): fetch it again") from error
-    if not text:
-        raise InvalidData(f"{path} is empty: fetch it again")
-    return text.split("\n")
-
-
-def columns(path: Path, lines: Sequence[str], n: int, first: int = 1) -> list[list[str]]:
-    """The n columns of lines whose fields are separated by white space.
+def read_lines(path: Path, columns: int, header: int = 0) -> Iterator[list[str]]:
+    """Yield the fields of the lines of a text file, separated by white space.
 
     Args:
-        path: of the file, for messages.
-        lines: of the file, from line number `first` on.
+        path: the file.
+        columns: number of fields in each line below the header.
+        header: number of lines above, which are yielded too.
 
     Raises:
-        InvalidData: there are no lines, or one has more or fewer fields.
-
-    Example:
-        >>> columns(Path("images.txt"), ["1 a.jpg", "2 b.jpg"], 2)
-        [['1', '2'], ['a.jpg', 'b.jpg']]
+        InvalidData: it cannot be read, a line has more or fewer fields, or there are none.
     """
-    for row, line in enumerate(lines):
-        if (n_columns := len(line.split())) != n:
+    try:
+        lines = path.read_text("utf-8-sig").rstrip().split("\n")
+    except (OSError, ValueError) as error:
+        raise InvalidData(f"{path} cannot be read ({error}): fetch it again") from error
+    if len(lines) <= header or not lines[-1]:
+        raise InvalidData(f"{path} is empty or lists nothing: fetch it again")
+    for number, line in enumerate(lines, 1):
+        fields = line.split()
+        if number > header and len(fields) != columns:
             raise InvalidData(
-                f"{path}, line {first + row}: {line[:80]!r} has {n_columns} fields, needed are "
-                f"{n}: fetch the file again"
+                f"{path}, line {number}: {line[:80]!r} has {len(fields)} fields instead of "
+                f"{columns}: fetch the file again"
             )
-    if not lines:
-        raise InvalidData(f"{path} lists nothing: fetch it again")
-    # Split once more, together: a list for each of a million lines is slow to keep.
-    fields = " ".join(lines).split()
-    return [fields[column::n] for column in range(n)]
+        yield fields
 
 
-def whole_numbers(path: Path, values: Sequence[str], first: int = 1) -> NDArray[np.int64]:
-    """A column of numbers, none negative; `InvalidData` names the line that is not one."""
-    for row, value in enumerate(values):
-        if not value.isdecimal() or len(value) > 18:
-            raise InvalidData(
-                f"{path}, line {first + row}: {value[:80]!r} is not a whole number: fetch the file "
-                "again"
-            )
-    return np.array([int(value) for value in values], np.int64)
+def read_pairs(path: Path, header: int = 0) -> dict[str, str]:
+    """Return the second field of each line of a text file by the first, which comes once."""
+    pairs: dict[str, str] = {}
+    for name, value in islice(read_lines(path, 2, header), header, None):
+        if name in pairs:
+            raise InvalidData(f"{path} lists {name} twice: fetch it again")
+        pairs[name] = value
+    return pairs
 
 
-def require_unique(listed_in: Path | str, names: Sequence[str]) -> None:
-    """Raise `InvalidData` if a name comes twice."""
-    twice = pd.Series(names, dtype=object).duplicated().to_numpy()
-    if twice.any():
+def whole_number(path: Path, line: int, value: str, limit: int = LIMIT) -> int:
+    """Return a number below a limit, not negative; `InvalidData` names the line otherwise."""
+    if not value.isdecimal() or len(value) > len(str(LIMIT)) or int(value) >= limit:
         raise InvalidData(
-            f"{listed_in} lists {names[int(twice.argmax())]} twice: {twice.sum()} of {len(names)} "
-            "entries are repeated; fetch it again"
+            f"{path}, line {line}: {value[:80]!r} is not a whole number below {limit}: fetch the "
+            "file again"
         )
+    return int(value)
 
 
-def require_same(path: Path, names: Sequence[str], other: Path, others: Sequence[str]) -> None:
-    """Raise `InvalidData` if two files do not list the same images, in whatever order."""
-    alone = set(names) ^ set(others)
-    if alone:
-        example = min(alone)
-        where = path if example in set(names) else other
-        raise InvalidData(
-            f"{path} lists {len(names)} images and {other} {len(others)}; {len(alone)} are in one "
-            f"of them only, for instance {example} in {where.name}: fetch both again"
-        )
+def read_numbers(path: Path, header: int = 0, limit: int = LIMIT) -> dict[str, int]:
+    """Return what `read_pairs` does, as whole numbers below a limit."""
+    pairs = read_pairs(path, header)
+    return {
+        name: whole_number(path, line, value, limit)
+        for line, (name, value) in enumerate(pairs.items(), header + 1)
+    }

@@ -66,8 +66,20 @@ class DataSet:
 
     def read(self, root: Path, **options: Any) -> Source:
         """The set as published; `root` is the folder of all data sets."""
-        source: Source = self.function()(root, **{**self.options, **options})
+        source: Source = self._call(self.function(), root, {**self.options, **options})
         return source
+
+    def _call(self, reader: Callable[..., Any], root: Path, options: Mapping[str, Any]) -> Any:
+        """Call a reader; the error of missing files says how to get them, and where to put them."""
+        try:
+            return reader(root, **options)
+        except DataUnavailable as error:
+            if not self.places:
+                raise
+            raise DataUnavailable(
+                f"{error}: get it ({self.get}), put it into {root / self.places[0]}, and name the "
+                "folder above it with data.root or the environment variable RCIR_DATA"
+            ) from error
 
     def published(self, options: Mapping[str, Any]) -> int | None:
         """The published number of images with options of the reader; None if there is none."""
@@ -87,7 +99,7 @@ class DataSet:
         The seed decides what a reader draws too, such as the classes of a folder that train.
         """
         if self.composed:
-            splits: Splits = _function(self.reader)(root, seed=seed, **options)
+            splits: Splits = self._call(_function(self.reader), root, {"seed": seed, **options})
             return splits
         how = {name: options.pop(name) for name in DIVISION if name in options}
         if "seed" in self.options_of_reader():
@@ -125,7 +137,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 _CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
-_FETCHED = "fetched with data.download=true"
+_FETCHED = "data.download=true fetches it"
 _MNIST = ("mnist", "MNIST/raw")  # the latter is torchvision's
 # Of training, database and queries together, then database and queries of what evaluates.
 _PITTSBURGH = (
@@ -464,12 +476,6 @@ def load_splits(
     options = dict(config.options)
     if config.download and dataset.downloads:
         options["download"] = True
-    elif config.download and not dataset.is_on_disk(root):
-        raise DataUnavailable(
-            f"{root / dataset.places[0]} is not there, and {config.name} cannot be fetched "
-            f"({dataset.get}): put it there, and name the folder above it with data.root or the "
-            "environment variable RCIR_DATA"
-        )
     try:
         splits = dataset.load(root, config.seed, tell, **options)
     except InvalidData as error:

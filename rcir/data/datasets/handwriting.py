@@ -21,6 +21,11 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 CLASS_LIST_SEED = 714
 LEAST_PER_CLASS = 100
 Gap = Literal["number", "instance"]
+CLASSES = 100  # of two-digit numbers
+ROUNDS = 10  # of drawing anew what came twice
+ARCHIVE = Path("omniglot") / "images_background.zip"
+ALPHABETS, DRAWINGS, DRAWING_SIDE = 30, 20, 105
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
 def released_classes(digits: int) -> list[int]:
@@ -87,9 +92,7 @@ def read_n_digit_mnist(
             f"data.options: total_train {total_train}, total_test {total_test}, draw {draw}; at "
             f"least {least} images each, and draw at least 0"
         )
-    for name, p in (("corrupt", corrupt), ("train_corrupt", train_corrupt)):
-        if not 0 <= p <= 1:
-            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
+    _require_probabilities(corrupt=corrupt, train_corrupt=train_corrupt)
     every = np.arange(10**digits)
     train_classes = every if gap == "instance" else np.array(released_classes(digits))
     test_classes = train_classes
@@ -112,6 +115,12 @@ def read_n_digit_mnist(
     train = compose("train", mnist.train, np.sort(train_classes), total_train, train_corrupt)
     test = compose("test", mnist.queries, np.sort(test_classes), total_test, corrupt)
     return Source(train, test, gallery="queries" if unseen and gap == "number" else "train")
+
+
+def _require_probabilities(**options: float) -> None:
+    for name, p in options.items():
+        if not 0 <= p <= 1:
+            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
 
 
 def _compose_n_digits(
@@ -139,17 +148,16 @@ def _compose_n_digits(
         ]
     )
     rows = rows.transpose(0, 2, 1).reshape(-1, digits)
-    side = images.shape[1]
-    composed = images[rows].transpose(0, 2, 1, 3).reshape(len(rows), side, digits * side)
-    composed, occluded = occlude(composed, corrupt, rng)
+    composed, occluded = occlude(_side_by_side(images[rows]), corrupt, rng)
     numbers = np.repeat(classes, each)
     ids = [f"{name}-{i:06d}-{number:0{digits}d}" for i, number in enumerate(numbers)]
     return ImageSet(composed, numbers.astype(np.int64), ids, {"occluded": occluded})
 
 
-CLASSES = 100
-SIDE = 8
-ROUNDS = 10  # of drawing anew what came twice
+def _side_by_side(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(n, digits, s, s) as (n, s, digits * s)."""
+    n, digits, side, _ = images.shape
+    return images.transpose(0, 2, 1, 3).reshape(n, side, digits * side)
 
 
 def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
@@ -180,8 +188,7 @@ def _compose(
         for digit in range(10):
             rows = np.flatnonzero(wanted == digit)
             halves[rows, position] = rng.choice(pool[targets[pool] == digit], len(rows))
-    clean = digits[halves].transpose(0, 2, 1, 3).reshape(len(labels), SIDE, 2 * SIDE)
-    return occlude(clean, occlusion, rng)
+    return occlude(_side_by_side(digits[halves]), occlusion, rng)
 
 
 def _redraw_repeats(
@@ -265,9 +272,7 @@ def load_two_digits(
         InvalidConfig: a number is out of its range.
         InvalidData: no numbers would remain for the test queries.
     """
-    for name, p in (("occlusion", occlusion), ("train_occlusion", train_occlusion)):
-        if not 0 <= p <= 1:
-            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
+    _require_probabilities(occlusion=occlusion, train_occlusion=train_occlusion)
     if min(train, validation, gallery, tuning, calibration, test) < 1:
         raise InvalidConfig(
             f"data.options: train {train}, validation {validation}, gallery {gallery}, tuning "
@@ -317,10 +322,6 @@ def load_two_digits(
     return Splits(*others, *query_sets)
 
 
-ARCHIVE = Path("omniglot") / "images_background.zip"
-ALPHABETS, DRAWINGS, DRAWING_SIDE = 30, 20, 105
-
-
 def read_omniglot(root: Path) -> Source:
     """Read all drawings: the first half of the alphabets by name trains, the others evaluate.
 
@@ -328,9 +329,6 @@ def read_omniglot(root: Path) -> Source:
 
     Args:
         root: folder that holds `omniglot/images_background.zip`.
-
-    Raises:
-        DataUnavailable, InvalidData: see `load_omniglot`.
     """
     every = _read_archive(root / ARCHIVE)
     trains = _alphabets(every) < ALPHABETS // 2
@@ -428,10 +426,7 @@ def _alphabets(images: ImageSet) -> NDArray[np.int64]:
 def _read_archive(archive: Path) -> ImageSet:
     """Return images (n, 105, 105), strokes white; sorted by alphabet, character and drawer."""
     if not archive.is_file():
-        raise DataUnavailable(
-            f"{archive} is not there: put Omniglot's images_background.zip there, and name the "
-            "folder above it with data.root or the environment variable RCIR_DATA"
-        )
+        raise DataUnavailable(f"{archive} is not there")
     try:
         with zipfile.ZipFile(archive) as opened:
             paths = sorted(
@@ -440,34 +435,21 @@ def _read_archive(archive: Path) -> ImageSet:
                 if path.suffix == ".png" and len(path.parts) >= 3
             )
             drawings = [_decode(opened.read(str(path))) for path in paths]
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        OSError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+    except DAMAGED as error:
         raise InvalidData(f"{archive} is damaged ({error}): fetch it again") from error
     characters, labels = np.unique([str(path.parent) for path in paths], return_inverse=True)
     kinds, alphabets = np.unique([path.parts[-3] for path in paths], return_inverse=True)
-    counts = np.bincount(labels)
-    shapes = {drawing.shape for drawing in drawings}
-    if (
-        len(kinds) != ALPHABETS
-        or (counts != DRAWINGS).any()
-        or shapes != {(DRAWING_SIDE, DRAWING_SIDE)}
-    ):
+    shapes, shape = {drawing.shape for drawing in drawings}, (DRAWING_SIDE, DRAWING_SIDE)
+    if len(kinds) != ALPHABETS or (np.bincount(labels) != DRAWINGS).any() or shapes != {shape}:
         raise InvalidData(
             f"{archive} holds {len(paths)} drawings of {len(characters)} characters in "
             f"{len(kinds)} alphabets, of sizes {sorted(shapes)}; Omniglot's background set has "
-            f"{DRAWINGS} of each character in {ALPHABETS} alphabets, of size "
-            f"{(DRAWING_SIDE, DRAWING_SIDE)}"
+            f"{DRAWINGS} of each character in {ALPHABETS} alphabets, of size {shape}"
         )
     drawers = np.array([path.stem.rpartition("_")[2] for path in paths])
     if (drawers.reshape(-1, DRAWINGS) != drawers[:DRAWINGS]).any():
         raise InvalidData(
-            f"{archive} does not name its drawings of each character by the same {DRAWINGS} "
+            f"{archive} does not name the drawings of each character by the same {DRAWINGS} "
             f"drawers, {drawers[0]} to {drawers[DRAWINGS - 1]}: fetch it again"
         )
     ids = ["/".join(path.parts[-3:]) for path in paths]

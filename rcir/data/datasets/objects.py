@@ -1,32 +1,38 @@
-"""Birds, cars, products and clothes: photographs with one label each."""
+"""Birds, cars, products and clothes: photographs with one label each.
+
+Labels are the published numbers. All readers raise `DataUnavailable` if index files or images are
+missing, and `InvalidData` if an index file is damaged or does not fit the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from rcir.data.division import Source
 from rcir.data.listing import (
-    Listing,
-    columns,
+    LEFT_OUT,
+    Row,
     read_lines,
     read_mat,
+    read_numbers,
+    read_pairs,
     require_files,
-    require_images,
-    require_same,
-    require_unique,
-    whole_numbers,
+    source_of,
+    whole_number,
 )
 from rcir.errors import DataUnavailable, InvalidData
 
-CUB = "CUB_200_2011"
-CUB_FILES = ("images.txt", "image_class_labels.txt", "classes.txt")
-CUB_GET = "get CUB_200_2011.tgz from the page of CUB-200-2011 and unpack it"
+CARS_TRAINING = 98
+CARS_PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
+CARS_UNLABELLED = "cars_test_annos.mat"
+PRODUCTS_FILES = {"train": "Ebay_train.txt", "query": "Ebay_test.txt"}
+PRODUCTS_HEADER = ["image_id", "class_id", "super_class_id", "path"]
+CLOTHES_CLASSES = 14
+CLOTHES_CLEAN = {"train": "train", "query": "val", "gallery": "test"}
 
 
 def read_cub(root: Path) -> Source:
@@ -39,69 +45,30 @@ def read_cub(root: Path) -> Source:
         root: folder that holds `CUB_200_2011`: in it `images` and the official text files.
 
     Returns:
-        Images as paths; labels from 1 on, as published; the attribute "class", the kind's name.
-
-    Raises:
-        DataUnavailable: a text file or an image is not there.
-        InvalidData: a text file is damaged, or they do not fit together.
+        Images as paths; the attribute "class", the kind's name.
     """
-    folder = root / CUB
-    listing, classes = read_cub_index(folder)
-    present = set(listing.labels.tolist())
-    kinds = [number for number in classes if number in present]
-    if len(kinds) < 2:
+    folder = root / "CUB_200_2011"
+    files = ("images.txt", "image_class_labels.txt", "classes.txt")
+    images, labels, classes = require_files(folder, files)
+    name_of, label_of, title_of = read_pairs(images), read_numbers(labels), read_pairs(classes)
+    if alone := name_of.keys() ^ label_of.keys():
         raise InvalidData(
-            f"{folder} has images of {len(kinds)} class: at least two are needed, one to train and "
-            "one to evaluate on"
+            f"{images} and {labels}: {len(alone)} images, for instance {min(alone)}, are in one of "
+            "them only: fetch both again"
         )
-    require_images(folder / "images", listing.names, CUB_FILES[0], CUB_GET)
-    names = np.array([classes[number] for number in listing.labels.tolist()])
-    images = listing.images(folder / "images", {"class": names})
-    trains = np.isin(listing.labels, kinds[: (len(kinds) + 1) // 2])
-    return Source.of_halves(images, trains)
+    present = {str(label) for label in label_of.values()}
+    if unknown := present - title_of.keys():
+        raise InvalidData(f"{labels} has the class {min(unknown)}, which {classes} lacks")
+    kinds = [number for number in title_of if number in present]
+    trains = {int(number) for number in kinds[: (len(kinds) + 1) // 2]}
 
+    def rows() -> Iterator[Row]:
+        for number, name in name_of.items():
+            label = label_of[number]
+            split = "train" if label in trains else "query"
+            yield Row(name, split, label, (title_of[str(label)],))
 
-def read_cub_index(folder: Path) -> tuple[Listing, dict[int, str]]:
-    """The images that the official text files list, and the names of the classes by number.
-
-    Args:
-        folder: that holds `images.txt`, `image_class_labels.txt` and `classes.txt`; images are not
-            needed.
-
-    Raises:
-        DataUnavailable: a file is not there.
-        InvalidData: a file is damaged, or they do not fit together.
-    """
-    images, labels, classes = require_files(folder, CUB_FILES, CUB_GET)
-    numbers, names = columns(images, read_lines(images), 2)
-    labelled, values = columns(labels, read_lines(labels), 2)
-    known, titles = columns(classes, read_lines(classes), 2)
-    for path, entries in (
-        (images, numbers),
-        (images, names),
-        (labels, labelled),
-        (classes, known),
-    ):
-        require_unique(path, entries)
-    require_same(images, numbers, labels, labelled)
-    label_of = dict(zip(labelled, whole_numbers(labels, values).tolist(), strict=True))
-    title_of = dict(zip(whole_numbers(classes, known).tolist(), titles, strict=True))
-    if unknown := sorted(set(label_of.values()) - set(title_of)):
-        raise InvalidData(
-            f"{labels} has the class {unknown[0]}, which is not in {classes}: fetch both again"
-        )
-    return Listing(names, np.array([label_of[n] for n in numbers], np.int64)), title_of
-
-
-CARS = "stanford_cars"
-CARS_TRAINING = 98
-CARS_WHOLE, CARS_META = "cars_annos.mat", "cars_meta.mat"
-CARS_PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
-CARS_UNLABELLED = "cars_test_annos.mat"
-CARS_GET = (
-    "get the pictures and cars_annos.mat, or the devkit and cars_test_annos_withlabels.mat, of the "
-    "page of the Cars Dataset (Stanford AI Lab)"
-)
+    return source_of(folder / "images", rows(), attributes=["class"])
 
 
 def read_cars(root: Path) -> Source:
@@ -116,106 +83,48 @@ def read_cars(root: Path) -> Source:
             `cars_train_annos.mat` and `cars_test_annos_withlabels.mat`.
 
     Returns:
-        Images as paths; labels 1 to 196, as published; the attribute "class", the model's name.
-
-    Raises:
-        DataUnavailable: annotations or images are not there, or those of the test have no labels.
-        InvalidData: annotations are damaged.
+        Images as paths; the attribute "class", the model's name.
     """
-    folder = root / CARS
-    listing, classes = read_cars_index(folder)
-    trains = listing.labels <= CARS_TRAINING
-    if trains.all() or not trains.any():
-        raise InvalidData(
-            f"{folder}: {trains.sum()} of {len(trains)} images are of models 1 to "
-            f"{CARS_TRAINING}, which train; there must be some of these and some others"
-        )
-    require_images(folder, listing.names, "the annotations", CARS_GET)
-    images = listing.images(folder, {"class": np.array(classes)[listing.labels - 1]})
-    return Source.of_halves(images, trains)
-
-
-def read_cars_index(folder: Path) -> tuple[Listing, list[str]]:
-    """The images of both official halves, and the names of the models, number 1 first.
-
-    Args:
-        folder: see `read_cars`; images are not needed.
-
-    Raises:
-        DataUnavailable, InvalidData: see `read_cars`.
-    """
-    if (folder / CARS_WHOLE).is_file():
-        paths = {"": folder / CARS_WHOLE}
-        classes = _car_names(folder / CARS_WHOLE)
+    folder = root / "stanford_cars"
+    if (whole := folder / "cars_annos.mat").is_file():
+        indexes, meta = {"": whole}, whole
     else:
-        paths = {part + "/": _find_cars_file(folder, file) for part, file in CARS_PARTS.items()}
-        classes = _car_names(_find_cars_file(folder, CARS_META))
-    names: list[str] = []
-    labels = []
-    for place, path in paths.items():
-        files, numbers = read_cars_annotations(path)
-        if numbers is None or not numbers.size or numbers.min() < 1 or numbers.max() > len(classes):
-            stated = "none" if numbers is None else f"{len(numbers)}, not all of them in the range"
-            raise InvalidData(
-                f"{path}: needed are images with labels from 1 to {len(classes)}, there are "
-                f"{stated}: fetch it again"
-            )
-        require_unique(path, files)
-        names += [place + file for file in files]
-        labels.append(numbers)
-    return Listing(names, np.concatenate(labels)), classes
+        indexes = {f"{part}/": _find_cars_file(folder, file) for part, file in CARS_PARTS.items()}
+        meta = _find_cars_file(folder, "cars_meta.mat")
+    titles = read_mat(meta, lambda content: content["class_names"].tolist(), squeeze=True)
+
+    def rows() -> Iterator[Row]:
+        for place, path in indexes.items():
+            names, labels = read_mat(path, _cars_annotations, squeeze=True)
+            if not set(labels) <= set(range(1, len(titles) + 1)):
+                raise InvalidData(
+                    f"{path} must have labels from 1 to {len(titles)}: fetch it again"
+                )
+            for name, label in zip(names, map(int, labels), strict=True):
+                split = "train" if label <= CARS_TRAINING else "query"
+                yield Row(place + name, split, label, (str(titles[label - 1]),))
+
+    return source_of(folder, rows(), attributes=["class"])
 
 
-def read_cars_annotations(path: Path) -> tuple[list[str], NDArray[np.int64] | None]:
-    """The files that one annotation file names, and their labels; None if it has no labels.
-
-    Raises:
-        InvalidData: it is damaged.
-    """
-
-    def take(content: Mapping[str, Any]) -> tuple[list[str], NDArray[np.float64] | None]:
-        entries = content["annotations"].reshape(-1)
-        fields = entries.dtype.names or ()
-        files = entries["relative_im_path" if "relative_im_path" in fields else "fname"]
-        labels = np.array(entries["class"].tolist(), np.float64) if "class" in fields else None
-        return [str(file) for file in files.tolist()], labels
-
-    names, labels = read_mat(path, take, squeeze=True)
-    if labels is None:
-        return names, None
-    if labels.ndim != 1 or not np.isfinite(labels).all() or (labels % 1).any():
-        raise InvalidData(f"{path} has labels that are not whole numbers: fetch it again")
-    return names, labels.astype(np.int64)
-
-
-def _car_names(path: Path) -> list[str]:
-    def take(content: Mapping[str, Any]) -> list[str]:
-        return [str(name) for name in content["class_names"].reshape(-1).tolist()]
-
-    return read_mat(path, take, squeeze=True)
+def _cars_annotations(content: Mapping[str, Any]) -> tuple[list[str], list[float]]:
+    """Return the image files and their labels; 0 without any."""
+    entries = content["annotations"].reshape(-1)
+    fields = entries.dtype.names or ()
+    names = entries["relative_im_path" if "relative_im_path" in fields else "fname"]
+    labels = entries["class"].tolist() if "class" in fields else [0] * len(names)
+    return [str(name) for name in names], np.array(labels, np.float64).tolist()
 
 
 def _find_cars_file(folder: Path, file: str) -> Path:
-    for place in (folder / "devkit", folder):
+    places = (folder / "devkit", folder)
+    for place in places:
         if (place / file).is_file():
             return place / file
-    unlabelled = any((place / CARS_UNLABELLED).is_file() for place in (folder / "devkit", folder))
+    unlabelled = any((place / CARS_UNLABELLED).is_file() for place in places)
     if file == CARS_PARTS["cars_test"] and unlabelled:
-        raise DataUnavailable(
-            f"{file} is not in {folder} or its devkit: {CARS_UNLABELLED}, which is, has no labels; "
-            f"get {file} too"
-        )
-    raise DataUnavailable(
-        f"neither {CARS_WHOLE} nor {file} is in {folder} or its devkit: {CARS_GET}"
-    )
-
-
-PRODUCTS = "Stanford_Online_Products"
-PRODUCTS_FILES = ("Ebay_train.txt", "Ebay_test.txt")
-PRODUCTS_HEADER = ["image_id", "class_id", "super_class_id", "path"]
-PRODUCTS_GET = (
-    "get Stanford_Online_Products.zip from the page of Stanford Online Products and unpack it"
-)
+        raise DataUnavailable(f"{file} is not in {folder}, and {CARS_UNLABELLED} has no labels")
+    raise DataUnavailable(f"neither cars_annos.mat nor {file} is in {folder} or its devkit")
 
 
 def read_products(root: Path) -> Source:
@@ -228,56 +137,20 @@ def read_products(root: Path) -> Source:
             and the folders of pictures.
 
     Returns:
-        Images as paths; labels: class_id, as published.
-
-    Raises:
-        DataUnavailable: a text file or an image is not there.
-        InvalidData: a text file is damaged, or a product is in both.
+        Images as paths.
     """
-    folder = root / PRODUCTS
-    train, test = read_products_index(folder)
-    require_images(folder, train.names + test.names, " and ".join(PRODUCTS_FILES), PRODUCTS_GET)
-    return Source(train.images(folder), test.images(folder), "queries")
+    folder = root / "Stanford_Online_Products"
+    paths = require_files(folder, [*PRODUCTS_FILES.values()])
 
+    def rows() -> Iterator[Row]:
+        for split, path in zip(PRODUCTS_FILES, paths, strict=True):
+            header, *lines = read_lines(path, len(PRODUCTS_HEADER), header=1)
+            if header != PRODUCTS_HEADER:
+                raise InvalidData(f"{path}, line 1 must be {' '.join(PRODUCTS_HEADER)!r}")
+            for line, (_, product, _, name) in enumerate(lines, 2):
+                yield Row(name, split, whole_number(path, line, product))
 
-def read_products_index(folder: Path) -> tuple[Listing, Listing]:
-    """The images of the training and of the evaluation half.
-
-    Args:
-        folder: that holds `Ebay_train.txt` and `Ebay_test.txt`; images are not needed.
-
-    Raises:
-        DataUnavailable, InvalidData: see `read_products`.
-    """
-    train, test = (
-        _products_half(path) for path in require_files(folder, PRODUCTS_FILES, PRODUCTS_GET)
-    )
-    require_unique(" and ".join(PRODUCTS_FILES), train.names + test.names)
-    if both := set(train.labels.tolist()) & set(test.labels.tolist()):
-        raise InvalidData(
-            f"{folder}: {len(both)} products, for instance {min(both)}, are in both of "
-            f"{' and '.join(PRODUCTS_FILES)}: fetch them again"
-        )
-    return train, test
-
-
-def _products_half(path: Path) -> Listing:
-    lines = read_lines(path)
-    if lines[0].split() != PRODUCTS_HEADER:
-        raise InvalidData(
-            f"{path}, line 1: {lines[0][:80]!r} must be {' '.join(PRODUCTS_HEADER)!r}: fetch "
-            "the file again"
-        )
-    _, products, _, names = columns(path, lines[1:], len(PRODUCTS_HEADER), first=2)
-    return Listing(names, whole_numbers(path, products, first=2))
-
-
-CLOTHES = "Clothing1M"
-CLOTHES_CLASSES = 14
-CLOTHES_CLEAN = ("train", "val", "test")
-CLOTHES_GET = (
-    "ask the authors of Clothing1M for access, and unpack the annotations and all of the images"
-)
+    return source_of(folder, rows())
 
 
 def read_clothes(root: Path, noisy: bool = True) -> Source:
@@ -294,90 +167,32 @@ def read_clothes(root: Path, noisy: bool = True) -> Source:
         noisy: whether the training images with noisy labels train too.
 
     Returns:
-        Images as paths; labels 0 to 13, as published; the attribute "noisy". Noisy images that are
-        also in a clean list are left out.
-
-    Raises:
-        DataUnavailable: a text file or an image is not there.
-        InvalidData: a text file is damaged, or an image has no label.
+        Images as paths; the attribute "noisy". Noisy images that are also in a clean list are left
+        out.
     """
-    folder = root / CLOTHES
-    annotations = folder / "annotations"
-    index = read_clothes_index(annotations if annotations.is_dir() else folder, noisy)
-    # The lists name images from the set's folder on: images/0/00/...jpg.
-    names = [name for listing in index.values() for name in listing.names]
-    require_images(folder, names, "the key lists", CLOTHES_GET)
-    train = index["train"]
-    notes: tuple[str, ...] = ()
-    from_text = np.zeros(len(train), bool)
-    if noisy:
-        more = index["noisy"]
-        clean_names = pd.Index([name for part in CLOTHES_CLEAN for name in index[part].names])
-        new = np.flatnonzero(~pd.Index(more.names).isin(clean_names))
-        train = Listing(
-            train.names + [more.names[row] for row in new],
-            np.concatenate([train.labels, more.labels[new]]),
-        )
-        from_text = np.arange(len(train)) >= len(from_text)
-        if dropped := len(more) - len(new):
-            notes = (f"{dropped} noisy images that are in a clean list too were left out",)
-    queries, gallery = (
-        part.images(folder, {"noisy": np.zeros(len(part), bool)})
-        for part in (index["val"], index["test"])
-    )
-    return Source(train.images(folder, {"noisy": from_text}), queries, gallery, notes)
-
-
-def read_clothes_index(folder: Path, noisy: bool = True) -> dict[str, Listing]:
-    """The clean images "train", "val" and "test", and with `noisy` the training images "noisy".
-
-    Args:
-        folder: that holds `clean_train_key_list.txt` and its siblings, `clean_label_kv.txt`, and
-            with `noisy` also `noisy_train_key_list.txt` and `noisy_label_kv.txt`; images are not
-            needed.
-
-    Raises:
-        DataUnavailable, InvalidData: see `read_clothes`.
-    """
-    keys = {part: f"clean_{part}_key_list.txt" for part in CLOTHES_CLEAN}
-    labels = dict.fromkeys(CLOTHES_CLEAN, "clean_label_kv.txt")
-    if noisy:
-        keys["noisy"], labels["noisy"] = "noisy_train_key_list.txt", "noisy_label_kv.txt"
-    require_files(folder, [*keys.values(), *dict.fromkeys(labels.values())], CLOTHES_GET)
-    labels_by_file = {
-        file: _clothes_labels(folder / file) for file in dict.fromkeys(labels.values())
+    folder = root / "Clothing1M"
+    index = folder / "annotations" if (folder / "annotations").is_dir() else folder
+    kinds = ("clean", "noisy") if noisy else ("clean",)
+    lists = [("clean", split, f"clean_{part}") for split, part in CLOTHES_CLEAN.items()]
+    lists += [("noisy", "train", "noisy_train")] * noisy
+    label_files = require_files(index, [f"{kind}_label_kv.txt" for kind in kinds])
+    key_files = require_files(index, [f"{name}_key_list.txt" for *_, name in lists])
+    names_in = [[name for (name,) in read_lines(path, 1)] for path in key_files]
+    labels = {
+        kind: read_numbers(path, limit=CLOTHES_CLASSES)
+        for kind, path in zip(kinds, label_files, strict=True)
     }
-    index = {
-        part: _clothes_listing(folder / file, folder / labels[part], labels_by_file[labels[part]])
-        for part, file in keys.items()
-    }
-    clean = [name for part in CLOTHES_CLEAN for name in index[part].names]
-    require_unique(f"{folder}: {', '.join(keys[part] for part in CLOTHES_CLEAN)}", clean)
-    return index
+    clean = {name for names in names_in[: len(CLOTHES_CLEAN)] for name in names}
 
+    def rows() -> Iterator[Row]:
+        for (kind, split, _), path, names in zip(lists, key_files, names_in, strict=True):
+            for name in names:
+                if name not in labels[kind]:
+                    raise InvalidData(f"{path} lists {name}, which has no label: fetch it again")
+                if kind == "noisy" and name in clean:
+                    yield Row(name, LEFT_OUT, "noisy images that are in a clean list too")
+                else:
+                    # The lists name images from the set's folder on: images/0/00/...jpg.
+                    yield Row(name, split, labels[kind][name], (kind == "noisy",))
 
-def _clothes_labels(path: Path) -> pd.Series:
-    """The label of each image, by name."""
-    names, values = columns(path, read_lines(path), 2)
-    require_unique(path, names)
-    labels = whole_numbers(path, values)
-    if (labels >= CLOTHES_CLASSES).any():
-        row = int((labels >= CLOTHES_CLASSES).argmax())
-        raise InvalidData(
-            f"{path}, line {row + 1}: label {labels[row]} is not one of 0 to "
-            f"{CLOTHES_CLASSES - 1}: fetch the file again"
-        )
-    return pd.Series(labels, pd.Index(names))
-
-
-def _clothes_listing(path: Path, labels: Path, label_of: pd.Series) -> Listing:
-    (names,) = columns(path, read_lines(path), 1)
-    require_unique(path, names)
-    rows = label_of.index.get_indexer(names)
-    if (rows < 0).any():
-        raise InvalidData(
-            f"{path} lists {len(names)} images, {(rows < 0).sum()} of which, for instance "
-            f"{names[int((rows < 0).argmax())]}, are not among the {len(label_of)} of {labels}: "
-            "fetch both again"
-        )
-    return Listing(names, label_of.to_numpy()[rows])
+    return source_of(folder, rows(), ("train", "query", "gallery"), attributes=["noisy"])

@@ -1,35 +1,45 @@
-"""People: faces, people seen by several cameras, and chest X-rays."""
+"""People: faces, people seen by several cameras, and chest X-rays.
+
+All readers raise `DataUnavailable` if index files or images are missing, and `InvalidData` if an
+index file is damaged.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rcir.data.division import Source
 from rcir.data.listing import (
-    Listing,
-    columns,
+    LEFT_OUT,
+    Row,
     files_in,
     read_lines,
+    read_numbers,
     require_files,
-    require_images,
-    require_unique,
-    whole_numbers,
+    source_of,
 )
-from rcir.data.records import ImageSet
 from rcir.data.relevance import SharedLabel
 from rcir.errors import DataUnavailable, InvalidData
 
 LFW_FOLDERS = ("lfw", "lfw-py/lfw_funneled", "lfw-py/lfw", "lfw-py/lfw-deepfunneled")
-LFW_FILES = ("peopleDevTrain.txt", "peopleDevTest.txt")
-LFW_GET = (
-    "get lfw.tgz, or the aligned pictures, and peopleDevTrain.txt and peopleDevTest.txt from the "
-    "page of Labeled Faces in the Wild (University of Massachusetts)"
+LFW_FILES = {"train": "peopleDevTrain.txt", "query": "peopleDevTest.txt"}
+MARKET_PARTS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
+MARKET_NAME = re.compile(r"(-1|\d{1,9})_(c(\d{1,9})s\d+).*")
+MARKET_ENDING = ".jpg"
+JUNK = -1
+CHESTX_FILES = ("ChestX_Det_train.json", "ChestX_Det_test.json")
+CHESTX_PLACES = (("train_data", "train"), ("test_data", "test"))
+FINDINGS = (
+    "Normal",  # an X-ray without a finding, whose list in the annotations is empty
+    *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule"),
+    *("Effusion", "Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule"),
+    *("Pleural Thickening", "Pneumothorax"),
+)
+TRAINING_FINDINGS = frozenset(
+    ("Normal", "Atelectasis", "Calcification", "Cardiomegaly", "Emphysema", "Fibrosis")
 )
 
 
@@ -46,75 +56,34 @@ def read_lfw(root: Path) -> Source:
     Returns:
         Images as paths; labels: numbers of the people of both halves, sorted by name, from 0; the
         attribute "class", the person's name.
-
-    Raises:
-        DataUnavailable: pictures or lists are not there.
-        InvalidData: a list is damaged, or a person is in both.
     """
     folder = next((root / name for name in LFW_FOLDERS if (root / name).is_dir()), None)
     if folder is None:
-        raise DataUnavailable(f"none of {', '.join(LFW_FOLDERS)} is in {root}: {LFW_GET}")
-    inside = any((folder / name).is_file() for name in LFW_FILES)
-    halves = read_lfw_index(folder if inside else folder.parent)
-    names = [name for half in halves for name in half.names]
-    require_images(folder, names, " and ".join(LFW_FILES), LFW_GET)
-    train, test = (
-        half.images(folder, {"class": np.array([name.split("/")[0] for name in half.names])})
-        for half in halves
-    )
-    return Source(train, test, "queries")
+        raise DataUnavailable(f"none of {', '.join(LFW_FOLDERS)} is in {root}")
+    inside = any((folder / name).is_file() for name in LFW_FILES.values())
+    paths = require_files(folder if inside else folder.parent, [*LFW_FILES.values()])
+    halves = [_people(path) for path in paths]
+    number = {name: n for n, name in enumerate(sorted(set().union(*halves)))}
 
+    def rows() -> Iterator[Row]:
+        for split, people in zip(LFW_FILES, halves, strict=True):
+            for name, n in people.items():
+                for k in range(1, n + 1):
+                    yield Row(f"{name}/{name}_{k:04d}.jpg", split, number[name], (name,))
 
-def read_lfw_index(folder: Path) -> tuple[Listing, Listing]:
-    """The pictures of the people who train, and of those who evaluate.
-
-    Args:
-        folder: that holds `peopleDevTrain.txt` and `peopleDevTest.txt`; images are not needed.
-
-    Raises:
-        DataUnavailable, InvalidData: see `read_lfw`.
-    """
-    people = [_people(path) for path in require_files(folder, LFW_FILES, LFW_GET)]
-    if both := people[0].keys() & people[1].keys():
-        raise InvalidData(
-            f"{folder}: {len(both)} people, for instance {min(both)}, are in both of "
-            f"{' and '.join(LFW_FILES)}: fetch them again"
-        )
-    number = {name: n for n, name in enumerate(sorted([*people[0], *people[1]]))}
-    train, test = (
-        Listing(
-            [f"{name}/{name}_{k:04d}.jpg" for name, n in half.items() for k in range(1, n + 1)],
-            np.array([number[name] for name, n in half.items() for _ in range(n)], np.int64),
-        )
-        for half in people
-    )
-    return train, test
+    return source_of(folder, rows(), attributes=["class"])
 
 
 def _people(path: Path) -> dict[str, int]:
     """Return the number of pictures of each person; the first line has the number of people."""
-    lines = read_lines(path)
-    ((announced,),) = columns(path, lines[:1], 1)
-    names, counts = columns(path, lines[1:], 2, first=2)
-    require_unique(path, names)
-    n = int(whole_numbers(path, [announced])[0])
-    numbers = whole_numbers(path, counts, first=2)
-    # A picture's number has four digits.
-    wrong = (numbers < 1) | (numbers > 9999)
-    if n != len(names) or wrong.any():
+    n_pictures = read_numbers(path, header=1, limit=10_000)  # a picture's number has four digits
+    announced = next(read_lines(path, 2, header=1))
+    if announced != [str(len(n_pictures))] or 0 in n_pictures.values():
         raise InvalidData(
-            f"{path} announces {n} people and lists {len(names)}, of whom {wrong.sum()} have no "
-            "picture or more than 9999: fetch it again"
+            f"{path} announces {' '.join(announced)} people and lists {len(n_pictures)}, or people "
+            "with no picture: fetch it again"
         )
-    return dict(zip(names, numbers.tolist(), strict=True))
-
-
-MARKET = "Market-1501-v15.09.15"
-MARKET_GET = "get Market-1501-v15.09.15.zip from the page of Market-1501"
-PARTS = ("bounding_box_train", "query", "bounding_box_test")
-NAME = re.compile(r"(-1|\d{1,9})_(c(\d{1,9})s\d+).*")
-ENDING = ".jpg"
-JUNK = -1
+    return n_pictures
 
 
 def read_market(root: Path) -> Source:
@@ -133,70 +102,31 @@ def read_market(root: Path) -> Source:
 
     Returns:
         Images as paths; labels: numbers of people; the attributes "camera", its number, and
-        "sequence", which is their cluster. Images of person -1 are left out, those
-        of person 0 stay in the gallery.
-
-    Raises:
-        DataUnavailable: a folder is not there.
-        InvalidData: a folder has no images, or one whose name does not state person and camera.
+        "sequence", which is their cluster. Images of person -1 are left out, those of person 0 stay
+        in the gallery.
     """
-    folder = root / MARKET
-    if absent := [part for part in PARTS if not (folder / part).is_dir()]:
-        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}; {MARKET_GET}")
-    junk, others = 0, 0
+    folder = root / "Market-1501-v15.09.15"
+    if absent := [part for part in MARKET_PARTS.values() if not (folder / part).is_dir()]:
+        raise DataUnavailable(f"not in {folder}: {', '.join(absent)}")
 
-    def images(part: str) -> ImageSet:
-        nonlocal junk, others
-        files = sorted(files_in(folder / part))
-        names = [name for name in files if name.lower().endswith(ENDING)]
-        listed = [_facts(folder / part, name) for name in names]
-        facts = np.array([each[:2] for each in listed], np.int64).reshape(-1, 2)
-        rows = np.flatnonzero(facts[:, 0] != JUNK)
-        if not len(rows):
-            raise InvalidData(f"{folder / part} has no images of people: {MARKET_GET}")
-        others += len(files) - len(names)
-        junk += len(names) - len(rows)
-        ids = [f"{part}/{names[row]}" for row in rows]
-        paths = [folder / name for name in ids]
-        attributes: dict[str, NDArray[Any]] = {"camera": facts[rows, 1]}
-        attributes["sequence"] = np.array([listed[row][2] for row in rows])
-        return ImageSet(paths, facts[rows, 0], ids, attributes, cluster="sequence")
+    def rows() -> Iterator[Row]:
+        for split, part in MARKET_PARTS.items():
+            for name in sorted(files_in(folder / part)):
+                file, match = f"{part}/{name}", MARKET_NAME.fullmatch(name)
+                if not name.lower().endswith(MARKET_ENDING):
+                    yield Row(file, LEFT_OUT, f"files that do not end in {MARKET_ENDING}")
+                elif match is None:
+                    raise InvalidData(
+                        f"{folder / file}: a name starts with person and camera, as in "
+                        "0002_c1s1_000451_03.jpg: take the file away, or fetch the set again"
+                    )
+                elif int(match[1]) == JUNK:
+                    yield Row(file, LEFT_OUT, f"images of person {JUNK}")
+                else:
+                    yield Row(file, split, int(match[1]), (int(match[3]), match[2]))
 
-    train, queries, gallery = (images(part) for part in PARTS)
-    counts = {"images of person -1": junk, f"files that do not end in {ENDING}": others}
-    notes = tuple(f"{n} {what} were left out" for what, n in counts.items() if n)
-    return Source(train, queries, gallery, notes)
-
-
-def _facts(folder: Path, name: str) -> tuple[int, int, str]:
-    """Person, camera and, as in "c1s1", the camera's sequence."""
-    match = NAME.fullmatch(name)
-    if match is None:
-        raise InvalidData(
-            f"{folder / name}: a name starts with person and camera, as in "
-            f"0002_c1s1_000451_03{ENDING}: take the file away, or fetch the set again"
-        )
-    return int(match[1]), int(match[3]), match[2]
-
-
-CHESTX = "ChestX-Det"
-CHESTX_FILES = ("ChestX_Det_train.json", "ChestX_Det_test.json")
-CHESTX_PLACES = (("train_data", "train"), ("test_data", "test"))
-FINDINGS = (
-    "Normal",  # an X-ray without a finding, whose list in the annotations is empty
-    *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule"),
-    *("Effusion", "Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule"),
-    *("Pleural Thickening", "Pneumothorax"),
-)
-TRAINING_FINDINGS = tuple(
-    map(
-        FINDINGS.index,
-        ("Normal", "Atelectasis", "Calcification", "Cardiomegaly", "Emphysema", "Fibrosis"),
-    )
-)
-CHESTX_GET = (
-    "get the annotations and the images from the project ChestX-Det-Dataset of Deepwise AI Lab"
-)
+    attributes = ["camera", "sequence"]
+    return source_of(folder, rows(), [*MARKET_PARTS], attributes=attributes, cluster="sequence")
 
 
 def read_chestx(root: Path) -> Source:
@@ -216,55 +146,40 @@ def read_chestx(root: Path) -> Source:
     Returns:
         Images as paths, without labels: relevance is of shared findings, among which "Normal"
         counts.
-
-    Raises:
-        DataUnavailable: annotations or images are not there.
-        InvalidData: annotations are damaged, or no images of one half remain.
     """
-    folder = root / CHESTX
-    names: list[str] = []
-    findings: list[list[int]] = []
-    indexes = require_files(folder, CHESTX_FILES, CHESTX_GET)
-    for places, path in zip(CHESTX_PLACES, indexes, strict=True):
-        place = next((name for name in places if (folder / name).is_dir()), places[0])
-        of_half = _annotations(path)
-        names += [f"{place}/{name}" for name in of_half]
-        findings += of_half.values()
-    require_images(folder, names, " and ".join(CHESTX_FILES), CHESTX_GET)
-    trains = np.array([not set(TRAINING_FINDINGS).isdisjoint(numbers) for numbers in findings])
-    if trains.all() or not trains.any():
-        raise InvalidData(
-            f"{folder}: {trains.sum()} of {len(names)} images have a label that trains; there must "
-            "be some of these and some others"
-        )
-    relevance = SharedLabel.of_lists(findings, len(FINDINGS))
-    images = ImageSet([folder / name for name in names], None, names, relevance=relevance)
-    return Source.of_halves(images, trains)
+    folder = root / "ChestX-Det"
+    number_of = {name: number for number, name in enumerate(FINDINGS)}
+
+    def rows() -> Iterator[Row]:
+        for places, path in zip(CHESTX_PLACES, require_files(folder, CHESTX_FILES), strict=True):
+            place = next((name for name in places if (folder / name).is_dir()), places[0])
+            for name, findings in _annotations(path):
+                split = "query" if TRAINING_FINDINGS.isdisjoint(findings) else "train"
+                yield Row(f"{place}/{name}", split, sorted({number_of[each] for each in findings}))
+
+    def relevance(_: str, findings: Sequence[list[int]]) -> SharedLabel:
+        return SharedLabel.of_lists(findings, len(FINDINGS))
+
+    return source_of(folder, rows(), relevance=relevance)
 
 
-def _annotations(path: Path) -> dict[str, list[int]]:
-    """Return the numbers of the findings of each image file, ascending, in `FINDINGS`."""
+def _annotations(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each image file and its findings."""
     try:
         entries = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidData(f"{path} cannot be read ({error}): fetch it again") from error
-    if not isinstance(entries, list) or not entries:
+    if not isinstance(entries, list):
         raise InvalidData(f"{path} must hold a list of images: fetch it again")
-    number_of = {name: number for number, name in enumerate(FINDINGS)}
-    names, findings = [], []
-    for place, entry in enumerate(entries, 1):
-        name = entry.get("file_name") if isinstance(entry, dict) else None
-        symptoms = entry.get("syms") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(symptoms, list):
+    for number, entry in enumerate(entries, 1):
+        match entry:
+            case {"file_name": str(name), "syms": list(findings)}:
+                findings = findings or ["Normal"]
+            case _:
+                raise InvalidData(f"{path}, entry {number} lacks a file_name or the list syms")
+        if unknown := [finding for finding in findings if finding not in FINDINGS]:
             raise InvalidData(
-                f"{path}, entry {place}: needed are a file_name and the list syms: fetch it again"
-            )
-        if unknown := [what for what in symptoms if what not in FINDINGS]:
-            raise InvalidData(
-                f"{path}, entry {place} ({name}): {unknown[0]!r} is none of the findings "
+                f"{path}, entry {number} ({name}): {unknown[0]!r} is none of the findings "
                 f"{', '.join(FINDINGS)}"
             )
-        names.append(name)
-        findings.append(sorted({number_of[what] for what in symptoms or ["Normal"]}))
-    require_unique(path, names)
-    return dict(zip(names, findings, strict=True))
+        yield name, findings
