@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import check_level
 from rcir.risk.bounds import check_levels
 from rcir.risk.selection import cross_fitted_sizes
-
-if TYPE_CHECKING:
-    from rcir.serving.store import Reported
 
 
 def recalibrate(
@@ -133,7 +130,14 @@ def _labelled(
             f"{file} holds no feedback on answers{after} of {folder} as it is now: feedback speaks "
             "of the retriever that answered"
         )
-    used = _new(retriever, reports)
+    calibration = retriever.require_calibration()
+    earlier = known_digests(retriever.searcher, calibration)
+    used = reports.new(earlier, calibration.options.recurring)
+    if not used.labels:
+        raise InvalidData(
+            "all queries with feedback are of the gallery, or tuned or calibrated the retriever "
+            "before"
+        )
     used.require_labels_of_hits()
     print(
         f"feedback: {len(used.labels)} queries are used, of which {used.n_unlabelled_misses} are "
@@ -142,22 +146,6 @@ def _labelled(
         f"for calibration before); {store.n_unreported(version, start)} answers have no feedback"
     )
     return used.queries, used.labels
-
-
-def _new(retriever: Retriever, reported: Reported) -> Reported:
-    """The queries that are new to a retriever, each once: others calibrate nothing."""
-    calibration = retriever.require_calibration()
-    if calibration.options.recurring:
-        return reported
-    rows = reported.distinct
-    earlier = known_digests(retriever.searcher, calibration)
-    rows = rows[~np.isin(reported.queries.identities[rows], earlier)]
-    if not len(rows):
-        raise InvalidData(
-            "all queries with feedback are of the gallery, or tuned or calibrated the retriever "
-            "before"
-        )
-    return reported[rows]
 
 
 def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:

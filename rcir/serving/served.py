@@ -20,7 +20,6 @@ from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalib
 from rcir.options import DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
-from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
@@ -182,18 +181,6 @@ class Served:
         first, *others = set(retriever.labels[[self.positions[name] for name in items]].tolist())
         return None if others else retriever.label_names.get(first, first)
 
-    def new_queries(self, digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
-        """Return the queries that are not among `known_digests`."""
-        earlier = self._calibration_digests
-        if not len(earlier):
-            return np.ones(len(digests), np.bool_)
-        places = np.searchsorted(earlier, digests).clip(max=len(earlier) - 1)
-        return np.asarray(earlier[places] != digests, np.bool_)
-
-    @cached_property
-    def _calibration_digests(self) -> NDArray[np.bytes_]:
-        return known_digests(self.retriever.searcher, self.retriever.calibration)
-
     def decide(self, terms: Terms) -> None:
         """Certify a guarantee, which takes up to a second where it is new, and is kept.
 
@@ -225,7 +212,7 @@ class Served:
             (queries,) = self.queries([(pixels, np.zeros(1, "S32"))])
         if queries is not None:
             self.retriever.search(queries[:1])
-        _ = self.guarantees, self.positions, self._calibration_digests
+        _ = self.guarantees, self.positions
 
     @cached_property
     def calibration_uncertainty(self) -> NDArray[np.float64]:

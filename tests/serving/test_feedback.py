@@ -26,7 +26,7 @@ from rcir.serving import store as module
 from rcir.serving.monitoring import GuaranteeWatch
 from rcir.serving.schemas import Feedback, Terms
 from rcir.serving.served import Folder
-from rcir.serving.store import Asked, Loss, Store, StoreUnavailable, UnknownAnswer
+from rcir.serving.store import Loss, MonitoredQuery, Store, StoreUnavailable, UnknownAnswer
 from tests.random_kills import N_SERVERS
 from tests.serving.conftest import drawn
 
@@ -67,10 +67,10 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     assert before <= losses[0].time <= losses[1].time <= now
     assert store.losses("v1", after=1) == losses[1:]
     assert store.losses("v2") == []
-    asked = store.watched_queries("v1", key, 0, 2)
+    asked = store.monitored("v1", key, 0, 2)
     assert [(one.number, one.digest) for one in asked] == list(enumerate(expected.digests[:2], 1))
     assert all(one.time <= before for one in asked)
-    assert [one.number for one in store.watched_queries("v1", key, 2, 9)] == [3]
+    assert [one.number for one in store.monitored("v1", key, 2, 9)] == [3]
     reported = store.reported("v1")  # the latest first
     assert (reported.matches, reported.labels) == ([False, True], [7, None])
     np.testing.assert_array_equal(reported.queries.vectors, expected.vectors[1::-1])
@@ -80,7 +80,7 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     assert store.n_unreported("v1") == 1
     assert store.feed(Feedback(answer=third, match=True)) == 3
     answer = vectors.retrieve(drawn(3, 5)[0], ALPHA, DELTA)[2]
-    assert (store.answer(third).version, store.answer(third).items) == ("v1", list(answer.ids))
+    assert store.answer(third) == ("v1", list(answer.ids))
     (unwatched,) = keep(store, vectors, simultaneous=True)
     store.feed(Feedback(answer=unwatched, match=False))
     assert [loss.number for loss in store.losses("v1")] == [1, 2, 3]
@@ -125,8 +125,8 @@ def test_repeated_feedback_changes_nothing_and_contradictions_are_refused(file, 
 
 
 def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ANSWERS", 10)
-    monkeypatch.setattr(module, "FORGETTING", 5)
+    monkeypatch.setattr(module, "MAX_ANSWERS", 10)
+    monkeypatch.setattr(module, "DELETION_INTERVAL", 5)
     store = Store(file)
     first = keep(store, vectors, 5, seed=1)
     store.feed(Feedback(answer=first[0], match=True))
@@ -135,13 +135,11 @@ def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkey
         store.feed(Feedback(answer=first[1], match=True))
     store.feed(Feedback(answer=later[-1][0], match=True))
     assert len(store.losses("v1")) == 2
-    kept = [one.number for one in store.watched_queries("v1", Terms(alpha=ALPHA).key, 0, 21)]
+    kept = [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).key, 0, 21)]
     for seed in range(6, 9):
         keep(store, vectors, 5, seed=seed)
     # Those before one with feedback may count as misses.
-    assert [
-        one.number for one in store.watched_queries("v1", Terms(alpha=ALPHA).key, 0, 21)
-    ] == kept
+    assert [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).key, 0, 21)] == kept
 
 
 def test_a_file_of_another_program_is_left_alone(file):
@@ -310,7 +308,7 @@ class Losses:
     def ask(self, alpha, query=None, time=0.0, **terms):
         """Return a function that keeps feedback on a query."""
         key, number = Terms(alpha=alpha, **terms).key, len(self.queries) + 1
-        asked = Asked(number, time, b"%d" % number if query is None else query)
+        asked = MonitoredQuery(number, time, b"%d" % number if query is None else query)
         self.queries.append((key, asked))
 
         def feed(miss, time=0.0):
