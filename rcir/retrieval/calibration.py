@@ -308,6 +308,10 @@ class Calibration:
             self._guarantees[request] = guarantee
         return guarantee
 
+    def has_certified(self, request: GuaranteeRequest) -> bool:
+        """Return True if `guarantee` remembers the guarantee of a request."""
+        return request in self._guarantees
+
     def attainable(self, requests: Sequence[GuaranteeRequest]) -> list[Guarantee]:
         """Certify requests with ascending alphas; those that nothing certifies are left out.
 

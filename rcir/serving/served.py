@@ -39,13 +39,12 @@ SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FEW_PIXELS = 2**16  # of a request, whose pictures are resized together with those of others
 PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
-MOST_DECIDED = 500  # guarantees
 CURVES = 64  # of mean sizes that are kept
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A retriever that answers requests; nothing changes it while it does.
+    """A retriever that answers requests; nothing changes it meanwhile.
 
     Queries come in two steps: work for any thread (`pictures`, `vectors`), and the model's own
     work (`queries`), for many requests at once.
@@ -181,24 +180,18 @@ class Served:
         first, *others = set(retriever.labels[[self.positions[name] for name in items]].tolist())
         return None if others else retriever.label_names.get(first, first)
 
-    def decide(self, terms: Terms) -> None:
-        """Certify a guarantee, which takes up to a second where it is new, and is kept.
+    def is_certified(self, terms: Terms) -> bool:
+        """Return True if the calibration has certified a guarantee already."""
+        request = GuaranteeRequest(terms.alpha, terms.delta, **terms.options)
+        return self.retriever.require_calibration().has_certified(request)
+
+    def certify(self, terms: Terms) -> None:
+        """Certify a guarantee, which takes up to a second the first time.
 
         Raises:
             RcirError: as `Retriever.guarantee` does.
         """
         self.retriever.guarantee(terms.alpha, terms.delta, **terms.options)
-        if len(self._decided) > MOST_DECIDED:
-            self._decided.clear()
-        self._decided.add(terms.key)
-
-    def knows(self, terms: Terms) -> bool:
-        """Return whether this query was seen before."""
-        return terms.key in self._decided
-
-    @cached_property
-    def _decided(self) -> set[str]:
-        return set()
 
     def warm_up(self) -> None:
         """Answer once, so that the first request does not wait for what is done once."""

@@ -222,8 +222,8 @@ class Service:
         """
         self.batcher.require_room(query.n)  # before anything is decoded
         served, terms = self.served, query.terms
-        if not served.knows(terms):  # the model is not kept waiting for it
-            await asyncio.to_thread(served.decide, terms)
+        if not served.is_certified(terms):  # the model does not wait for it
+            await asyncio.to_thread(served.certify, terms)
         prepared = await self._prepared(query, served)
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
@@ -237,7 +237,7 @@ class Service:
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
         request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
         band = Terms.model_validate(request)
-        await asyncio.to_thread(served.decide, band)
+        await asyncio.to_thread(served.certify, band)
         prepared, asked = await self._prepared(query, served), (alphas, terms.delta)
 
         def answered_at_levels() -> AtLevels:
