@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -187,13 +187,6 @@ RAY_SETTINGS = {
 RUNNING_CLUSTER = ExitStack()  # closing it ends the cluster, if there is one
 
 
-def _collect_ray_garbage():
-    """Free what Ray leaves of its processes, which would warn in a later test."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
     """End the cluster after the files that use it: idle, it would slow the other tests down."""
@@ -210,39 +203,48 @@ def ray_settings():
     return RAY_SETTINGS
 
 
-@pytest.fixture(scope="session")
-def collect_ray_garbage():
-    """Return a function to call after a cluster has ended."""
-    return _collect_ray_garbage
-
-
-@pytest.fixture(scope="session")
-def ray_cluster():
-    """Return the address of a cluster of three CPUs, to which this process is connected."""
+@contextmanager
+def _new_cluster(cpus, **variables):
     import ray
     from ray.cluster_utils import Cluster
 
-    with ExitStack() as cleanup:
-        patch = cleanup.enter_context(pytest.MonkeyPatch.context())
-        # A short path: the names of Ray's sockets contain it.
-        folder = cleanup.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
-        patch.chdir(folder)
-        for name, value in RAY_SETTINGS.items():
-            patch.setenv(name, value)
+    # A short path: the names of Ray's sockets contain it.
+    folder = TemporaryDirectory(ignore_cleanup_errors=True)
+    with folder as name, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(name)
+        # Processes that are not given an address look for a cluster in RAY_TMPDIR.
+        for variable, value in (RAY_SETTINGS | variables | {"RAY_TMPDIR": name}).items():
+            patch.setenv(variable, value)
         # Workers import methods that tests define.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-        # Processes that are not given an address look for a cluster here.
-        patch.setenv("RAY_TMPDIR", folder)
-        session = Path(folder, "ray")
+        session = Path(name, "ray")
         session.mkdir()
-        head = {"num_cpus": 3, "temp_dir": str(session), "include_dashboard": False}
-        node = Cluster(initialize_head=True, head_node_args=head)
-        cleanup.callback(_collect_ray_garbage)
-        cleanup.callback(node.shutdown)
-        cleanup.callback(ray.shutdown)
-        ray.init(node.address, log_to_driver=False)
-        RUNNING_CLUSTER.push(cleanup.pop_all())
-    yield node.address
+        head = {"num_cpus": cpus, "temp_dir": str(session), "include_dashboard": False}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            ray.init(nodes.address, log_to_driver=False)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            with warnings.catch_warnings():  # what Ray leaves would warn in a later test
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
+
+
+@pytest.fixture(scope="session")
+def new_cluster():
+    """Start a cluster: `with new_cluster(cpus, **variables)`, to which this process is connected.
+
+    The variables are added to the environment of its processes.
+    """
+    return _new_cluster
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(new_cluster):
+    """Return the address of a cluster of three CPUs, to which this process is connected."""
+    yield RUNNING_CLUSTER.enter_context(new_cluster(3)).address
     RUNNING_CLUSTER.close()
 
 
@@ -264,24 +266,15 @@ class Server:
         self._process = None
 
     def start(self):
-        log = (self._folder / "server.log").open("a")
-        with log:
-            self._process = subprocess.Popen(
-                self._command,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "0",
-                },
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        path = self._folder / "server.log"
+        settings = {"OMP_NUM_THREADS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "0"}
+        with path.open("a") as log:
+            options = {"stdout": log, "stderr": log, "start_new_session": True}
+            self._process = subprocess.Popen(self._command, env=os.environ | settings, **options)
         until = time.monotonic() + 300
         while True:
-            log = (self._folder / "server.log").read_text()
-            assert self._process.poll() is None, log
-            assert time.monotonic() < until, log
+            assert self._process.poll() is None, path.read_text()
+            assert time.monotonic() < until, path.read_text()
             try:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=1):
                     return

@@ -7,13 +7,9 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-import ray
 import yaml
-from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 
 from rcir.data import DataConfig
@@ -39,26 +35,12 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def cluster(ray_settings, collect_ray_garbage):
+def cluster(new_cluster):
     """A head and a second node, one CPU each, to which this process is connected."""
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.chdir(folder)
-        for name, value in ray_settings.items():
-            patch.setenv(name, value)
-        # How long Ray waits for a lost node to come back; a minute by itself.
-        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
-        # Where Ray notes which cluster it started last: /tmp/ray need not be there.
-        patch.setenv("RAY_TMPDIR", folder)
-        session = Path(folder, "ray")
-        session.mkdir()
-        head = {"num_cpus": 1, "temp_dir": str(session), "include_dashboard": False}
-        nodes = Cluster(initialize_head=True, head_node_args=head)
+    # How long Ray waits for a lost node to come back; a minute by itself.
+    with new_cluster(1, RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="30") as nodes:
         nodes.second = nodes.add_node(num_cpus=1)
-        ray.init(nodes.address, log_to_driver=False)
         yield nodes
-        ray.shutdown()
-        nodes.shutdown()
-        collect_ray_garbage()
 
 
 def after(checkpoint, action):

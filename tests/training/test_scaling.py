@@ -1,11 +1,8 @@
 """The workers that a training on GPUs asks for, of a cluster that only says that it has some."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from rcir.config import parse
@@ -23,22 +20,10 @@ RECIPES = Path(__file__).parents[2] / "configs" / "cai2025"
 
 
 @pytest.fixture
-def cluster(ray_settings, collect_ray_garbage):
+def cluster(new_cluster):
     """A head of 8 CPUs without a GPU, to which this process is connected."""
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.chdir(folder)
-        for name, value in ray_settings.items():
-            patch.setenv(name, value)
-        patch.setenv("RAY_TMPDIR", folder)
-        session = Path(folder, "ray")
-        session.mkdir()
-        head = {"num_cpus": 8, "temp_dir": str(session), "include_dashboard": False}
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-        ray.init(nodes.address, log_to_driver=False)
+    with new_cluster(8) as nodes:
         yield nodes
-        ray.shutdown()
-        nodes.shutdown()
-        collect_ray_garbage()
 
 
 def recipe(layer):
