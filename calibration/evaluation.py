@@ -90,7 +90,7 @@ def rows(
         options["miss, whatever alpha"] = {"simultaneous": True}
     for group in calibrated.group_names():
         options[f"miss, group {group}"] = {"group": group}
-    if calibrated.groups is not None:
+    if calibrated.groups is not None and not calibrated.n_mixed_clusters:
         options["miss, any mix of groups"] = {"mix": "any"}
     options |= {
         f"miss, {query_labels} labels": {"query_labels": query_labels}

@@ -167,11 +167,12 @@ def test_groups_are_served_among_new_labels():
             0.3, 0.1, risk="recall", query_labels=query_labels, **options
         ).threshold
         for query_labels in ("new", "any")
-        for name, options in {"all": {}, "a": {"group": "a"}, "mix": {"mix": "any"}}.items()
+        for name, options in {"all": {}, "a": {"group": "a"}}.items()
     }
-    for name in ("all", "a", "mix"):
+    for name in ("all", "a"):
         assert thresholds["any", name] >= thresholds["new", name]
-    assert thresholds["new", "mix"] > thresholds["new", "all"]
+    with pytest.raises(InvalidConfig, match=r"labels .* several groups"):
+        retriever.guarantee(0.3, 0.1, query_labels="new", mix="any")
     wrong = retriever.guarantee(0.7, 0.1, risk="false-discovery", query_labels="any", group="a")
     assert (wrong.n_calibration, wrong.n_labels) == (
         retriever.guarantee(0.3, 0.1, group="a").n_calibration,
