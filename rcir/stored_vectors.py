@@ -119,8 +119,6 @@ class StoredVectors:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != dtype:
             raise InvalidData(f"{path.name} does not hold {np.dtype(dtype)} vectors (n, d)")
-        if not all(np.isfinite(vectors[rows]).all() for rows in batches(*vectors.shape)):
-            raise InvalidData(f"{path.name} holds numbers that are NaN or infinite")
         stored = cls(vectors.shape[1], dtype)
         stored.vectors, stored._watched = vectors, watched
         return stored

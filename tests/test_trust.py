@@ -1,5 +1,6 @@
 """Untrusted folders: what they name runs no code and receives no credentials."""
 
+import hashlib
 import json
 import socket
 import stat
@@ -42,10 +43,12 @@ def place(tmp_path):
 def named(place, index):
     """The retriever, with another index in its description and the right checksums."""
     version = storage.current_version(place)
-    path = version / "retriever.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"index": index}))
-    (version / "manifest.json").unlink()
-    storage._write_manifest(version)
+    description, manifest = version / "retriever.json", version / "manifest.json"
+    description.write_text(json.dumps(json.loads(description.read_text()) | {"index": index}))
+    values = json.loads(manifest.read_text())
+    digest = hashlib.sha256(description.read_bytes()).hexdigest()
+    values["files"]["retriever.json"] = digest
+    manifest.write_text(json.dumps(values, indent=1))
     return place
 
 

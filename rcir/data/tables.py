@@ -30,8 +30,6 @@ BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# What a file may take in memory: so many bytes, or so many times its own size if that is more.
-ALWAYS_ALLOWED, MAX_GROWTH = 256 * 2**20, 100
 
 
 def read_text(path: Path) -> str:
@@ -113,38 +111,25 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
 
 
 def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
-    """Return an Arrow table of the columns of these names, or of all; texts as dictionaries.
+    """Return an Arrow table of the columns of these names, or of all.
 
-    In a dictionary, a text that many rows have is in memory once, as it is in the file. PyArrow
-    reads lists of such texts from one row group at a time only. A column that is not there is no
-    error. Blanks around names of columns do not count, and an index without a name, which pandas
-    adds, is left out.
+    A column that is not there is no error. Blanks around names of columns do not count, and an
+    index without a name, which pandas adds, is left out.
 
     Raises:
-        InvalidData: two columns have one name, or the file would take far more memory than files of
-            its size do.
+        InvalidData: two columns have one name.
         ArrowException, OSError, ValueError: it cannot be read.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    metadata = parquet.read_metadata(path)
-    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-
     def is_read(name: str) -> bool:
         return not name.startswith("__index_level_") if names is None else name.strip() in names
 
-    read = {number: leaf for number, leaf in enumerate(leaves) if is_read(leaf.path.split(".")[0])}
-    size = 0
-    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for number, leaf in read.items():
-            chunk = row_group.column(number)
-            size += chunk.num_values * max(8, leaf.length) + chunk.total_uncompressed_size
-    require_room(path, "the file", size)
-    texts = [leaf.path for leaf in read.values() if leaf.physical_type == "BYTE_ARRAY"]
-    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+    with parquet.ParquetFile(path) as file:
         columns = [name for name in file.schema_arrow.names if is_read(name)]
         _require_different(path, [name.strip() for name in columns])
+        # PyArrow reads lists of categories from one row group at a time only.
         groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
         table = pa.concat_tables(groups) if groups else file.read(columns)
     renamed = table.rename_columns([name.strip() for name in table.column_names])
@@ -155,20 +140,16 @@ def column_values(path: Path, name: str, column: Any) -> list[Any]:
     """Return the values of an Arrow column, which may be lists of texts or numbers.
 
     Raises:
-        InvalidData: it holds something else, or would take far more memory than the file's size.
+        InvalidData: it holds something else.
     """
     import pyarrow as pa
-    from pyarrow import compute
 
     joined = column.combine_chunks()
     leaf = joined.flatten() if is_list(joined.type) else joined
     if pa.types.is_nested(leaf.type):
         raise InvalidData(f"{path}: column {name} is of type {joined.type}: give texts or numbers")
-    if pa.types.is_dictionary(leaf.type) and len(leaf):
-        longest = compute.max(compute.binary_length(leaf.dictionary)).as_py() or 0
-        require_room(path, f"column {name}", 4 * longest * len(leaf))
-        if leaf is joined:
-            joined = joined.dictionary_decode()  # much faster to list
+    if leaf is joined and pa.types.is_dictionary(joined.type):
+        joined = joined.dictionary_decode()  # much faster to list
     values: list[Any] = joined.to_pylist()
     return values
 
@@ -207,17 +188,6 @@ def _number(value: Any) -> float:
         return float(value)
     except (ValueError, TypeError):
         return np.nan
-
-
-def require_room(path: Path, what: str, size: int) -> None:
-    """Raise `InvalidData` if something in a file takes far more memory than the file's size."""
-    limit = max(ALWAYS_ALLOWED, MAX_GROWTH * path.stat().st_size)
-    if size > limit:
-        raise InvalidData(
-            f"{path}: {what} would take {size:,} bytes in memory, and from a file of this size at "
-            f"most {limit:,} are read: if that is right, write it without compression and "
-            "dictionaries, and with shorter texts"
-        )
 
 
 def missing_column(table: Path | str, column: str, present: Sequence[str]) -> InvalidData:

@@ -25,7 +25,6 @@ from rcir.data.tables import (
     missing_column,
     read_csv,
     read_parquet,
-    require_room,
 )
 from rcir.errors import DataUnavailable, InvalidData, printable
 from rcir.files import read_array, write_file
@@ -97,8 +96,7 @@ def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
 
     Raises:
         DataUnavailable: there is no such file.
-        InvalidData: it cannot be read, lacks a column, or a value is missing or wrong; or it would
-            take far more memory than files of its size do.
+        InvalidData: it cannot be read, lacks a column, or a value is missing or wrong.
     """
     if not path.is_file():
         raise DataUnavailable(f"there is no file {path}")
@@ -179,12 +177,6 @@ def _npz(path: Path, names: Sequence[str]) -> _Columns:
     with np.load(path, allow_pickle=False) as archive:
         if "vector" not in archive:
             raise missing_column(path, "vector", list(archive))
-        sizes = [
-            member.file_size
-            for member in archive.zip.infolist()
-            if member.filename.removesuffix(".npy") in (*names, "model")
-        ]
-        require_room(path, "the file", sum(sizes))
         columns = {name: archive[name] for name in archive if name in names}
         model = str(archive["model"]) if "model" in archive else None
         return columns, model, list(archive)
@@ -237,7 +229,6 @@ def _table(
                 f"{path}: {len(vectors)} vectors and {n} values of {name}: give one each"
             )
         if isinstance(values, np.ndarray):
-            require_room(path, f"array {name}", 8 * values.size)
             columns[name] = values.reshape(len(vectors), *values.shape[1:])
     kinds = [name for name in ("label", "labels", "x") if name in columns]
     if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
@@ -251,15 +242,18 @@ def _table(
         if name not in columns:
             return None
         values = reader(columns[name], f"{path}: column {name}", first=1)
-        return _array(path, name, values) if isinstance(values, list) else values
+        if not isinstance(values, list):
+            return values
+        require_utf8(values, f"{path}, column {name}", "correct it")
+        return np.array(values)
 
     ids = None if "id" not in columns else as_ids(columns["id"], f"{path}: column id", first=1)
     if ids is not None:
-        _array(path, "id", ids)  # others make arrays of ids
-    if ids is not None and len(set(ids)) < len(ids):
+        require_utf8(ids, f"{path}, column id", "correct it")
         twice = [name for name, count in Counter(ids).items() if count > 1]
-        examples = ", ".join(map(printable, twice[:3]))
-        raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
+        if twice:
+            examples = ", ".join(map(printable, twice[:3]))
+            raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
     lists = None
     if "labels" in columns:
         lists = as_label_lists(columns["labels"], f"{path}: column labels", first=1)
@@ -300,13 +294,6 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
             f"{wrong[0] + 1}: leave them out, or embed them anew"
         )
     return vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
-
-
-def _array(path: Path, name: str, texts: list[str]) -> NDArray[np.str_]:
-    """(n,) texts, each of which takes as much memory as the longest."""
-    require_utf8(texts, f"{path}, column {name}", "correct it")
-    require_room(path, f"column {name}", 4 * len(texts) * max(map(len, texts), default=0))
-    return np.array(texts)
 
 
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")

@@ -92,10 +92,11 @@ class Index(Protocol):
 
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
-        """Read the index that was saved to a folder.
+        """Read the index that was saved to a folder; any exception refuses the folder.
 
-        The files may have been made by anybody: any exception refuses the folder, and whatever they
-        hold must not end the process.
+        A retriever's checksums detect damage before this is called. They are no protection against
+        files that somebody made up, which may end the process: load only folders of people you
+        trust.
         """
         ...
 

@@ -1,12 +1,10 @@
-"""Contents of FAISS's indexes, and their files, which a child process reads first."""
+"""Contents of FAISS's indexes, and their files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,11 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.files import read_array
-from rcir.index import faiss_child
 from rcir.stored_vectors import StoredVectors, WatchedFile
+
+_FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"
+# The file is mapped into memory, so that processes share it.
+FLAGS = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
 
 
 def faiss_content(index: Any) -> tuple[str, int]:
@@ -40,34 +41,6 @@ def faiss_content(index: Any) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def read_faiss(path: Path, digest: str) -> tuple[Any, WatchedFile]:
-    """The index that FAISS wrote to a file, mapped into memory, and that file.
-
-    Args:
-        path: of the file.
-        digest: SHA-256 that it must have.
-
-    Raises:
-        InvalidData: it has another one, or whatever holds it cannot be read or searched.
-    """
-    watched = WatchedFile(path)
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise InvalidData(
-                f"{path.name} was changed since it was written (its checksum differs): copy it "
-                "again, or build the index again"
-            )
-    # Reading what somebody made up can end the process: FAISS checks little of what it reads.
-    command = [sys.executable, "-I", faiss_child.__file__, str(path)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise InvalidData(
-            f"{path.name} is no index that FAISS {faiss.__version__} can read and search: build "
-            "the index again"
-        )
-    return faiss.read_index(str(path), faiss_child.FLAGS), watched
-
-
 def unmapped(index: Any) -> Any:
     """The same index in memory of its own: FAISS ends the process that adds to a mapped one."""
     with tempfile.TemporaryFile() as file:  # without a name, which a killed process would leave
@@ -75,9 +48,6 @@ def unmapped(index: Any) -> Any:
         faiss.write_index(index, path)
         file.seek(0)
         return faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
-
-
-_FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"
 
 
 class FaissContents:
@@ -228,31 +198,16 @@ class FaissContents:
         """Hold what was saved to a folder, in place of nothing: an index of the same kind.
 
         Raises:
-            InvalidData: it was changed, is damaged, or of another kind. Other exceptions: likewise.
+            InvalidData, and other exceptions: a file was changed, or is missing.
         """
-        state = json.loads((folder / _STATE).read_text())
-        read, watched = read_faiss(folder / _FILE, state["sha256"])
-        alike = faiss.deserialize_index(faiss.serialize_index(self.index))
-        if type(read) is not type(alike) or (read.d, read.metric_type) != (
-            self.index.d,
-            faiss.METRIC_L2,
-        ):
-            raise InvalidData(f"{_FILE} holds another index than that of its options: build again")
+        path = folder / _FILE
+        self._watched = WatchedFile(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != json.loads((folder / _STATE).read_text())["sha256"]:
+            raise InvalidData(f"{_FILE} was changed since it was written: build the index again")
+        self.index = faiss.read_index(str(path), FLAGS)
         if self.stored is not None:
-            stored = StoredVectors.load(folder / _STORED, self.stored.vectors.dtype)
-            if stored.dim != read.d or len(stored) != read.ntotal:
-                raise InvalidData(f"{_STORED} and {_FILE} do not hold the same vectors")
-            self.stored = stored
-        self.index, self._watched = read, watched
+            self.stored = StoredVectors.load(folder / _STORED, self.stored.vectors.dtype)
         if (folder / _LIVE).is_file():
-            self._live = _checked(read_array(folder / _LIVE), int(read.ntotal))
-
-
-def _checked(live: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """Numbers of vectors: ascending, each there."""
-    if live.dtype != np.int64 or live.ndim != 1 or (np.diff(live) <= 0).any():
-        raise InvalidData(f"{_LIVE} does not hold ascending numbers of vectors")
-    if len(live) and not 0 <= live[0] <= live[-1] < n:
-        raise InvalidData(f"{_LIVE} holds numbers of vectors that are not there")
-    positions: NDArray[np.int64] = live
-    return positions
+            self._live = read_array(folder / _LIVE)

@@ -258,7 +258,6 @@ class FlatIndex:
 
     @classmethod
     def load(cls, folder: Path, options: FlatOptions) -> Self:
-        # Vectors, not FAISS's own file: reading a damaged one of these ends the process.
         vectors = read_array(folder / VECTORS_FILE)
         if vectors.dtype != np.float32:
             raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")

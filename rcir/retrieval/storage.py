@@ -67,7 +67,6 @@ from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import VectorOptions
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.stored_parts import (
-    DESCRIPTION,
     describe_digests,
     describe_past,
     describe_rules,
@@ -75,11 +74,7 @@ from rcir.retrieval.stored_parts import (
     load_encoder,
     load_gallery,
     load_index,
-    require,
-    require_fields,
-    require_finite,
     require_loadable,
-    require_texts,
     restore_digests,
     save_encoder,
     save_gallery,
@@ -282,7 +277,8 @@ def _find_version(folder: Path) -> Path | None:
     try:
         values = json.loads(pointer.read_text())
         layout, name = values["format"], str(values["version"])
-        require(re.fullmatch(VERSION_NAME, name) is not None, f"version {name!r}")
+        if not re.fullmatch(VERSION_NAME, name):
+            raise ValueError(f"version {name!r}")
     except (FileNotFoundError, NotADirectoryError):
         return folder if (folder / MANIFEST).is_file() else None
     except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
@@ -353,11 +349,6 @@ def _is_replaceable(folder: Path) -> bool:
 
 
 # Files of a version, and their checksums
-
-
-def _write_manifest(folder: Path) -> None:
-    """List all files of a version with their checksums."""
-    (folder / MANIFEST).write_text(_manifest_text(_checksums(folder)))
 
 
 def _checksums(folder: Path) -> dict[str, str]:
@@ -490,9 +481,9 @@ def _load_version(folder: Path) -> StoredRetriever:
     """Read a version after all of its files were compared with their checksums."""
     checksums, states = _verified_files(folder)
     with _as_corrupt(folder):
-        description = _read_description(folder)
+        description = json.loads((folder / DESCRIPTION_FILE).read_text())
+        encoder, index = description["encoder"] or {}, description["index"]
     # A missing package, or a missing class of the user's own, does not make the folder invalid.
-    encoder, index = description["encoder"] or {}, description["index"]
     if encoder:
         with naming_extras():
             from rcir.encoders import find_method
@@ -525,16 +516,6 @@ def _as_corrupt(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_description(folder: Path) -> dict[str, Any]:
-    description: dict[str, Any] = json.loads((folder / DESCRIPTION_FILE).read_text())
-    require_fields(description, DESCRIPTION, DESCRIPTION_FILE)
-    for name in ("encoder", "preprocessing", "index"):
-        require_finite(description[name], name)
-    for name in ("calibrated_on", "label_names"):
-        require_texts(description[name], name)
-    return description
-
-
 def _read_version(
     folder: Path, checksums: Mapping[str, str], description: Mapping[str, Any]
 ) -> StoredRetriever:
@@ -546,7 +527,6 @@ def _read_version(
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         config = EncoderConfig(**description["encoder"])
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
-    require((encoder is not None) == (WEIGHTS in checksums), "weights without an encoder")
     searcher = Searcher(
         encoder,
         preprocessing,
@@ -559,9 +539,8 @@ def _read_version(
     restore_digests(description["digests"], searcher, contents)
     names = description["label_names"].items()
     searcher.label_names = {int(label): str(name) for label, name in names}
-    require(description["uncertainty"] in searcher.uncertainties, "uncertainty")
     calibration = None
     if description["controllers"]:
         arrays = load_arrays(folder / CONTROLLER_FILE)
-        calibration = load_calibration(description, arrays, folder, searcher)
+        calibration = load_calibration(description, arrays, folder)
     return StoredRetriever(searcher, calibration, description["origin"], folder.resolve())

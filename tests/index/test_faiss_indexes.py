@@ -1,7 +1,5 @@
 """Approximate indexes of FAISS: recall, search parameters, versions, files."""
 
-import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -44,13 +42,6 @@ def recall(index):
 
 def load(folder, config):
     return find_index(config.kind).load(folder, config.index_options())
-
-
-def write_digest(folder):
-    """Make the checksum that of the file that is there."""
-    state = json.loads((folder / "index.json").read_text())
-    state["sha256"] = hashlib.sha256((folder / "index.faiss").read_bytes()).hexdigest()
-    (folder / "index.json").write_text(json.dumps(state))
 
 
 @pytest.fixture(params=CONFIGS, ids=CASES)
@@ -305,72 +296,15 @@ def test_a_damaged_file_is_refused_by_its_checksum(config, folder, damage):
         flipped = content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
         damaged = {"cut": content[:place], "empty": b"", "flipped": flipped}
         path.write_bytes(damaged.get(damage, content + b"0"))
-        with pytest.raises(InvalidData, match="checksum"):
+        with pytest.raises(InvalidData, match="changed"):
             load(folder, config)
 
 
-@pytest.mark.parametrize(
-    ("share", "cut"), [(0.0, False), (0.01, False), (0.5, False), (0.9, False), (0.5, True)]
-)
-def test_a_forged_file_does_not_end_the_process(config, folder, share, cut):
-    """Its checksum is right: it is refused, or it is an index that can be searched."""
-    path = folder / "index.faiss"
-    content = path.read_bytes()
-    place = int(share * len(content))
-    path.write_bytes(content[:place] + (b"" if cut else b"\xff" * 64 + content[place + 64 :]))
-    write_digest(folder)
-    try:
-        loaded = load(folder, config)
-    except (InvalidData, ValueError):
-        return
-    assert not cut
-    loaded.search(QUERIES, 3)
-
-
-@pytest.mark.parametrize("factory", ["PCAR8,IVF16,PQ4x4", "IVF16,PQ4x4,RFlat"])
-def test_numbers_beyond_the_end_are_refused_inside_nested_indexes(factory, tmp_path):
-    import faiss
-
-    config = IndexConfig("factory", {"factory": factory})
-    build_index(GALLERY, config).save(tmp_path)
-    path = str(tmp_path / "index.faiss")
-    content = faiss.read_index(path)
-    outer = faiss.downcast_index(content)
-    inner = outer.index if isinstance(outer, faiss.IndexPreTransform) else outer.base_index
-    lists = faiss.downcast_index(inner).invlists
-    faiss.rev_swig_ptr(lists.get_ids(0), lists.list_size(0))[:] = 10**9
-    faiss.write_index(content, path)
-    write_digest(tmp_path)
-    with pytest.raises(InvalidData, match="search"):
-        load(tmp_path, config)
-
-
-def test_missing_files_and_files_of_another_kind_raise(folder, config):
-    other = {"hnsw": "ivf", "ivf": "hnsw", "ivf-pq": "ivf", "factory": "hnsw"}[config.kind]
-    with pytest.raises(InvalidData, match="another index"):
-        load(folder, IndexConfig(other))
+def test_missing_files_raise(folder, config):
     for name in ("index.faiss", "index.json"):
         (folder / name).unlink()
         with pytest.raises(OSError):
             load(folder, config)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("live.npy", np.array([3, 1])),
-        ("live.npy", np.array([-1, 2])),
-        ("live.npy", np.array([0, 300])),
-        ("live.npy", np.array([0.0])),
-        ("live.npy", np.eye(2)),
-        ("vectors.npy", np.full((300, 16), np.nan, np.float16)),
-    ],
-)
-def test_invalid_arrays_beside_the_index_are_refused(name, content, tmp_path):
-    build_index(GALLERY[:300], CODES).save(tmp_path)
-    np.save(tmp_path / name, content)
-    with pytest.raises(InvalidData, match=r"live\.npy|NaN"):
-        load(tmp_path, CODES)
 
 
 # Options
