@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,20 +32,15 @@ from rcir.errors import DataUnavailable, InvalidData, printable
 from rcir.files import read_array, write_file
 from rcir.stored_vectors import StoredVectors
 
-MODEL = "rcir.model"  # in the metadata of a Parquet file's schema
+# In the metadata of a Parquet file's schema: what embedded the vectors; the number of shards; a
+# digest of what the vectors were made of; and, as JSON, ids and reasons of what was left out.
+MODEL, SHARDS, SOURCE, REJECTS = "rcir.model", "rcir.shards", "rcir.source", "rcir.rejects"
 CLUSTER = "cluster"  # the column of clusters, unless another one is named
-COLUMNS_READ = (
-    "id",
-    "group",
-    CLUSTER,
-    "vector",
-    "label",
-    "labels",
-    "x",
-    "y",
-    "uncertainty",
-    "time",
-)
+KINDS = ("label", "labels", "x", "y")  # of what defines matches
+COLUMNS_READ = ("id", "group", CLUSTER, "vector", *KINDS, "uncertainty", "time")
+SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
+# Columns or arrays of a file by name; the model; and the names of all of them
+_Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,23 +95,31 @@ def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
         DataUnavailable: there is no such file.
         InvalidData: it cannot be read, lacks a column, or a value is missing or wrong.
     """
-    if not path.is_file():
-        raise DataUnavailable(f"there is no file {path}")
-    readers = {".parquet": _parquet, ".npz": _npz, ".npy": _npy}
-    if path.suffix.lower() not in readers:
-        raise InvalidData(f"{path} is none of {', '.join(readers)}: give one of these")
-    try:
+    readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
+    with _reading(path):
+        if path.suffix.lower() not in readers:
+            raise InvalidData(f"{path} is none of {', '.join(readers)}: give one of these")
         names = (*COLUMNS_READ, cluster or CLUSTER)
         columns, model, present = readers[path.suffix.lower()](path, names)
+        for name in ("vector", cluster or "vector"):
+            if name not in columns:
+                raise missing_column(path, name, present)
         if cluster is not None:
-            if cluster not in columns:
-                raise missing_column(path, cluster, present)
             columns[CLUSTER] = columns[cluster]
             columns = {name: columns[name] for name in columns if name in COLUMNS_READ}
         return _table(path, columns, model, present)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise `DataUnavailable` for a file that is not there, and `InvalidData` for any error."""
+    if not path.is_file():
+        raise DataUnavailable(f"there is no file {path}")
+    try:
+        yield
     except InvalidData:
         raise
-    except Exception as error:  # whoever wrote the file
+    except Exception as error:
         raise InvalidData(f"{path} cannot be read: {error}") from error
 
 
@@ -128,11 +133,9 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
         DataUnavailable: there is no such file.
         InvalidData: it cannot be read, or lacks a column.
     """
-    if not path.is_file():
-        raise DataUnavailable(f"there is no table {path}")
     names = ("query", "gallery")
-    try:
-        columns: dict[str, Any]
+    columns: dict[str, Any]
+    with _reading(path):
         if path.suffix.lower() == ".csv":
             columns = dict(read_csv(path))
             present = list(columns)
@@ -142,22 +145,7 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
             if name not in columns:
                 raise missing_column(path, name, present)
         pairs = [as_ids(columns[name], f"{path}: column {name}", first=1) for name in names]
-    except InvalidData:
-        raise
-    except Exception as error:
-        raise InvalidData(f"{path} cannot be read: {error}") from error
     return list(zip(*pairs, strict=True))
-
-
-# Columns or arrays of a file by name; the model; and the names of all of them
-_Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
-
-
-def _parquet(path: Path, names: Sequence[str]) -> _Columns:
-    columns, model, present = _parquet_columns(path, names)
-    if "vector" not in columns:
-        raise missing_column(path, "vector", present)
-    return columns, model, present
 
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
@@ -175,8 +163,6 @@ def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
 
 def _npz(path: Path, names: Sequence[str]) -> _Columns:
     with np.load(path, allow_pickle=False) as archive:
-        if "vector" not in archive:
-            raise missing_column(path, "vector", list(archive))
         columns = {name: archive[name] for name in archive if name in names}
         model = str(archive["model"]) if "model" in archive else None
         return columns, model, list(archive)
@@ -185,10 +171,7 @@ def _npz(path: Path, names: Sequence[str]) -> _Columns:
 def _npy(path: Path, names: Sequence[str]) -> _Columns:
     beside = path.with_suffix(".csv")
     if not beside.is_file():
-        raise InvalidData(
-            f"beside {path} there is no {beside.name}, which says what each vector is of: a table "
-            "with a header, and a row for each vector"
-        )
+        raise InvalidData(f"beside {path} there is no {beside.name}, with a row for each vector")
     table = read_csv(beside)
     columns = {name: values for name, values in table.items() if name in names}
     return columns | {"vector": read_array(path)}, None, list(table)
@@ -211,8 +194,7 @@ def _matrix(path: Path, column: Any) -> NDArray[Any]:
     values = joined.flatten()
     lengths = set(joined.value_lengths().unique().to_pylist())
     if len(lengths) != 1:
-        some = ", ".join(map(str, sorted(lengths)[:3]))
-        raise InvalidData(f"{path}: vectors have different lengths ({some}): give all the same")
+        raise InvalidData(f"{path}: vectors have different lengths ({sorted(lengths)[:3]})")
     if values.null_count:
         raise InvalidData(f"{path}: {values.null_count} numbers of the vectors are missing")
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(joined), lengths.pop())
@@ -230,11 +212,10 @@ def _table(
             )
         if isinstance(values, np.ndarray):
             columns[name] = values.reshape(len(vectors), *values.shape[1:])
-    kinds = [name for name in ("label", "labels", "x") if name in columns]
-    if len(kinds) > 1 or ("x" in columns) != ("y" in columns):
-        named = [name for name in ("label", "labels", "x", "y") if name in columns]
+    kinds = [name for name in KINDS if name in columns]
+    if kinds not in ([], ["label"], ["labels"], ["x", "y"]):
         raise InvalidData(
-            f"{path} has the columns {', '.join(named)}; give at most one of: label, labels, x "
+            f"{path} has the columns {', '.join(kinds)}; give at most one of: label, labels, x "
             "with y"
         )
 
@@ -242,21 +223,20 @@ def _table(
         if name not in columns:
             return None
         values = reader(columns[name], f"{path}: column {name}", first=1)
-        if not isinstance(values, list):
-            return values
-        require_utf8(values, f"{path}, column {name}", "correct it")
-        return np.array(values)
+        if isinstance(values, list) and name != "labels":
+            require_utf8(values, f"{path}, column {name}", "correct it")
+        return values
 
-    ids = None if "id" not in columns else as_ids(columns["id"], f"{path}: column id", first=1)
-    if ids is not None:
-        require_utf8(ids, f"{path}, column id", "correct it")
+    def texts(name: str, reader: Callable[..., Any]) -> Any:
+        values = read(name, reader)
+        return np.array(values) if isinstance(values, list) else values
+
+    ids = read("id", as_ids)
+    if ids is not None and len(set(ids)) < len(ids):
         twice = [name for name, count in Counter(ids).items() if count > 1]
-        if twice:
-            examples = ", ".join(map(printable, twice[:3]))
-            raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
-    lists = None
-    if "labels" in columns:
-        lists = as_label_lists(columns["labels"], f"{path}: column labels", first=1)
+        examples = ", ".join(map(printable, twice[:3]))
+        raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
+    lists = read("labels", as_label_lists)
     numbers = {
         name: finite_numbers(path, name, columns[name])
         for name in ("x", "y", "uncertainty")
@@ -266,11 +246,11 @@ def _table(
         file=path.name,
         vectors=vectors,
         ids=ids,
-        labels=read("label", as_labels) if lists is None else lists,
+        labels=texts("label", as_labels) if lists is None else lists,
         places=np.column_stack([numbers["x"], numbers["y"]]) if "x" in numbers else None,
         uncertainty=numbers.get("uncertainty"),
-        group=read("group", as_texts),
-        cluster=read(CLUSTER, as_texts),
+        group=texts("group", as_texts),
+        cluster=texts(CLUSTER, as_texts),
         times=None if "time" not in columns else list(columns["time"]),
         model=model,
         columns=tuple(present),
@@ -294,9 +274,6 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
             f"{wrong[0] + 1}: leave them out, or embed them anew"
         )
     return vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
-
-
-SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
 
 
 def shard_name(number: int) -> str:
@@ -338,7 +315,7 @@ def _number(file: Path) -> int | None:
     from pyarrow import ArrowException, parquet
 
     try:
-        stated = (parquet.read_schema(file).metadata or {}).get(b"rcir.shards")
+        stated = (parquet.read_schema(file).metadata or {}).get(SHARDS.encode())
     except (ArrowException, OSError):
         return None  # whoever reads it refuses it
     return None if stated is None else int(stated)
@@ -400,17 +377,11 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
         parts = [getattr(one, name) for one in tables]
         if parts[0] is not None:
             lists = isinstance(parts[0], list)
-            joined[name] = [each for part in parts for each in part] if lists else None
-            if not lists:
-                joined[name] = np.concatenate(parts)
+            joined[name] = list(chain.from_iterable(parts)) if lists else np.concatenate(parts)
     ids = joined.get("ids")
     if ids is not None and len(set(ids)) < len(ids):
         raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
     return VectorTable(path.name, model=tables[0].model, columns=tables[0].columns, **joined)
-
-
-SOURCE = "rcir.source"  # in the metadata: a digest of what the vectors were made of
-REJECTS = "rcir.rejects"  # in the metadata, as JSON: ids and reasons
 
 
 def write_vectors(
@@ -440,10 +411,9 @@ def write_vectors(
         model: what made the vectors; those of another model are not compared with these.
         shards: number of files that these vectors and others are written to, see
             `rcir.data.vector_files`.
-        source: a digest of what they were made of, which goes into the metadata as
-            ``rcir.source``.
-        rejects: ids and reasons of the pictures that were left out, since they cannot be read,
-            which go into the metadata as ``rcir.rejects``.
+        source: a digest of what they were made of, for the metadata (``rcir.source``).
+        rejects: ids and reasons of the pictures that cannot be read, for the metadata
+            (``rcir.rejects``).
 
     Raises:
         InvalidData: columns differ in length, or one has the name of those above.
@@ -462,12 +432,9 @@ def write_vectors(
     from pyarrow import parquet
 
     n, d = vectors.shape
-    lengths = {"ids": len(ids)} | {name: len(values) for name, values in columns.items()}
-    if uncertainty is not None:
-        lengths["uncertainty"] = len(uncertainty)
-    for name, length in lengths.items():
-        if length != n:
-            raise InvalidData(f"{n} vectors but {length} values of {name}: give one each")
+    for name, values in {"ids": ids, "uncertainty": uncertainty, **columns}.items():
+        if values is not None and len(values) != n:
+            raise InvalidData(f"{n} vectors but {len(values)} values of {name}: give one each")
     if reserved := sorted({"id", "vector", "uncertainty"} & columns.keys()):
         raise InvalidData(f"column {reserved[0]!r} is written by itself: rename it")
     flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
@@ -482,7 +449,7 @@ def write_vectors(
     arrays |= {
         name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
     }
-    metadata = {"rcir.model": model} | ({"rcir.shards": str(shards)} if shards > 1 else {})
+    metadata = {MODEL: model} | ({SHARDS: str(shards)} if shards > 1 else {})
     metadata |= {} if source is None else {SOURCE: source}
     metadata |= {REJECTS: json.dumps(dict(rejects))} if rejects else {}
     table = pyarrow.table(arrays).replace_schema_metadata(metadata)

@@ -16,6 +16,10 @@ from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.stored_vectors import batches
 
 DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
+MAX_LENGTH = 2.0**62  # squares of distances between such vectors are numbers of float32
+# Vectors of these lengths have squares that float32 holds without losing digits.
+SAFE_LENGTHS = (1e-15, 1e15)
+UNIT = 1e-5  # of a length: what rounding leaves of a vector that was divided by its own
 
 
 @runtime_checkable
@@ -193,11 +197,6 @@ def check_depth(depth: int) -> None:
         raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
 
 
-MAX_LENGTH = 2.0**62  # squares of distances between such vectors are numbers of float32
-# Vectors of these lengths have squares that float32 holds without losing digits.
-SAFE_LENGTHS = (1e-15, 1e15)
-
-
 def check_vectors(
     vectors: ArrayLike, dim: int | None = None, first: int = 0
 ) -> NDArray[np.float32]:
@@ -296,9 +295,6 @@ def require_range(options: Any, **ranges: tuple[float, float]) -> None:
         value = getattr(options, name)
         if not least <= value <= most:
             raise InvalidConfig(f"{name} is {value!r}; from {least} to {most}")
-
-
-UNIT = 1e-5  # of a length: what rounding leaves of a vector that was divided by its own
 
 
 def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:

@@ -7,8 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,13 +20,19 @@ from rcir.index.base import check_vectors, require_range
 from rcir.index.faiss_files import FaissContents
 from rcir.index.flat import by_subtraction
 from rcir.index.gpu import gpu_resources
-from rcir.options import require_options
 from rcir.stored_vectors import StoredVectors, batches
 
 logger = logging.getLogger(__name__)
 # Before its words FAISS says where in its source, and which condition, failed.
 _PLACE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
 _HELD = 1 << 24  # numbers of candidates that are ranked exactly at a time: 64 MiB of float32
+_FEWEST = 1024  # vectors to train on, more than codes of up to 10 bits need
+_KINDS: dict[str, Callable[[str], float]] = {
+    **{"nprobe": int, "max_codes": int, "quantizer_efSearch": int},
+    **{"efSearch": int, "k_factor": float},
+}
+# By FAISS's default, the distances of a batch to all codes of long vectors would take gigabytes.
+faiss.cvar.product_quantizer_compute_codes_bs = 4096
 
 
 class FaissIndex:
@@ -40,11 +45,9 @@ class FaissIndex:
 
     Attributes:
         options: build and search parameters. Others in their place give another `version`.
-        SEARCHED: names of the search parameters.
     """
 
     Options: ClassVar[type]
-    SEARCHED: ClassVar[tuple[str, ...]]
 
     def __init__(self, dim: int, options: Any) -> None:
         self.options = options
@@ -84,22 +87,6 @@ class FaissIndex:
         index = cls(check_vectors(vectors[:1]).shape[1], options)
         index.add(vectors)
         return index
-
-    def searching(self, **parameters: Any) -> Self:
-        """The same index with other search parameters, sharing all that it holds.
-
-        Raises:
-            InvalidConfig: of the parameters.
-        """
-        if other := [name for name in parameters if name not in self.SEARCHED]:
-            raise InvalidConfig(
-                f"there is no search parameter {', '.join(other)}; there are "
-                f"{', '.join(self.SEARCHED)}"
-            )
-        require_options("search parameters", self.Options, parameters)
-        sharing = copy(self)
-        sharing.options = replace(self.options, **parameters)
-        return sharing
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -408,7 +395,6 @@ class HnswIndex(FaissIndex):
     """
 
     Options = HnswOptions
-    SEARCHED = ("ef_search",)
 
     def _new_faiss_index(self, dim: int) -> Any:
         index = faiss.IndexHNSWFlat(dim, self.options.M)
@@ -460,17 +446,12 @@ class IvfIndex(InvertedLists):
     """
 
     Options = IvfOptions
-    SEARCHED = ("nprobe",)
 
     def _new_faiss_index(self, dim: int) -> Any:
         quantizer = faiss.IndexFlatL2(dim)
         index = faiss.IndexIVFFlat(quantizer, dim, self.options.nlist)
         index.set_direct_map_type(faiss.DirectMap.Array)  # by which vectors are given back
         return self._seeded(index)
-
-
-# As FAISS has it, the distances of a batch to all codes of long vectors would take gigabytes.
-faiss.cvar.product_quantizer_compute_codes_bs = 4096
 
 
 @dataclass(frozen=True)
@@ -517,7 +498,6 @@ class IvfPqIndex(InvertedLists):
     """
 
     Options = IvfPqOptions
-    SEARCHED = ("nprobe", "k_factor")
 
     def _new_faiss_index(self, dim: int) -> Any:
         options = self.options
@@ -542,13 +522,6 @@ class IvfPqIndex(InvertedLists):
 
     def _needed(self) -> int:
         return int(max(self.options.nlist, 1 << self.options.nbits))
-
-
-_FEWEST = 1024  # vectors to train on, more than codes of up to 10 bits need
-_KINDS: dict[str, Callable[[str], float]] = {
-    **{"nprobe": int, "max_codes": int, "quantizer_efSearch": int},
-    **{"efSearch": int, "k_factor": float},
-}
 
 
 @dataclass(frozen=True)
@@ -609,7 +582,6 @@ class FactoryIndex(FaissIndex):
     """
 
     Options = FactoryOptions
-    SEARCHED = ("search",)
 
     def _new_faiss_index(self, dim: int) -> Any:
         index = faiss.index_factory(dim, self.options.factory, faiss.METRIC_L2)

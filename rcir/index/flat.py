@@ -17,6 +17,8 @@ from rcir.files import read_array
 from rcir.index.base import check_vectors
 
 Found: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
+VECTORS_FILE = "vectors.npy"
+CHUNK = 1 << 24  # numbers (64 MiB) that have a digest; others change the version of large indexes
 _SPARE = 16  # candidates that are preselected beyond k
 _FILLED = 4  # times as many queries as there are, at most, are searched to multiply matrices
 _TINY = float(np.finfo(np.float32).tiny)
@@ -133,10 +135,6 @@ def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDA
     longest = 2 * norms + np.sqrt(squared.astype(np.float64))
     bounds: NDArray[np.float64] = (dim + 8) * (2.0**-23 * longest**2 + _TINY)
     return bounds
-
-
-VECTORS_FILE = "vectors.npy"
-CHUNK = 1 << 24  # numbers (64 MiB) that have a digest; others change the version of large indexes
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig
 from rcir.files import read_array
 from rcir.index.base import check_vectors, require_range
 from rcir.index.flat import FlatIndex, FlatOptions, Found, ranked, squared_distances
@@ -247,15 +247,8 @@ class GpuIndex:
     @classmethod
     def load(cls, folder: Path, options: GpuOptions) -> Self:
         flat = FlatIndex.load(folder, FlatOptions())
-        dim = flat.vectors.shape[1]
-        centroids = check_vectors(read_array(folder / CENTROIDS_FILE), dim)
-        if len(centroids) not in ({options.nlist} if len(flat) else {0, options.nlist}):
-            raise InvalidData(
-                f"{CENTROIDS_FILE} holds {len(centroids)} centroids, and nlist is {options.nlist}: "
-                "build the index again"
-            )
-        index = cls(dim, options)
-        index._flat, index._centroids = flat, centroids
+        index = cls(flat.vectors.shape[1], options)
+        index._flat, index._centroids = flat, read_array(folder / CENTROIDS_FILE)
         return index
 
 

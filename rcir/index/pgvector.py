@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
-from rcir.imports import naming_extras
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
-
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
+from rcir.imports import naming_extras
+from rcir.index.base import check_vectors, require_range
 
 if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.sql import Composed
 
-
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-from rcir.index.base import check_vectors
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
-
 Returned = TypeVar("Returned")
+PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
 OLDEST_PGVECTOR = (0, 8)  # of pgvector: the first that goes on where an index found too few
+MAX_INDEXED_DIM = 2000  # dimensions that pgvector indexes, at most
+# What decides an answer besides the vectors is never left to the server: neither to its planner,
+# which takes or leaves an index by its statistics, nor to what its configuration says.
+COMMON_SETTINGS = {"jit": "off", "work_mem": "64MB", "hnsw.scan_mem_multiplier": "1"}
+BY_INDEX = {"enable_indexscan": "on"} | dict.fromkeys(
+    ("enable_seqscan", "enable_sort", "enable_bitmapscan"), "off"
+)
+ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
+    ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off"
+)
+COPY_BATCH_BYTES = 1 << 23  # of vectors that are sent together
+COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
+PGVECTOR_FILE = "table.json"
 
 
 def check_dsn(dsn: str) -> None:
@@ -233,22 +233,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
-PARAMETER_RANGES = {
-    **{"m": (2, 100), "ef_construction": (4, 1000), "ef_search": (1, 1000)},
-    **{"max_scan_tuples": (1, 2**31 - 1), "lists": (1, 32768), "probes": (1, 32768)},
-}
-# What decides an answer besides the vectors is never left to the server: neither to its planner,
-# which takes or leaves an index by its statistics, nor to what its configuration says.
-COMMON_SETTINGS = {"jit": "off", "work_mem": "64MB", "hnsw.scan_mem_multiplier": "1"}
-BY_INDEX = {"enable_indexscan": "on"} | dict.fromkeys(
-    ("enable_seqscan", "enable_sort", "enable_bitmapscan"), "off"
-)
-ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
-    ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off"
-)
-
-
 @dataclass(frozen=True)
 class PgvectorOptions:
     """The options of `PgvectorIndex`.
@@ -292,9 +276,9 @@ class PgvectorOptions:
             raise InvalidConfig(
                 f"method is {self.method!r}; one of {', '.join(get_args(PgvectorMethod))}"
             )
-        for name, (least, most) in PARAMETER_RANGES.items():
-            if not least <= getattr(self, name) <= most:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; {least} to {most}")
+        lists = (1, 32768)
+        require_range(self, m=(2, 100), ef_construction=(4, 1000), ef_search=(1, 1000))
+        require_range(self, max_scan_tuples=(1, 2**31 - 1), lists=lists, probes=lists)
         if self.ef_construction < 2 * self.m:
             raise InvalidConfig(
                 f"ef_construction is {self.ef_construction}; at least twice m, which is {self.m}"
@@ -334,11 +318,6 @@ class PgvectorOptions:
         if self.method == "ivfflat":
             own["ivfflat.max_probes"] = str(self.lists)
         return COMMON_SETTINGS | BY_INDEX | own
-
-
-COPIED_AT_ONCE = 1 << 23  # bytes of vectors that are sent together
-COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-COPY_TRAILER = b"\xff\xff"
 
 
 class PgvectorTable:
@@ -471,7 +450,7 @@ def _rows(vectors: NDArray[np.float32], first: int) -> Iterator[bytes]:
             *(("dim", ">i2"), ("unused", ">i2"), ("vector", ">f4", (dim,))),
         ]
     )
-    together = max(1, COPIED_AT_ONCE // row.itemsize)
+    together = max(1, COPY_BATCH_BYTES // row.itemsize)
     for start in range(0, len(vectors), together):
         some = vectors[start : start + together]
         rows = np.zeros(len(some), row)
@@ -479,10 +458,6 @@ def _rows(vectors: NDArray[np.float32], first: int) -> Iterator[bytes]:
         rows["dim"], rows["vector"] = dim, some
         rows["id"] = np.arange(first + start, first + start + len(some))
         yield rows.tobytes()
-
-
-PGVECTOR_FILE = "table.json"
-MOST_DIMENSIONS = 2000  # that pgvector indexes, at most
 
 
 class PgvectorIndex:
@@ -517,11 +492,10 @@ class PgvectorIndex:
         vectors = check_vectors(vectors)
         index = cls(options)
         index._dim, hnsw = vectors.shape[1], options.method == "hnsw"
-        if index._dim > MOST_DIMENSIONS and options.method != "exact":
+        if index._dim > MAX_INDEXED_DIM and options.method != "exact":
             raise InvalidConfig(
-                f"vectors have {index._dim} dimensions; pgvector indexes at most "
-                f"{MOST_DIMENSIONS}: "
-                'reduce them, or choose the method "exact"'
+                f"vectors have {index._dim} dimensions, and pgvector indexes at most "
+                f'{MAX_INDEXED_DIM}: reduce them, or choose the method "exact"'
             )
 
         def fill(connection: Connection[Any]) -> tuple[str, str]:

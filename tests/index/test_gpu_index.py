@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig
 from rcir.index import IndexConfig, build_index, find_index, recall_of
 from tests.index.conftest import brute_force, vectors
 
@@ -139,9 +139,6 @@ def test_copies_and_folders_answer_alike(gpu, config, tmp_path):
         other.remove(np.array([3]))
         assert other.version != index.version
     assert len(index) == len(GALLERY)
-    if config.options.get("nlist"):
-        with pytest.raises(InvalidData, match="centroids"):
-            find_index("gpu").load(tmp_path, IndexConfig("gpu", {"nlist": 9}).index_options())
 
 
 def test_more_neighbours_than_a_gpu_finds_are_refused(gpu, config):

@@ -22,7 +22,7 @@ from rcir.retrieval import storage
 FORK = multiprocessing.get_context("fork")
 QUERIES = np.random.default_rng(9).standard_normal((5, 4)).astype(np.float32)
 BETWEEN = 0.2  # seconds between two saves, at most
-READ = 0.01  # seconds to open a file, at most, where that is slow
+READ = 0.01  # seconds between two looks at the current version
 LIMIT = 60  # seconds to wait for another process, at most
 
 
@@ -62,18 +62,6 @@ def require_tidy(folder, killed=False):
     assert len(versions) <= 2 + killed, versions
 
 
-class Slow:
-    """As over a network: the files of a folder take time to open, and that time differs."""
-
-    def __init__(self, folder):
-        self._folder = str(folder)
-        sys.addaudithook(self._wait)
-
-    def _wait(self, event, arguments):
-        if event == "open" and self._folder in str(arguments[0]):
-            time.sleep(random.uniform(0, READ))
-
-
 class Overtaken:
     """The first load waits halfway, until another version is current."""
 
@@ -91,10 +79,8 @@ class Overtaken:
             time.sleep(READ)
 
 
-def read(folder, count, expected, slow, overtaken):
+def read(folder, count, expected, overtaken):
     Overtaken(folder)
-    if slow:
-        Slow(folder)
     for _ in range(count):
         before = storage.current_version(folder)
         assert state(rcir.load(folder)) in expected
@@ -102,14 +88,14 @@ def read(folder, count, expected, slow, overtaken):
             overtaken.value += storage.current_version(folder) != before
 
 
-def load(pair, count, slow=False):
+def load(pair, count):
     """Loads while others are saved: each is one of them as a whole."""
     first, second, folder = pair / "first", pair / "second", pair / "it"
     expected, overtaken = [state(rcir.load(each)) for each in (first, second)], FORK.Value("i")
     rcir.load(first).save(folder)
-    readers = 8 if slow else 2
-    arguments = (folder, count // readers, expected, slow, overtaken)
-    processes, saves = [start(read, *arguments) for _ in range(readers)], 0
+    readers, saves = 2, 0
+    arguments = (folder, count // readers, expected, overtaken)
+    processes = [start(read, *arguments) for _ in range(readers)]
     while any(process.is_alive() for process in processes):
         saves += 1
         rcir.load((first, second)[saves % 2]).save(folder)
@@ -118,29 +104,6 @@ def load(pair, count, slow=False):
     require_tidy(folder)
     print(f"{readers * (count // readers)} loads, {overtaken.value} overtaken by {saves} saves")
     assert overtaken.value >= readers
-
-
-def load_slowly(pair, count):
-    load(pair, count, slow=True)
-
-
-def save(pair, count):
-    """Kills of processes that save."""
-    folder, sources = pair / "it", [pair / "first", pair / "second"]
-    states = [state(rcir.load(each)) for each in sources]
-    loaded = rcir.load(sources[0])
-    loaded.save(folder)
-    started = time.perf_counter()
-    loaded.save(folder)
-    longest, seen, kills = 3 * (time.perf_counter() - started), [0], 0
-    for _ in range(count):
-        other = rcir.load(sources[1 - seen[-1]])
-        kills += killed(random.uniform(0, longest), other.save, folder)
-        require_tidy(folder, killed=True)
-        seen.append(states.index(state(rcir.load(folder))))
-    rcir.load(sources[0]).save(folder)
-    require_tidy(folder)
-    report_kills(kills, seen)
 
 
 def save_together(pair, count):

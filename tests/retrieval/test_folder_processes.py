@@ -36,8 +36,8 @@ def pair(tmp_path):
         *(
             pytest.param({work: count}, marks=slow)
             for work, count in {
-                **{"load": 2000, "load_slowly": 2000, "save": 150, "kill_recalibration": 150},
-                **{"pairs": 15, "kill_holder": 5, "hold_version": 50, "save_together": 30},
+                **{"load": 2000, "kill_recalibration": 150, "pairs": 15, "kill_holder": 5},
+                **{"hold_version": 50, "save_together": 30},
             }.items()
         ),
     ],

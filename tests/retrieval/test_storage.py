@@ -217,10 +217,11 @@ def test_a_save_that_fails_changes_nothing(pair, tmp_path, monkeypatch):
 # Other processes
 
 COMMON = """
-import multiprocessing, os, shutil, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 import rcir
 from tests import kills
+from tests.retrieval.folder_processes import FORK, finish, start
 
 first, second, folder = map(Path, sys.argv[1:4])
 fingerprints = {one.ids[0]: one.searcher.fingerprints() for one in map(rcir.load, (first, second))}
@@ -229,14 +230,6 @@ def load():
     retriever = rcir.load(folder)
     assert retriever.searcher.fingerprints() == fingerprints[retriever.ids[0]]
     return retriever.ids[0]
-
-def start(work, *arguments):
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
-    return process
-
-def finish(processes):
-    return [process.join() or process.exitcode for process in processes]
 """
 KILLED = """
 class Killed(BaseException):
@@ -278,7 +271,7 @@ def write(name):
         sys.exit(3)
 
 rcir.load(first).save(folder)
-loaded, names = multiprocessing.get_context("fork").Barrier(3), ["first-1", "first-2", "first-3"]
+loaded, names = FORK.Barrier(3), ["first-1", "first-2", "first-3"]
 codes = finish([start(write, name) for name in names])
 assert sorted(codes) == [0, 3, 3], codes
 assert set(rcir.load(first).ids) - set(rcir.load(folder).ids) == {names[codes.index(0)]}
