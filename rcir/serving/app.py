@@ -1,4 +1,4 @@
-"""The application: routes, errors as HTTP reports them, and everything put together."""
+"""The application: routes, and errors as HTTP reports them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,53 @@ from rcir.errors import (
     printable,
 )
 from rcir.serving.batching import Busy, Stopping
-from rcir.serving.bodies import UnsupportedBody, exploration, many_queries, one_query, read_json
-from rcir.serving.middleware import Bearer, Bounded, Overloaded, SameSite, Timed, TooLarge, TooSlow
-from rcir.serving.schemas import EXPLORED, MANY, ONE, Answer, Answers, Feedback, errors
+from rcir.serving.bodies import UnsupportedBody, read_json, read_query
+from rcir.serving.middleware import (
+    Access,
+    Bounded,
+    Overloaded,
+    Timed,
+    TooLarge,
+    TooSlow,
+    from_other_sites,
+    without_token,
+)
+from rcir.serving.schemas import (
+    EXPLORED,
+    FEEDBACK,
+    MANY,
+    ONE,
+    Answer,
+    Answers,
+    ExploreTerms,
+    Feedback,
+    Terms,
+    VectorExploration,
+    VectorQueries,
+    VectorQuery,
+    errors,
+)
 from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service
 from rcir.serving.settings import Settings
 from rcir.serving.store import NoFeedback, StoreUnavailable, UnknownAnswer
 
-# The first that an error is an instance of.
+EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))
+PAGE_FOLDER = Path(__file__).with_name("page")
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+TOTAL_BYTES = 8  # maximum of the bytes of all requests in progress, as a multiple of one request's
+HTTP_ERRORS = {
+    404: ("not-found", "there is no such path"),
+    405: ("not-found", "this path does not accept that method"),
+}
+# Status and kind of each error; the first row that matches counts.
 STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (RiskUnattainable, 409, "risk-unattainable"),
     (StaleCalibration, 409, "stale-calibration"),
@@ -58,10 +97,12 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (Stopping, 503, "stopping"),
     (StoreUnavailable, 507, "store-unavailable"),
 )
+QUERY_ERRORS = (400, 408, 409, 413, 415, 429, 503)
+_log = logging.getLogger("rcir.serving")
 
 
 def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
-    """The status of an error, and the body that says it.
+    """Return the status and the body of the response to an error.
 
     Example:
         >>> status, body = refusal(InvalidImage("the picture of 0 bytes is not an image"))
@@ -77,51 +118,43 @@ def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
     return status, body
 
 
-EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))  # alphas of an exploration
-
-
 def routes_of(service: Service) -> APIRouter:
-    """The routes of a service."""
+    """Return the routes of a service."""
     router = APIRouter()
     settings = service.settings
 
     @router.post(
-        "/retrieve",
-        response_model=Answer,
-        responses=errors(400, 408, 409, 413, 415, 429, 503),
-        openapi_extra=ONE,
+        "/retrieve", response_model=Answer, responses=errors(*QUERY_ERRORS), openapi_extra=ONE
     )
     async def retrieve(request: Request) -> Response:
         """The set of one query, with its guarantee."""
         service.batcher.require_room(1)  # before the body is read
-        query = await one_query(request, settings)
+        query = await read_query(request, settings, Terms, VectorQuery)
         (answer,) = await service.answer(query)
         return JSONResponse(answer)
 
     @router.post(
         "/retrieve/batch",
         response_model=Answers,
-        responses=errors(400, 408, 409, 413, 415, 429, 503),
+        responses=errors(*QUERY_ERRORS),
         openapi_extra=MANY,
     )
     async def retrieve_batch(request: Request) -> Response:
         """A set for each of several queries."""
         service.batcher.require_room(1)
-        query = await many_queries(request, settings)
+        query = await read_query(request, settings, Terms, VectorQueries)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post(
-        "/explore", responses=errors(400, 408, 409, 413, 415, 429, 503), openapi_extra=EXPLORED
-    )
+    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORED)
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
-        query = await exploration(request, settings)
+        query = await read_query(request, settings, ExploreTerms, VectorExploration)
         return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
 
     @router.get("/guarantees")
     async def guarantees() -> Response:
-        """The levels that can be certified, with the sizes of the sets that takes."""
+        """The levels that can be certified, with mean set sizes."""
         served = service.served
         return JSONResponse({"version": served.version} | served.guarantees)
 
@@ -131,23 +164,23 @@ def routes_of(service: Service) -> APIRouter:
         response_class=Response,
     )
     async def image(item: str, version: str | None = None) -> Response:
-        """A thumbnail of a gallery item; with the version that is served, it may be kept."""
+        """A thumbnail of a gallery item; with the served version, it may be cached."""
         live = service.live
         if item not in live.served.positions:
-            raise DataUnavailable(f"{item!r} is no item of the gallery")
+            raise DataUnavailable(f"{item!r} is not an item of the gallery")
         picture = await asyncio.to_thread(live.pictures.thumbnail, item)
         caching = "private, max-age=600" if version == live.served.version else "no-cache"
         return Response(picture, media_type="image/png", headers={"cache-control": caching})
 
     @router.get("/sample", responses=errors(404))
     async def sample() -> Response:
-        """A query to try: a test picture where there are any, else a calibration query."""
+        """A query to try: a test picture, or the vector of a calibration query."""
         return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
 
     @router.post(
         "/feedback",
         responses=errors(400, 404, 408, 409, 413, 415, 429, 507),
-        openapi_extra=_feedback(),
+        openapi_extra=FEEDBACK,
     )
     async def feedback(request: Request) -> Response:
         """Feedback on an answer; it is on disk when this is acknowledged."""
@@ -156,9 +189,7 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/monitor", responses=errors(429, 503, 507))
     async def monitor() -> Response:
-        """The evidence of feedback: bets against each guarantee, and one look at whether the
-        labelled queries are like those that calibrated.
-        """
+        """The evidence on each guarantee, and a comparison with the calibration queries."""
         return JSONResponse(await service.monitor())
 
     @router.get("/health")
@@ -182,36 +213,14 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     return router
 
 
-def _feedback() -> dict[str, Any]:
-    schema = Feedback.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-PAGE_FOLDER = Path(__file__).with_name("page")
-OTHERS = {
-    404: ("not-found", "there is no such path"),
-    405: ("not-found", "this path is not for that method"),
-}
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-LOCAL = ("localhost", "127.0.0.1", "::1")
-BYTES_TOGETHER = 8  # times the bytes of one request, that all under way may have
-_log = logging.getLogger("rcir.serving")
-
-
 def create_app(source: RetrieverSource, settings: Settings | None = None) -> FastAPI:
-    """The application that serves what a source has; its model is loaded here.
+    """Return the application that serves a source; the retriever is loaded here.
 
     Raises:
         RcirError: as `rcir.serving.served.ready_to_serve` does.
@@ -250,11 +259,11 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # which nobody reads
+        return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(HTTPException)
-    async def none(_: Request, error: HTTPException) -> JSONResponse:
-        kind, words = OTHERS.get(error.status_code, ("invalid-request", str(error.detail)))
+    async def not_found(_: Request, error: HTTPException) -> JSONResponse:
+        kind, words = HTTP_ERRORS.get(error.status_code, ("invalid-request", str(error.detail)))
         return JSONResponse({"error": kind, "message": words}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
@@ -265,11 +274,12 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
 
     most = settings.most_bytes
     app.add_middleware(
-        Bounded, most=most, most_together=BYTES_TOGETHER * most, seconds=settings.body_seconds
+        Bounded, most=most, most_together=TOTAL_BYTES * most, seconds=settings.body_seconds
     )
     if settings.token is not None:
-        app.add_middleware(Bearer, token=settings.token)
+        app.add_middleware(Access, refusal=partial(without_token, token=settings.token))
     elif settings.local:
-        app.add_middleware(SameSite, hosts=(*LOCAL, settings.host))
+        hosts = {*LOOPBACK_NAMES, settings.host}
+        app.add_middleware(Access, refusal=partial(from_other_sites, hosts=hosts))
     app.add_middleware(Timed, metrics=service.metrics)
     return app

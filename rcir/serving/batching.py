@@ -1,4 +1,4 @@
-"""Batches of requests: those that wait while the model works, and their answers."""
+"""Batches of the requests that arrive while the model is busy, and their answers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
 from rcir.serving.served import Served
 
-Taken = TypeVar("Taken")
+MAX_BATCH_QUERIES = 512
+Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
-MOST = 512  # queries in a batch
+AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
 
 
 class Busy(RcirError):
@@ -29,38 +30,32 @@ class Busy(RcirError):
 
 
 class Stopping(RcirError):
-    """The server answers what it has taken, and takes no more."""
+    """The server answers the accepted requests, and accepts no more."""
 
 
-class Batcher(Generic[Taken, Outcome]):
-    """One model, one thread: it takes what waits, answers it, and takes what waits then.
+class Batcher(Generic[Item, Outcome]):
+    """A queue in front of the thread of the model, which answers all waiting requests together.
 
-    No timer: alone, a request is answered at once; among many, it shares its batch.
+    There is no timer: a single request is answered at once.
 
     Args:
-        work: answers a batch, in the thread: of each request what came of it, or an exception.
-        capacity: queries that may wait; more are refused.
+        work: answers a batch in the thread, with an outcome or an exception for each request.
+        capacity: maximum number of waiting queries.
     """
 
     def __init__(
-        self, work: Callable[[Sequence[Taken]], Sequence[Outcome | Exception]], capacity: int
+        self, work: Callable[[Sequence[Item]], Sequence[Outcome | Exception]], capacity: int
     ) -> None:
         self.capacity = capacity
         self._answer = work
-        self._queue: deque[tuple[Taken, int, asyncio.Future[Outcome]]] = deque()
+        self._queue: deque[tuple[Item, int, asyncio.Future[Outcome]]] = deque()
         self._queued = 0
         self._thread = ThreadPoolExecutor(1, "rcir-model")
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
-    async def ask(self, request: Taken, n: int) -> Outcome:
-        """The outcome of a request of n queries.
-
-        Raises:
-            Busy: too many wait.
-            Stopping: no more are taken.
-            Exception: what `work` gave for it.
-        """
+    async def ask(self, request: Item, n: int) -> Outcome:
+        """Return the outcome of a request of n queries."""
         self.require_room(n)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._queue.append((request, n, outcome))
@@ -70,11 +65,7 @@ class Batcher(Generic[Taken, Outcome]):
         return await outcome
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Do something else with the model, between two batches.
-
-        Raises:
-            Busy, Stopping: as `ask` does.
-        """
+        """Do other work in the thread of the model, between two batches."""
         self.require_room(1)
         self._queued += 1
         try:
@@ -83,7 +74,7 @@ class Batcher(Generic[Taken, Outcome]):
             self._queued -= 1
 
     async def stop(self) -> None:
-        """Answer what was taken, take no more, and end the thread."""
+        """Answer the accepted requests, accept no more, and end the thread."""
         self._stopping = True
         if self._working is not None:
             await asyncio.wait([self._working])
@@ -97,12 +88,12 @@ class Batcher(Generic[Taken, Outcome]):
     def require_room(self, n: int) -> None:
         """Raise `TooLarge`, `Busy` or `Stopping` unless n more queries may wait."""
         if self._stopping:
-            raise Stopping("the server is stopping: ask another one, or again in a moment")
+            raise Stopping("the server is stopping: try another one, or again in a moment")
         if n > self.capacity:
             raise TooLarge(f"{n} queries at once: send at most {self.capacity} at a time")
         if self._queued + n > self.capacity:
             raise Busy(
-                f"{self._queued} queries wait, and at most {self.capacity} may: ask again in a "
+                f"{self._queued} queries wait, and at most {self.capacity} may: try again in a "
                 "moment, or with fewer at a time"
             )
 
@@ -114,19 +105,20 @@ class Batcher(Generic[Taken, Outcome]):
             requests, outcomes = self._take()
             try:
                 answers = await self._run(partial(self._answer, requests))
-            except Exception as error:  # each of them is told
+            except Exception as error:
                 answers = [error] * len(requests)
-            for outcome, one in zip(outcomes, answers, strict=True):
-                if outcome.done():  # whoever asked has gone
+            for outcome, answer in zip(outcomes, answers, strict=True):
+                if outcome.done():  # the client has gone
                     continue
-                if isinstance(one, Exception):
-                    outcome.set_exception(one)
+                if isinstance(answer, Exception):
+                    outcome.set_exception(answer)
                 else:
-                    outcome.set_result(one)
+                    outcome.set_result(answer)
 
-    def _take(self) -> tuple[list[Taken], list[asyncio.Future[Outcome]]]:
+    def _take(self) -> tuple[list[Item], list[asyncio.Future[Outcome]]]:
+        """Take the next batch from the queue."""
         requests, outcomes, n_queries = [], [], 0
-        while self._queue and (not n_queries or n_queries + self._queue[0][1] <= MOST):
+        while self._queue and (not n_queries or n_queries + self._queue[0][1] <= MAX_BATCH_QUERIES):
             request, n, outcome = self._queue.popleft()
             self._queued -= n
             n_queries += n
@@ -136,18 +128,9 @@ class Batcher(Generic[Taken, Outcome]):
         return requests, outcomes
 
 
-AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
-
-
 @dataclass(frozen=True, eq=False)
 class PreparedRequest:
-    """A request that waits for the model.
-
-    Attributes:
-        served: the retriever that it was prepared for, which answers it.
-        prepared: its queries, see `Served`.
-        terms: the guarantee that is asked for.
-    """
+    """A request: its retriever, its queries as `Served` prepared them, and its terms."""
 
     served: Served
     prepared: Any
@@ -155,7 +138,7 @@ class PreparedRequest:
 
 
 def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exception]:
-    """Return the queries and answers of each request, or the exception that it ends with."""
+    """Return the queries and answers of each request, or its exception."""
     embedded: dict[int, Any] = {}
     for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
         served = batch[group[0]].served
@@ -181,10 +164,10 @@ def _groups(places: Any, key: Callable[[int], Any]) -> list[list[int]]:
 def _each(
     group: list[int], work: Callable[[list[Any]], list[Any]], parts: list[Any]
 ) -> dict[int, Any]:
-    """The outcomes of parts together; if that fails, of each by itself: none spoils the others."""
+    """Return the outcomes of parts together; if that fails, of each part alone."""
     try:
         return dict(zip(group, work(parts), strict=True))
-    except (RiskUnattainable, InvalidConfig) as error:  # of what is asked of all of them
+    except (RiskUnattainable, InvalidConfig) as error:  # of the request that all of them make
         return dict.fromkeys(group, error)
     except Exception as error:
         if len(group) == 1:
@@ -196,7 +179,7 @@ def _each(
 
 
 def _retrieved(first: PreparedRequest, parts: list[Queries]) -> list[AnsweredQueries]:
-    """Answers of requests of one guarantee, asked of one retriever."""
+    """Answer requests of one guarantee by one retriever."""
     terms, queries = first.terms, parts[0] if len(parts) == 1 else Queries.joined(parts)
     answers = iter(
         first.served.retriever.retrieve(queries, terms.alpha, terms.delta, **terms.options)

@@ -17,75 +17,60 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from rcir.errors import InvalidConfig, RcirError
-from rcir.serving.schemas import (
-    Body,
-    ExploreTerms,
-    Kind,
-    Terms,
-    Vector,
-    VectorExploration,
-    VectorQueries,
-    VectorQuery,
-    checked,
-    terms_of,
-)
+from rcir.serving.schemas import Body, Kind, Vector, VectorQueries, checked, terms_of
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 
-MOST_FIELDS = 32
-AskedTerms = TypeVar("AskedTerms", bound=Body)
+MAX_FIELDS = 32
+QueryTerms = TypeVar("QueryTerms", bound=Body)
 
 
 class UnsupportedBody(RcirError):
-    """A request is of a kind that is not read."""
+    """A body has another media type than the route takes."""
 
 
 @dataclass(frozen=True)
-class Query(Generic[AskedTerms]):
+class Query(Generic[QueryTerms]):
     """n queries of one request.
 
     Attributes:
-        terms: the guarantee that is asked for.
+        terms: the requested guarantee.
         n: their number.
-        prepare: makes them ready for the model of a served retriever.
-        apart: whether that takes long.
+        prepare: prepares them for the model of a served retriever.
+        in_thread: True if that takes long.
         client: address that the request came from; empty if it is unknown.
     """
 
-    terms: AskedTerms
+    terms: QueryTerms
     n: int
     prepare: Callable[[Served], Any]
-    apart: bool
-    client: str = ""
+    in_thread: bool
+    client: str
 
 
-async def one_query(request: Request, settings: Settings) -> Query[Terms]:
-    """The query of a request.
+async def read_query(
+    request: Request, settings: Settings, kind: type[QueryTerms], vectors: type[Body]
+) -> Query[QueryTerms]:
+    """Read the queries of a request.
 
-    Raises:
-        InvalidConfig: of the body.
-        UnsupportedBody: it is neither multipart nor JSON.
+    Args:
+        kind: of its terms.
+        vectors: of a JSON body; a multipart body has several pictures for `VectorQueries`.
     """
-    return await _query(request, settings, Terms, VectorQuery)
-
-
-async def many_queries(request: Request, settings: Settings) -> Query[Terms]:
-    """The queries of a request; errors are those of `one_query`."""
-    return await _query(request, settings, Terms, VectorQueries)
-
-
-async def exploration(request: Request, settings: Settings) -> Query[ExploreTerms]:
-    """The query of a request for its sets at all alphas; errors are those of `one_query`."""
-    return await _query(request, settings, ExploreTerms, VectorExploration)
+    media_type = _media_type(request)
+    client = "" if request.client is None else request.client.host
+    if media_type == "application/json":
+        return _of_vectors(await read_json(request, vectors), kind, client)
+    if media_type != "multipart/form-data":
+        raise UnsupportedBody(
+            f"the body is of type {media_type or 'unknown'}: send a picture as "
+            "multipart/form-data, or a vector as application/json"
+        )
+    return await _of_pictures(request, settings, kind, vectors is VectorQueries, client)
 
 
 async def read_json(request: Request, kind: type[Kind]) -> Kind:
-    """A JSON body.
-
-    Raises:
-        InvalidConfig: it is none, or holds something else.
-        UnsupportedBody: it is of another type.
-    """
+    """Read a JSON body."""
     media_type = _media_type(request)
     if media_type != "application/json":
         raise UnsupportedBody(
@@ -98,46 +83,28 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _query(
-    request: Request, settings: Settings, terms: type[AskedTerms], vectors: type[Body]
-) -> Query[AskedTerms]:
-    media_type = _media_type(request)
-    if media_type == "application/json":
-        return _of_vectors(await read_json(request, vectors), terms, _client(request))
-    if media_type != "multipart/form-data":
-        raise UnsupportedBody(
-            f"the body is of type {media_type or 'unknown'}: send a picture as "
-            "multipart/form-data, or a vector as application/json"
-        )
-    return await _of_pictures(request, settings, terms, many=vectors is VectorQueries)
-
-
-def _client(request: Request) -> str:
-    return "" if request.client is None else request.client.host
-
-
-def _of_vectors(body: Any, kind: type[AskedTerms], client: str) -> Query[AskedTerms]:
-    vectors, uncertainty = (
-        ([body.vector], None if body.uncertainty is None else [body.uncertainty])
-        if isinstance(body, Vector)
-        else (body.vectors, body.uncertainty)
-    )
+def _of_vectors(body: Any, kind: type[QueryTerms], client: str) -> Query[QueryTerms]:
+    if isinstance(body, Vector):
+        vectors = [body.vector]
+        uncertainty = None if body.uncertainty is None else [body.uncertainty]
+    else:
+        vectors, uncertainty = body.vectors, body.uncertainty
     terms = kind(**{name: getattr(body, name) for name in kind.model_fields})
     prepare = partial(Served.vectors, vectors=vectors, uncertainty=uncertainty, model=body.model)
-    return Query(terms, len(vectors), prepare, apart=len(vectors) > 1, client=client)
+    return Query(terms, len(vectors), prepare, len(vectors) > 1, client)
 
 
 async def _of_pictures(
-    request: Request, settings: Settings, kind: type[AskedTerms], many: bool
-) -> Query[AskedTerms]:
+    request: Request, settings: Settings, kind: type[QueryTerms], many: bool, client: str
+) -> Query[QueryTerms]:
     name = "pictures" if many else "picture"
     try:
-        async with request.form(max_fields=MOST_FIELDS) as form:
-            files = [one for one in form.getlist(name) if isinstance(one, UploadFile)]
-            pictures = [await one.read() for one in files]
+        async with request.form(max_fields=MAX_FIELDS) as form:
+            files = [value for value in form.getlist(name) if isinstance(value, UploadFile)]
+            pictures = [await file.read() for file in files]
             others = [(key, value) for key, value in form.multi_items() if key != name]
     except (MultiPartException, KeyError, ValueError) as error:
-        raise InvalidConfig(f"the body is no multipart/form-data: {error}") from None
+        raise InvalidConfig(f"the body is not multipart/form-data: {error}") from None
     if not pictures or (len(pictures) > 1 and not many):
         needed = "one or more files" if many else "one file"
         raise InvalidConfig(f"{len(pictures)} files in the field {name}: send {needed}")
@@ -148,9 +115,7 @@ async def _of_pictures(
         Served.pictures,
         files=pictures,
         most_pixels=settings.most_pixels,
-        # From now on, so that it includes the time that the request waits for a thread.
+        # The time includes that for which the request waits for a thread.
         deadline=time.monotonic() + settings.decode_seconds,
     )
-    return Query(
-        terms_of(fields, kind), len(pictures), prepare, apart=True, client=_client(request)
-    )
+    return Query(terms_of(fields, kind), len(pictures), prepare, True, client)

@@ -267,9 +267,6 @@ class Evidence:
 
         The work compares the latest queries with feedback with the calibration queries, and returns
         plain values.
-
-        Raises:
-            StoreUnavailable: the file cannot be read.
         """
         if self._store is None or self._clustered:
             return None

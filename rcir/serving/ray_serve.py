@@ -1,4 +1,4 @@
-"""The server on Ray Serve: as many replicas as requests need."""
+"""Replicas of the server on Ray Serve."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
 
 NAME = "rcir"
-ONGOING = 32  # requests that a replica answers at once before another one is started
-MOST_ONGOING = 512
+TARGET_REQUESTS = 32  # requests in progress of a replica, above which another one is started
+MAX_REQUESTS = 512  # requests in progress of a replica
 
 
 class OnGpu:
@@ -41,18 +41,16 @@ def serve_on_ray(
     settings: Settings,
     replicas: tuple[int, int],
     gpus: float = 0,
-    blocking: bool = True,
 ) -> None:
     """Serve a retriever by replicas on the Ray cluster of this process, behind one address.
 
-    Each replica is the whole application, with a model and a gallery of its own: it takes new
-    versions by itself, and reads the others' feedback from the file, which all of them must see.
+    It returns when the process is stopped. Each replica is a whole application: it loads new
+    versions by itself, and reads the feedback of the others from the file, which all must reach.
 
     Args:
-        place, settings: as for `rcir.serving.serve`; every node must see the folder.
-        replicas: the least and the most.
-        gpus: of a replica, which embeds pictures on it; may be a share of one.
-        blocking: return only when told to stop.
+        place, settings: as for `rcir.serving.serve`; every node must reach the folder.
+        replicas: minimum and maximum number.
+        gpus: of a replica, to embed pictures on; may be a share of one.
 
     Raises:
         InvalidConfig, RcirError: as `rcir.serving.serve` does.
@@ -60,7 +58,7 @@ def serve_on_ray(
     from ray import serve
 
     source = source_of(place) if not gpus else OnGpu(source_of(place))
-    version = source.version()  # a source that cannot be served is refused here, not by replicas
+    version = source.version()  # refuses a missing retriever here, not in the replicas
     with listen(settings) as listening:
         port = listening.getsockname()[1]
 
@@ -75,9 +73,9 @@ def serve_on_ray(
         autoscaling_config={
             "min_replicas": least,
             "max_replicas": most,
-            "target_ongoing_requests": ONGOING,
+            "target_ongoing_requests": TARGET_REQUESTS,
         },
-        max_ongoing_requests=MOST_ONGOING,
+        max_ongoing_requests=MAX_REQUESTS,
         ray_actor_options={"num_gpus": gpus, "runtime_env": {"env_vars": trust.permissions()}},
     )
     serve.start(http_options={"host": settings.host, "port": port})
@@ -85,7 +83,7 @@ def serve_on_ray(
     print(f"{source.name}, version {version}", flush=True)
     print(f"serving on {address_of(settings.host, port)}", flush=True)
     try:
-        while blocking:
+        while True:
             time.sleep(1)
     except KeyboardInterrupt:
         serve.shutdown()

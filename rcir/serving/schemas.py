@@ -24,32 +24,45 @@ from rcir.options import DELTA
 from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
-# Of a JSON body, which is parsed while nothing else is done: many tiny parts take seconds.
+# A JSON body is parsed while nothing else is done: many tiny parts take seconds.
 MAX_CONTAINERS = 2**16  # lists, objects and fields of a JSON body
 MAX_VALUES = 2**22  # numbers and texts of a JSON body
 MAX_DIMENSIONS = 2**16  # of a vector
-MAX_NAMED_FAULTS = 100  # further ones are counted
+MAX_NAMED_FAULTS = 100  # more faults are only counted
+STATUS_WORDS = {
+    400: "The picture, the vector or the requested guarantee is invalid.",
+    401: "The token is missing or wrong.",
+    403: "The request comes from a page of another site, or names another host.",
+    404: "There is no such thing.",
+    408: "The body did not arrive in time.",
+    409: "No calibration certifies the guarantee, or the calibration is stale.",
+    413: "The body, or a picture, is too large.",
+    415: "The body is neither multipart/form-data nor application/json.",
+    429: "Too many queries wait.",
+    503: "The server is stopping.",
+    507: "The file of answers and feedback cannot be written.",
+}
 
 
 class FirstFault(FailFast):
-    """Of the faults of a list, only the first is named: all of a million take seconds."""
+    """Names only the first fault of a list: all of a million take seconds."""
 
     __hash__ = object.__hash__  # so that it can be part of a union
 
 
 Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MAX_DIMENSIONS)]
-# Fields of a form that may be more than a text.
+# Fields of a form that may be a table or null.
 STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
 
 class Body(BaseModel):
-    """The fields of a request; others are refused."""
+    """The fields of a request; other fields are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 def _request_fields(*names: str) -> dict[str, Any]:
-    """Return type, default and description of options of a request, all unless named."""
+    """Return type, default and description of options of a request; of all without names."""
     hints = get_type_hints(GuaranteeRequest)
     return {
         one.name: (hints[one.name], Field(one.default, description=one.help))
@@ -93,15 +106,13 @@ class Terms(_RequestBody):
     def watched(self) -> bool:
         """True if the rate of misses among such answers can contradict their guarantee.
 
-        Not where it is an average over calibrations or may often mislead, where it is of another
-        mix of groups than comes or counts labels, or where alpha was chosen after looking at the
-        very set; nor where no feedback is to be waited for.
+        It cannot if the guarantee is an average over calibrations or fails often, is about another
+        mix of groups or about labels, or if alpha was chosen after looking at the set.
         """
-        stated = self.delta is not None and self.delta <= DELTA
-        of_those_who_ask = not self.simultaneous and not isinstance(self.mix, dict)
-        of_those_who_ask &= self.query_labels == "calibrated"
-        of_misses = self.risk == "miss" and isinstance(self.alpha, float)
-        return self.monitored and stated and of_those_who_ask and of_misses
+        holds = self.delta is not None and self.delta <= DELTA
+        same_queries = not isinstance(self.mix, dict) and self.query_labels == "calibrated"
+        misses = self.risk == "miss" and isinstance(self.alpha, float)
+        return self.monitored and holds and same_queries and misses and not self.simultaneous
 
     @property
     def options(self) -> dict[str, Any]:
@@ -114,7 +125,7 @@ class Terms(_RequestBody):
 
 
 class Vector(Body):
-    """A vector to be asked, of the model that embedded the gallery."""
+    """A query vector of the model that embedded the gallery."""
 
     vector: Numbers = Field(min_length=1)
     uncertainty: float | None = Field(None, description="Of the vector; larger is less certain.")
@@ -126,11 +137,11 @@ class VectorQuery(Vector, Terms):
 
 
 class VectorExploration(Vector, ExploreTerms):
-    """A vector, and the guarantee at all alphas that is asked for."""
+    """A vector, and the guarantee at all alphas."""
 
 
 class VectorQueries(Terms):
-    """Vectors to be asked, of the model that embedded the gallery."""
+    """Query vectors of the model that embedded the gallery, and the requested guarantee."""
 
     vectors: Annotated[list[Numbers], FirstFault()] = Field(min_length=1)
     uncertainty: Numbers | None = Field(None, description="Of each vector.")
@@ -138,26 +149,26 @@ class VectorQueries(Terms):
 
 
 class Feedback(Body):
-    """The truth about an answer, as it became known."""
+    """The truth about an answer."""
 
     answer: str = Field(description="The id of the answer.", max_length=64)
-    match: StrictBool = Field(description="Whether the set held a true match.")
+    match: StrictBool = Field(description="True if the set contained a true match.")
     label: StrictInt | StrictStr | Annotated[list[StrictStr], FirstFault()] | None = Field(
         None,
-        description="The query's label, of the kind that the gallery has; where it has none, the "
-        "ids of the query's true matches. With it the query can calibrate.",
+        description="The query's label, of the kind that the gallery has, or the ids of its true "
+        "matches if the gallery has no labels. With it, the query can calibrate.",
     )
 
 
 def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
-    """The guarantee that the fields of a form ask for.
+    """Return the guarantee that the fields of a form request.
 
     Raises:
-        InvalidConfig: a field is none, or has no such value.
+        InvalidConfig: a field is unknown or has an invalid value.
 
     Example:
-        >>> asked = terms_of({"alpha": "0.05", "abstain": "true"}, Terms)
-        >>> asked.alpha, asked.abstain, asked.delta
+        >>> terms = terms_of({"alpha": "0.05", "abstain": "true"}, Terms)
+        >>> terms.alpha, terms.abstain, terms.delta
         (0.05, True, 0.1)
     """
     fields: dict[str, Any] = dict(form)
@@ -168,18 +179,18 @@ def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
                 fields[name] = from_json(text)
             except ValueError as error:
                 raise InvalidConfig(
-                    f"{name} is no JSON ({error}): give a number or a table"
+                    f"{name} is not JSON ({error}): send a number or a table"
                 ) from error
     return checked(kind, fields)
 
 
 def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
-    """Return values, or those of a JSON text, as a body of some kind.
+    """Return the fields of a form, or a JSON text, as a body of some kind.
 
-    Values may be text, as those of forms are; JSON must have the types of the fields.
+    The fields of a form are text; JSON must have the types of the fields.
 
     Raises:
-        InvalidConfig: they are none, or a JSON text has too many parts. The faults are named.
+        InvalidConfig: they are invalid, or a JSON text has too many parts. It names the faults.
     """
     if isinstance(fields, bytes):
         _require_few_parts(fields)
@@ -207,7 +218,7 @@ def _require_few_parts(text: bytes) -> None:
 
 
 def faults_of(errors: list[Any]) -> str:
-    """The faults that validation found, in one sentence."""
+    """Return the faults that Pydantic found, in one sentence."""
     faults = []
     for one in errors:
         place = ".".join(str(part) for part in one["loc"]) or "the body"
@@ -247,28 +258,13 @@ class Answers(BaseModel):
     answers: list[Answer]
 
 
-STATUS_WORDS = {
-    400: "The picture, the vector or the guarantee that is asked for cannot be used.",
-    401: "The token is missing or wrong.",
-    403: "The request is of a page from elsewhere, or names another host.",
-    404: "There is no such thing.",
-    408: "Too slow: the body did not arrive in time.",
-    409: "Nothing certifies that, or the calibration is stale.",
-    413: "The body, or a picture, is too large.",
-    415: "The body is neither multipart/form-data nor application/json.",
-    429: "Too many queries wait.",
-    503: "The server is stopping.",
-    507: "The file of answers and feedback cannot be written.",
-}
-
-
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The responses of statuses."""
+    """Return the description of responses with these statuses."""
     return {status: {"model": Refusal, "description": STATUS_WORDS[status]} for status in statuses}
 
 
 def body_of(terms: type[BaseModel], file: str, vector: type[BaseModel]) -> dict[str, Any]:
-    """The body of a route that takes pictures as multipart, and vectors as JSON."""
+    """Return the description of a body of pictures as multipart, or vectors as JSON."""
     picture: dict[str, Any] = {"type": "string", "format": "binary"}
     fields, many = terms.model_json_schema(), vector is VectorQueries
     properties = fields["properties"] | {
@@ -285,3 +281,9 @@ def body_of(terms: type[BaseModel], file: str, vector: type[BaseModel]) -> dict[
 ONE = body_of(Terms, "picture", VectorQuery)
 MANY = body_of(Terms, "pictures", VectorQueries)
 EXPLORED = body_of(ExploreTerms, "picture", VectorExploration)
+FEEDBACK = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": Feedback.model_json_schema()}},
+    }
+}

@@ -1,4 +1,4 @@
-"""A retriever as it is served, where it comes from, and whether there is a new version."""
+"""A served retriever, its source, and new versions of it."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from rcir.risk.request import Distinct
 from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
 
-if TYPE_CHECKING:  # what needs no encoder needs no torch
+if TYPE_CHECKING:  # retrievers of vectors need no torch
     from torch import Tensor
 
     from rcir.data.images import UntrustedImage
 
-    # Of pictures: decoded, and their digests; small ones are resized together later.
+    # Decoded pictures and their digests; a list of small ones is resized later, with others.
     Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
 
 SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-FEW_PIXELS = 2**16  # of a request, whose pictures are resized together with those of others
-PIXELS_TOGETHER = 8  # times the pixels of one picture, that the pictures of a request may have
+FEW_PIXELS = 2**16  # of a request whose pictures are resized together with those of others
+REQUEST_PIXELS = 8  # maximum of the pixels of a request, as a multiple of that of a picture
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
-CURVES = 64  # of mean sizes that are kept
+MAX_CURVES = 64  # curves of mean sizes in memory
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A retriever that answers requests; nothing changes it meanwhile.
+    """A calibrated retriever that answers requests; nothing changes it meanwhile.
 
-    Queries come in two steps: work for any thread (`pictures`, `vectors`), and the model's own
-    work (`queries`), for many requests at once.
+    Queries are prepared in two steps: in any thread (`pictures`, `vectors`), and by the model for
+    many requests at once (`queries`).
 
     Attributes:
-        retriever: what answers.
-        version: another one for another retriever; shown.
-        manifest: digest of its manifest: equal for equal retrievers, wherever they are.
+        retriever: the retriever.
+        version: its name, which differs between retrievers of a source.
+        manifest: digest of its manifest, the same for equal retrievers in any place.
     """
 
     retriever: Retriever
@@ -60,25 +60,16 @@ class Served:
     manifest: str
 
     def pictures(self, files: Sequence[bytes], most_pixels: int, deadline: float) -> Pictures:
-        """Pictures, decoded; and resized unless they are small, so that few bytes wait.
+        """Decode pictures, and resize them unless they are small, so that few bytes wait.
 
-        Args:
-            files: the pictures.
-            most_pixels: of a picture, by its header; together they may have eight times as many.
-            deadline: see `UntrustedImage`.
-
-        Raises:
-            InvalidImage: one cannot be read, or not before the deadline.
-            InvalidConfig: there is no encoder.
-            ImageTooLarge: one has more pixels.
-            TooLarge: together they have more pixels.
+        `most_pixels` limits a picture by its header, and all of them to eight times as many.
         """
         preprocessing = self.retriever.preprocessing
         if preprocessing is None:
             raise InvalidConfig(
                 "this retriever takes vectors, not pictures: send JSON with the field vector"
             )
-        from rcir.data.images import UntrustedImage, read_image  # torch, which vectors do without
+        from rcir.data.images import UntrustedImage, read_image  # imports torch
 
         images = [UntrustedImage(file, deadline) for file in files]
         if sum(_pixels(images, most_pixels)) > FEW_PIXELS:
@@ -92,12 +83,7 @@ class Served:
         uncertainty: Sequence[float] | None,
         model: str | None,
     ) -> Queries:
-        """Vectors, checked.
-
-        Raises:
-            InvalidConfig: there is an encoder.
-            InvalidData: they are not as long as those of the gallery, or are of another model.
-        """
+        """Return vectors as queries."""
         retriever = self.retriever
         if retriever.encoder is not None:
             raise InvalidConfig(
@@ -107,14 +93,13 @@ class Served:
         if len({len(vector) for vector in vectors}) > 1:
             raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
         array = np.asarray(vectors, np.float64)
-        if retriever.calibration is not None:
-            dim = retriever.calibration.calibration_queries.vectors.shape[1]
-            retriever.searcher.options.checked(array, dim)
+        dim = retriever.require_calibration().calibration_queries.vectors.shape[1]
+        retriever.searcher.options.checked(array, dim)
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
         return retriever.searcher.prepared(array, None, stated, model).identified()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
-        """Embed what was prepared of each request: all pictures together."""
+        """Return the queries of each request; the pictures of all are embedded together."""
         encoder, preprocessing = self.retriever.encoder, self.retriever.preprocessing
         if encoder is None or preprocessing is None:
             return list(prepared)
@@ -124,48 +109,40 @@ class Served:
         from rcir.encoders.memory import batch_within
 
         device = next(encoder.parameters()).device
-        small = [picture for some, _ in prepared if isinstance(some, list) for picture in some]
+        parts, part_digests = zip(*prepared, strict=True)
+        small = [picture for part in parts if isinstance(part, list) for picture in part]
         resized = iter(preprocessing.resized(small) if small else ())
         pixels = torch.cat(
             [
-                torch.stack([next(resized) for _ in some]) if isinstance(some, list) else some
-                for some, _ in prepared
+                torch.stack([next(resized) for _ in part]) if isinstance(part, list) else part
+                for part in parts
             ]
         )
         first = preprocessing.normalise(pixels[:1].to(device))
-        batch = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
-        embedded = Embedding.concatenate(
-            [
-                encoder.embed(preprocessing.normalise(part.to(device)))
-                for part in torch.split(pixels, batch)
-            ]
+        size = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
+        batches = (preprocessing.normalise(each.to(device)) for each in torch.split(pixels, size))
+        embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
+        queries = replace(
+            self.retriever.searcher.prepared(embedded),
+            images=None,
+            digests=np.concatenate(part_digests),
         )
-        known = np.concatenate([own for _, own in prepared])
-        every = replace(self.retriever.searcher.prepared(embedded), images=None, digests=known)
-        ends = np.cumsum([len(some) for some, _ in prepared])
-        return [every[start:end] for start, end in zip([0, *ends[:-1]], ends.tolist(), strict=True)]
+        ends = np.cumsum([len(part) for part in parts]).tolist()
+        return [queries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def labelled(self, queries: Queries, labels: list[Any]) -> LabelledResults:
-        """Queries that were asked, searched with their labels; None if they match nothing.
-
-        Raises:
-            InvalidData: labels are not of the kind that the gallery has.
-        """
+        """Search queries with labels; a query with label None matches nothing."""
         retriever = self.retriever
         relevance, _ = retriever.searcher.gallery.reported_relevance(labels, retriever.label_names)
         return retriever.search_labelled(replace(queries, relevance=relevance))
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """The position of each item of the gallery, by id."""
+        """The position of each gallery item, by id."""
         return {name: row for row, name in enumerate(self.retriever.ids.tolist())}
 
     def holds_match(self, items: Sequence[str], label: Any) -> bool:
-        """Return whether a set of items holds a true match of a query with a label.
-
-        Raises:
-            InvalidData: the label is not of the kind that the gallery has.
-        """
+        """Return True if a set of items contains a true match of a query with a label."""
         retriever = self.retriever
         relevance, _ = retriever.searcher.gallery.query_relevance([label], retriever.label_names)
         rows = np.array([[self.positions[name] for name in items]], np.int64)
@@ -173,7 +150,7 @@ class Served:
         return bool(relevance.of(gallery, rows).any())
 
     def only_label(self, items: Sequence[str]) -> int | str | None:
-        """The label of all items of a set; None if they have several, or not one each."""
+        """Return the label of all items of a set; None if they have several, or no labels."""
         retriever = self.retriever
         if retriever.labels is None or not items:
             return None
@@ -186,53 +163,44 @@ class Served:
         return self.retriever.require_calibration().has_certified(request)
 
     def certify(self, terms: Terms) -> None:
-        """Certify a guarantee, which takes up to a second the first time.
-
-        Raises:
-            RcirError: as `Retriever.guarantee` does.
-        """
+        """Certify a guarantee, which takes up to a second the first time."""
         self.retriever.guarantee(terms.alpha, terms.delta, **terms.options)
 
     def warm_up(self) -> None:
-        """Answer once, so that the first request does not wait for what is done once."""
-        calibration = self.retriever.calibration
-        queries = None if calibration is None else calibration.calibration_queries
+        """Answer once, so that the first request does not wait for what is computed once."""
+        queries = self.retriever.require_calibration().calibration_queries
         shape = self.retriever.preprocessing
         if shape is not None:
             import torch
 
             pixels = torch.zeros(1, shape.channels, *shape.size, dtype=torch.uint8)
             (queries,) = self.queries([(pixels, np.zeros(1, "S32"))])
-        if queries is not None:
-            self.retriever.search(queries[:1])
+        self.retriever.search(queries[:1])
         _ = self.guarantees, self.positions
-
-    @cached_property
-    def calibration_uncertainty(self) -> NDArray[np.float64]:
-        """(n,) of the calibration queries, ascending; none where it is not calibrated."""
-        if self.retriever.calibration is None:
-            return np.empty(0)
-        return np.sort(self.retriever.calibration.main.calibration.require("uncertainty"))
 
     def uncertainty_rank(self, answer: Retrieval) -> float:
         """Return the share of calibration queries that are less uncertain, in [0, 1]."""
-        ascending = self.calibration_uncertainty
-        if self.retriever.calibration is not None:
-            answering = self.retriever.calibration.for_request(answer.guarantee.request)
-            if answering is not self.retriever.calibration:
-                ascending = self._uncertainty_on_gallery
-        return float(np.searchsorted(ascending, answer.uncertainty) / max(1, len(ascending)))
+        calibration = self.retriever.require_calibration()
+        answering = calibration.for_request(answer.guarantee.request)
+        ascending = self._uncertainty if answering is calibration else self._uncertainty_on_gallery
+        return float(np.searchsorted(ascending, answer.uncertainty) / len(ascending))
+
+    @cached_property
+    def _uncertainty(self) -> NDArray[np.float64]:
+        """(n,) ascending uncertainties of the calibration queries."""
+        return np.sort(self.retriever.require_calibration().main.calibration.require("uncertainty"))
 
     @cached_property
     def _uncertainty_on_gallery(self) -> NDArray[np.float64]:
+        """The same for the calibration whose rules the gallery tuned."""
         on_gallery = self.retriever.require_calibration().on_gallery
         assert on_gallery is not None
         return np.sort(on_gallery.main.calibration.require("uncertainty"))
 
     @cached_property
     def mean_sizes(self) -> Callable[..., list[float]]:
-        """`mean_sizes(thresholds, distinct, group)`: of the calibration queries' sets at each."""
-        return lru_cache(CURVES)(self._mean_sizes)
+        """`mean_sizes(thresholds, distinct, group)`: mean sizes for the calibration queries."""
+        return lru_cache(MAX_CURVES)(self._mean_sizes)
 
     def _mean_sizes(
         self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
@@ -244,20 +212,18 @@ class Served:
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:
-        """The levels that can be certified, with the sets that takes, as plain values."""
-        calibration = self.retriever.calibration
-        if calibration is None:
-            return {"calibrated": False}
-        main = calibration.main
-        counts, edges = np.histogram(self.calibration_uncertainty, UNCERTAINTY_BINS)
+        """The levels that can be certified, with mean set sizes, as plain values."""
+        calibration = self.retriever.require_calibration()
+        main, coverage = calibration.main, calibration.coverage
+        counts, edges = np.histogram(self._uncertainty, UNCERTAINTY_BINS)
+        labels = None
+        if coverage is not None:
+            labels = asdict(coverage) | {"sentence": calibration.sentence_of(coverage)}
         return {
             "calibrated": True,
             "n_calibration": len(main.calibration),
             "n_items": len(self.retriever.ids),
-            "labels": None
-            if calibration.coverage is None
-            else asdict(calibration.coverage)
-            | {"sentence": calibration.sentence_of(calibration.coverage)},
+            "labels": labels,
             "new_labels": calibration.can_cover_new_labels,
             "score_function": main.score_function.name,
             "uncertainty": calibration.uncertainty,
@@ -273,7 +239,6 @@ class Served:
         }
 
     def _levels(self, distinct: Any) -> list[dict[str, Any]]:
-        """The miss risk at the usual levels."""
         calibration, rows = self.retriever.require_calibration(), []
         for alpha in SHOWN_ALPHAS:
             request = GuaranteeRequest(
@@ -292,48 +257,35 @@ class Served:
 
 
 def _pixels(pictures: Sequence[UntrustedImage], most: int) -> list[int]:
-    """Return the size of each picture that its header declares."""
-    from rcir.data.images import image_size  # with Pillow, which vectors do without
+    """Return the number of pixels of each picture, by its header."""
+    from rcir.data.images import image_size  # imports Pillow
 
     sizes = [image_size(picture, most) for picture in pictures]
     pixels = [width * height for width, height in sizes]
-    if sum(pixels) > PIXELS_TOGETHER * most:
+    if sum(pixels) > REQUEST_PIXELS * most:
         raise TooLarge(
-            f"the pictures have {sum(pixels):,} pixels together; at most "
-            f"{PIXELS_TOGETHER * most:,} are decoded for one request: send fewer at a time, or "
-            "scale them down"
+            f"the pictures have {sum(pixels):,} pixels together, at most {REQUEST_PIXELS * most:,} "
+            "are allowed: send fewer at a time, or scale them down"
         )
     return pixels
 
 
 class RetrieverSource(Protocol):
-    """A place of retrievers, one of which is the present one."""
+    """A place whose retriever may be replaced."""
 
     name: str
 
     def version(self) -> str:
-        """Return the version of the present retriever, without loading it.
-
-        Raises:
-            NoRetriever: there is none.
-            TrackingUnavailable: the registry cannot be reached.
-        """
+        """Return the version of the present retriever, without loading it."""
         ...
 
     def load(self, version: str) -> Served:
-        """The retriever of a version that was the present one, every file checked.
-
-        Raises:
-            RcirError: as `rcir.load` does.
-        """
+        """Load the retriever of a version, or of a newer one, and verify every file."""
         ...
 
 
 class Folder:
-    """A retriever folder, whose current version is served.
-
-    The name of a version here is the digest of its manifest.
-    """
+    """A retriever folder, whose current version is served; its name is the manifest's digest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder)
@@ -350,10 +302,9 @@ class Folder:
 
 
 class RegistryName:
-    """A version of a registered model, `models:/NAME/VERSION`, or that which an alias names,
-    `models:/NAME@ALIAS`.
+    """A registered version, `models:/NAME/VERSION`, or that of an alias, `models:/NAME@ALIAS`.
 
-    Its version is `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in its place.
+    Versions are named `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in place.
     """
 
     def __init__(self, uri: str) -> None:
@@ -381,7 +332,7 @@ class RegistryName:
 def _loaded(
     place: Callable[[str], Path | str], present: Callable[[], str], version: str
 ) -> tuple[Retriever, str]:
-    """A retriever and its version; the next one, if that took its place meanwhile."""
+    """Load a retriever, and another one if its version changes meanwhile."""
     while True:
         retriever = api.load(place(version))
         now = present()
@@ -395,10 +346,10 @@ def _digest(manifest: bytes) -> str:
 
 
 def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
-    """The source that a folder or an MLflow URI names.
+    """Return the source that a folder or an MLflow URI names.
 
     Raises:
-        InvalidConfig: it is a URI of another kind.
+        InvalidConfig: the URI is of another kind.
 
     Example:
         >>> source_of("runs/demo/retriever").name
@@ -416,10 +367,10 @@ def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
 
 
 def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
-    """The retriever of a source, loaded, verified and warmed up.
+    """Load, verify and warm up the retriever of a source.
 
     Raises:
-        StaleCalibration: it is not calibrated, or was changed since.
+        StaleCalibration: it is not calibrated, or has changed since.
         RcirError: as `RetrieverSource.version` and `RetrieverSource.load` do.
     """
     served = source.load(version or source.version())

@@ -24,17 +24,18 @@ else:
     except ImportError:
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
 
-GRACE = 30  # seconds that requests under way are given when the server stops
+GRACE_SECONDS = 30  # for requests in progress when the server stops
 
 
 def serve(place: str | os.PathLike[str], settings: Settings) -> None:
-    """Serve a retriever until the process is told to stop; what was accepted is answered first.
+    """Serve a retriever until the process is stopped; accepted requests are answered first.
 
     Args:
         place: folder of a retriever, or `models:/NAME@ALIAS`.
+        settings: of the server.
 
     Raises:
-        InvalidConfig: the port is taken, or the host is not this machine's.
+        InvalidConfig: the port is in use, or the host is not this machine's.
         RcirError: as `create_app` does.
     """
     listening = listen(settings)
@@ -48,12 +49,12 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
 
 
 def configuration(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.Config:
-    """The configuration of uvicorn for an application, with further options."""
+    """Return the configuration of uvicorn for an application."""
     return uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=GRACE_SECONDS,
         server_header=False,
         proxy_headers=False,
         http=partial(Guarded, settings=settings),  # type: ignore[arg-type]
@@ -62,10 +63,10 @@ def configuration(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.C
 
 
 class Guarded(Protocol):
-    """uvicorn's protocol, with time for headers and a number of connections for each client.
+    """uvicorn's protocol with limits on the time for headers and on the connections of a client.
 
-    uvicorn itself has only a time between two requests (`timeout_keep_alive`), and a number of
-    connections of all clients, above which it refuses them all (`limit_concurrency`).
+    uvicorn itself limits only the time between two requests (`timeout_keep_alive`) and the
+    connections of all clients together (`limit_concurrency`).
     """
 
     def __init__(self, *arguments: Any, settings: Settings, **named: Any) -> None:
@@ -111,7 +112,7 @@ class Guarded(Protocol):
 
 
 def address_of(host: str, port: int) -> str:
-    """The address that a browser opens.
+    """Return the URL of a server.
 
     Example:
         >>> address_of("::1", 8000)
@@ -121,7 +122,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A socket that listens already, so that a taken port shows before anything is loaded."""
+    """Return a listening socket, so that a port in use is refused before anything is loaded."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The service behind HTTP: a model, its answers, pictures of items, and feedback on answers."""
+"""The service behind HTTP: a retriever, its answers, pictures of items, and feedback."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
     from rcir.data.images import ImageLike
     from rcir.data.records import Splits
 
-
-THUMBNAIL_SIDE = 160  # pixels, of the longer side at most
-KEPT = 2000  # thumbnails in memory
+THUMBNAIL_SIDE = 160  # pixels of the longer side
+MAX_THUMBNAILS = 2000  # in memory
+SECONDS_PER_DAY = 86400.0
+RETRY_SECONDS = 60.0  # after which a refused version is tried again
+_log = logging.getLogger("rcir.serving")
 
 
 class ItemPictures:
-    """Thumbnails of the items of a retriever, and pictures to ask it about.
+    """Thumbnails of the items of a retriever, and pictures to query it with.
 
     Args:
-        retriever: whose items.
-        folder: with a picture of each, under its id; or None, for those of its data set.
+        retriever: the retriever.
+        folder: with a picture of each item, named by its id; None for the images of its data set.
     """
 
     def __init__(self, retriever: Retriever, folder: Path | None) -> None:
@@ -57,23 +59,14 @@ class ItemPictures:
         self._lock = threading.Lock()
         self._splits: Splits | RcirError | None = None
         self._positions: dict[str, int] = {}
-        self.thumbnail: Callable[[str], bytes] = lru_cache(KEPT)(self._thumbnail)
+        self.thumbnail: Callable[[str], bytes] = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
 
     def _thumbnail(self, item: str) -> bytes:
-        """A picture of an item, as PNG.
-
-        Raises:
-            DataUnavailable: there is none.
-            InvalidImage: it cannot be read.
-        """
+        """Return the thumbnail of an item as PNG."""
         return png(self._picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
-        """One of the test pictures of the data set, as PNG, and its label where there is one.
-
-        Raises:
-            DataUnavailable: there are none.
-        """
+        """Return a random test picture of the data set as PNG, and its label or None."""
         test = self._of_data_set().test
         row = int(rng.integers(len(test)))
         label: Any = None
@@ -86,7 +79,7 @@ class ItemPictures:
         if self._folder is not None:
             try:
                 path = self._folder / item
-                if not path.is_file():  # its name on disk may have another Unicode form
+                if not path.is_file():  # the name on disk may have another Unicode form
                     (path,) = require_images(self._folder, [item], "the retriever", "add them")
                 path = path.resolve()
                 inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
@@ -126,7 +119,7 @@ class ItemPictures:
 
 
 def png(picture: ImageLike, side: int | None = None) -> bytes:
-    """A picture as a PNG file, its longer side at most that long."""
+    """Return a picture as a PNG file; `side` bounds its longer side."""
     from PIL import Image
 
     from rcir.data.images import read_image
@@ -139,20 +132,9 @@ def png(picture: ImageLike, side: int | None = None) -> bytes:
     return file.getvalue()
 
 
-DAY = 86400.0  # seconds
-AGAIN = 60.0  # seconds after which a version that was refused is tried again
-_log = logging.getLogger("rcir.serving")
-
-
 @dataclass(frozen=True, eq=False)
 class Live:
-    """A retriever that answers, with all that belongs to it: replaced together.
-
-    Attributes:
-        served: the retriever.
-        pictures: of its items.
-        evidence: on its guarantees.
-    """
+    """The retriever that answers, pictures of its items and evidence on its guarantees."""
 
     served: Served
     pictures: ItemPictures
@@ -160,13 +142,12 @@ class Live:
 
 
 class Service:
-    """One served retriever, replaced between two batches when its source has a new one.
+    """A served retriever, which is replaced between two batches when its source has a new version.
 
     Attributes:
         live: the retriever that answers now.
-        undecoded: queries whose pictures are decoded or wait for it.
-        trouble: why a new version is not served, or that its source cannot be reached; None if all
-            is well.
+        undecoded: number of queries whose pictures are decoded or wait for it.
+        trouble: why a new version is not served, or the source cannot be reached; None if neither.
     """
 
     def __init__(self, source: RetrieverSource, settings: Settings) -> None:
@@ -175,17 +156,17 @@ class Service:
         self.batcher = Batcher(self._work, settings.capacity)
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
-        self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
         self.undecoded = 0
         self._undecoded_of: Counter[str] = Counter()  # by address of the client
-        self._refused: dict[str, float] = {}  # versions, and when each is tried again
+        self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
+        self._retry_at: dict[str, float] = {}  # by refused version
         self._polling: asyncio.Task[None] | None = None
         self._take(self._new_live())
 
     def _new_live(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
         pictures = ItemPictures(served.retriever, self.settings.pictures)
-        wait = self.settings.feedback_days * DAY
+        wait = self.settings.feedback_days * SECONDS_PER_DAY
         return Live(served, pictures, Evidence(served, self.store, wait))
 
     def _take(self, live: Live) -> None:
@@ -201,12 +182,12 @@ class Service:
         return self.live.served
 
     async def start(self) -> None:
-        """Look for new versions from now on."""
+        """Start to check for new versions."""
         if self.settings.poll:
             self._polling = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
-        """Answer what was taken, and end."""
+        """Answer the accepted requests, and stop."""
         if self._polling is not None:
             self._polling.cancel()
         await self.batcher.stop()
@@ -215,11 +196,7 @@ class Service:
             self.store.close()
 
     async def answer(self, query: Query[Terms]) -> list[dict[str, Any]]:
-        """The answer to each query, as plain values.
-
-        Raises:
-            RcirError: as `Retriever.retrieve` and `Batcher.ask` do.
-        """
+        """Return the answer to each query, as plain values."""
         self.batcher.require_room(query.n)  # before anything is decoded
         served, terms = self.served, query.terms
         if not served.is_certified(terms):  # the model does not wait for it
@@ -228,11 +205,7 @@ class Service:
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
-        """The sets of one query at several alphas, see `Retriever.at_levels`, as plain values.
-
-        Raises:
-            RcirError: as `Retriever.at_levels` and `Batcher.run` do.
-        """
+        """Return the sets of one query at several alphas as plain values."""
         served, terms = self.served, query.terms
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
         request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
@@ -260,26 +233,19 @@ class Service:
         }
 
     def sample(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A query to try: a test picture, in base64, or a calibration query where queries are
-        vectors; with its label where that is known.
-
-        Raises:
-            DataUnavailable: there are no pictures.
-        """
+        """Return a query to try: a test picture in base64, or the vector of a calibration query."""
         live = self.live
         retriever = live.served.retriever
         if retriever.encoder is not None:
             picture, label = live.pictures.query(rng)
             return {"picture": b64encode(picture).decode(), "label": label}
-        if retriever.calibration is None:
-            raise DataUnavailable("there are no calibration queries")
-        queries = retriever.calibration.calibration_queries
+        queries = retriever.require_calibration().calibration_queries
         row = int(rng.integers(len(queries)))
         stated = None if queries.uncertainty is None else float(queries.uncertainty[row])
         return {"vector": queries.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
     async def _prepared(self, query: Query[Any], served: Served) -> Any:
-        if not query.apart:
+        if not query.in_thread:
             return query.prepare(served)
         if self.undecoded + query.n > self.settings.capacity:
             raise Busy(
@@ -304,21 +270,20 @@ class Service:
                 del self._undecoded_of[query.client]
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
-        """Return each request's answers as plain values, with the ids that feedback names."""
-        results = answered(batch)
-        good = [(one, out) for one, out in zip(batch, results, strict=True) if type(out) is tuple]
+        """Return each request's answers as plain values, with the ids for feedback."""
+        results = list(zip(batch, answered(batch), strict=True))
+        good = [(request, result) for request, result in results if type(result) is tuple]
         n = sum(len(answers) for _, (_, answers) in good)
         self.metrics.batch.observe(n)
-        ids: Iterator[str | None] = repeat(None)  # where none are kept, which stops no answer
+        ids: Iterator[str | None] = repeat(None)
         if self.store is not None:
+            rows = ((request.served.manifest, request.terms, *result) for request, result in good)
             try:
-                ids = iter(
-                    self.store.add((one.served.manifest, one.terms, *kept) for one, kept in good)
-                )
+                ids = iter(self.store.add(rows))
             except StoreUnavailable as error:
-                _log.error("answers are given but not kept: %s", error)
+                _log.error("answers are given but not stored: %s", error)
                 self.metrics.unkept.inc(n)
-        stated: dict[int, dict[str, Any]] = {}  # of each guarantee, which many answers share
+        stated: dict[int, dict[str, Any]] = {}  # by guarantee, which many answers share
 
         def plain(served: Served, answer: Retrieval) -> dict[str, Any]:
             guarantee = answer.guarantee
@@ -334,20 +299,18 @@ class Service:
             return values | answer.own_values() | stated[id(guarantee)]
 
         return [
-            out if isinstance(out, Exception) else [plain(one.served, each) for each in out[1]]
-            for one, out in zip(batch, results, strict=True)
+            result
+            if isinstance(result, Exception)
+            else [plain(request.served, answer) for answer in result[1]]
+            for request, result in results
         ]
 
     def feedback_trouble(self) -> str | None:
-        """The reason why answers and feedback are not kept; None if they are, or need not be."""
+        """Return why answers and feedback are not stored; None if they are, or need not be."""
         return None if self.store is None else self.store.trouble
 
     async def feed(self, feedback: Feedback) -> dict[str, Any]:
-        """Take feedback on an answer; it is on disk when this returns.
-
-        Raises:
-            RcirError: as `Evidence.feed` does.
-        """
+        """Store feedback on an answer; it is on disk when this returns."""
         evidence = self.live.evidence
         number = await asyncio.to_thread(evidence.feed, feedback)
         if number is not None:
@@ -358,12 +321,7 @@ class Service:
         return {"accepted": True, "new": new, "watched": watched, "alarm": alarm}
 
     async def monitor(self) -> dict[str, Any]:
-        """The evidence on the guarantees, as plain values.
-
-        Raises:
-            StoreUnavailable: it cannot be read.
-            Busy, Stopping: as `Batcher.run` does.
-        """
+        """Return the evidence on the guarantees as plain values."""
         live = self.live
         rows, alarm = live.evidence.watch.rows, live.evidence.watch.alarm
         compare = await asyncio.to_thread(live.evidence.comparison)
@@ -376,14 +334,14 @@ class Service:
 
     def _show(self, evidence: Evidence) -> None:
         if evidence is not self.live.evidence:
-            return  # another version was taken meanwhile
+            return  # another version is served meanwhile
         for row in evidence.watch.rows:
-            own = dict(sorted(row.terms.items()))
-            alpha, delta = own.pop("alpha"), own.pop("delta")
+            terms = dict(sorted(row.terms.items()))
+            alpha, delta = terms.pop("alpha"), terms.pop("delta")
             for name, field in Terms.model_fields.items():
-                if name != "risk" and own.get(name, ...) == field.default:
-                    del own[name]
-            labels = (repr(alpha), repr(delta), json.dumps(own))
+                if name != "risk" and terms.get(name, ...) == field.default:
+                    del terms[name]
+            labels = (repr(alpha), repr(delta), json.dumps(terms))
             self.metrics.evidence.labels(*labels).set(row.evidence)
             self.metrics.alarm.labels(*labels).set(row.alarm)
 
@@ -392,9 +350,9 @@ class Service:
             await asyncio.sleep(self.settings.poll)
             try:
                 await self.refresh()
-            except Exception as error:  # whatever it is, what is served goes on
+            except Exception as error:  # the served version continues in any case
                 self._refuse(None, error)
-            try:  # feedback that other replicas were given
+            try:  # feedback of other replicas
                 evidence = self.live.evidence
                 await asyncio.to_thread(evidence.watch.refresh)
                 self._show(evidence)
@@ -402,32 +360,32 @@ class Service:
                 _log.error("feedback cannot be read: %s", error)
 
     async def refresh(self) -> bool:
-        """Serve the source's version, if it is a new one; a bad one is refused for a minute.
+        """Serve the source's version if it is a new one; a bad one is refused for a minute.
 
-        It is loaded, verified and warmed up aside, and takes over between two batches.
+        It is loaded, verified and warmed up in the background, and takes over between two batches.
         """
         version = await asyncio.to_thread(self.source.version)
         if version == self.served.version:
             self.trouble = None
-            self._refused.clear()
+            self._retry_at.clear()
             return False
-        if time.monotonic() < self._refused.get(version, 0):
+        if time.monotonic() < self._retry_at.get(version, 0):
             return False
         try:
             live = await asyncio.to_thread(self._new_live, version)
-        except Exception as error:  # a folder of anybody's may raise anything
+        except Exception as error:
             self._refuse(version, error)
             return False
         self._take(live)
         self.trouble = None
-        self._refused.clear()
+        self._retry_at.clear()
         self.metrics.swaps.labels("taken").inc()
         _log.info("%s: version %s is served", self.source.name, self.served.version)
         return True
 
     def _refuse(self, version: str | None, error: Exception) -> None:
-        if version is not None:  # it may be on its way still, or its store away for a moment
-            self._refused[version] = time.monotonic() + AGAIN
+        if version is not None:  # it may be incomplete yet, or its store unreachable for a moment
+            self._retry_at[version] = time.monotonic() + RETRY_SECONDS
         reason = f"version {version} is refused" if version else "its version is not known"
         trouble = f"{self.source.name}: {reason}, {self.served.version} goes on: {error}"
         if trouble != self.trouble:

@@ -19,26 +19,25 @@ class Settings:
     """Settings of a server.
 
     Args:
-        host, port: where it listens; port 0 takes a free one.
-        token: what requests must bear; needed unless the host is a loopback address.
-        store: SQLite file of answers and feedback; None keeps none, and takes no feedback.
-        pictures: folder with a picture of each item, under its id; without one they are taken from
-            the data set that the retriever was made of, where it is at hand.
+        host, port: address to listen on; port 0 selects a free one.
+        token: bearer token of requests; required unless the host is a loopback address.
+        store: SQLite file of answers and feedback; without one, feedback is refused.
+        pictures: folder with a picture of each item, named by its id; None for the images of the
+            retriever's data set, if it is available.
         capacity: queries that may wait.
-        most_bytes: of a request; of all that are under way together, eight times as much.
-        most_pixels: of a picture, known before it is decoded; of all pictures of a request
-            together, eight times as many.
-        decode_seconds: for the pictures of a request; what takes longer is refused.
-        header_seconds: for the headers of a request; a connection without them is closed.
+        most_bytes: of a request; all requests in progress may have eight times as many.
+        most_pixels: of a picture; all pictures of a request may have eight times as many.
+        decode_seconds: for the pictures of a request.
+        header_seconds: for the headers of a request; then the connection is closed.
         body_seconds: for the body of a request.
-        client_connections: of one address, such as that of a reverse proxy; more are closed. Its
-            bodies under way may have half of the bytes that all together may have.
-        poll: seconds between two looks for a new version; 0 looks never.
+        client_connections: of one address, such as that of a reverse proxy; further ones are
+            closed. Its requests in progress may have half of the bytes that all may have.
+        poll: seconds between two checks for a new version; 0 disables them.
         feedback_days: days after which a monitored query without feedback counts as a miss; later
             queries with feedback wait for it until then.
 
     Raises:
-        InvalidConfig: of a value, or no token guards an address that others reach.
+        InvalidConfig: a value is out of range, or an address of the network has no token.
 
     Example:
         >>> Settings(host="0.0.0.0")
@@ -79,14 +78,13 @@ class Settings:
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):
             raise InvalidConfig(
-                f"{TOKEN} must be 16 or more letters, digits and signs of ASCII, without spaces "
-                f"({len(self.token)} characters were given), for instance those of `openssl rand "
-                "-hex 16`"
+                f"{TOKEN} has {len(self.token)} characters; it must have at least 16, of ASCII "
+                "without spaces, for instance those of `openssl rand -hex 16`"
             )
         if not self.local and self.token is None:
             raise InvalidConfig(
-                f"{self.host} can be reached from other machines: set {TOKEN} to what their "
-                f"requests must bear, or listen on {LOOPBACK}"
+                f"{self.host} can be reached from other machines: set {TOKEN} to the token of "
+                f"requests, or listen on {LOOPBACK}"
             )
 
     @property
@@ -101,5 +99,5 @@ class Settings:
 
     @staticmethod
     def token_of_environment() -> str | None:
-        """The token that `RCIR_TOKEN` holds, if it does."""
+        """Return the value of `RCIR_TOKEN`; None if it is not set."""
         return os.environ.get(TOKEN) or None

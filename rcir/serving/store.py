@@ -335,11 +335,7 @@ class Store:
             ).lastrowid
 
     def losses(self, version: str, after: int = 0) -> list[Loss]:
-        """Return the feedback on monitored answers of a version, in the order in which it came.
-
-        Args:
-            after: number of the last feedback that is not returned.
-        """
+        """Return the feedback on monitored answers of a version, in the order in which it came."""
         rows = self._read(
             "SELECT feedback.number, terms, NOT match, answers.number, feedback.time, digest "
             "FROM feedback JOIN answers ON answers.id = answer "

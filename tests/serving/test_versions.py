@@ -101,7 +101,7 @@ def test_an_invalid_version_is_refused_and_the_previous_one_stays(vectors, place
 
 
 def test_a_refused_version_is_tried_again(place, serving, monkeypatch):
-    monkeypatch.setattr(service, "AGAIN", 0.2)
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.2)
     with serving(place, poll=0.05) as client:
         before = ready(client)["version"]
         attempts = []
