@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,6 +36,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import check_level
 from rcir.risk.bounds import check_levels
 from rcir.risk.selection import cross_fitted_sizes
+from rcir.runs.folder import FOLDER_TAG
 
 
 def recalibrate(
@@ -46,37 +46,34 @@ def recalibrate(
     feedback: Path | None = None,
     since: datetime | None = None,
 ) -> CalibrationReport:
-    """Change the gallery of a retriever in its folder, and calibrate with the queries it keeps.
+    """Change the gallery of a retriever in its folder, and calibrate it again.
 
-    The folder is locked meanwhile: a second call waits, and changes what the first one saved.
-
-    Where its calibration was tracked, a run of its own holds the new retriever in MLflow.
+    The folder is locked meanwhile: a second call waits, and changes what the first one saved. If
+    the training was tracked, the new retriever is logged in an MLflow run of its own.
 
     Args:
         folder: of the retriever, which gets a new version.
-        add: file of vectors that come into the gallery, see `rcir.data.vector_files`; for a
-            retriever without an encoder.
-        remove: file with the ids of those that go, one on each line.
-        feedback: file of a server (`rcir serve --feedback`): the queries that it answered with this
-            retriever, and that have feedback, replace the calibration queries. The tuning split
+        add: file of vectors to add to the gallery, see `rcir.data.vector_files`; for a retriever
+            without an encoder.
+        remove: file with the ids of the items to remove, one on each line.
+        feedback: file of a server (`rcir serve --feedback`). The queries that it answered with this
+            retriever and that have feedback replace the calibration queries; the tuning split
             stays. Use all queries of a period, or a random sample of them. A miss without a label
-            counts as a query that matches nothing; a hit without one is refused. The number of
-            queries that are used is printed.
-        since: when those queries were asked at the earliest, such as since the camera was changed;
-            in local time unless it says otherwise. Queries from before and after a change of what
-            is asked together certify neither.
+            counts as a query that matches nothing; a hit without one is refused. The numbers of
+            queries are printed.
+        since: earliest time of these queries, in local time without a zone. Queries from before and
+            after a change together represent neither period.
 
     Raises:
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
-        DataUnavailable: there is no such file.
-        InvalidData: the items to add or remove, or the feedback, are unsuitable; or it is not known
-            which queries some items match. The folder, and an index on a server, stay as they were.
-        StaleCalibration: it is not calibrated, or such an index was changed by others.
-        DataUnavailable: a server fails. What it had changed before is in the folder, which is to be
-            recalibrated.
+        InvalidData: the items to add or remove, or the feedback, are unsuitable, or the matches of
+            some items are unknown. The folder, and an index on a server, are not changed.
+        StaleCalibration: it is not calibrated, or others changed the index on a server.
+        DataUnavailable: there is no such file, or a server fails; what it changed before is in the
+            folder, which has to be calibrated again.
     """
     if since is not None and feedback is None:
-        raise InvalidConfig("since is for the queries of feedback: name its file, too")
+        raise InvalidConfig("since requires a feedback file")
     with storage.locked(folder):
         retriever = Retriever.load(folder)
         labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
@@ -84,7 +81,7 @@ def recalibrate(
         options = retriever.searcher.options
         column = options.cluster if options.clusters == "passed" else None
         added = None if add is None else read_all_vectors(add, column)
-        # First without the index: a server's could not be changed back.
+        # The first attempt has no index, because changes on a server cannot be undone.
         rehearsed = copy(retriever)
         calibration = retriever.require_calibration()
         tuning, _ = calibration.queries_to_search(retriever.searcher)
@@ -102,20 +99,24 @@ def recalibrate(
 
 
 def save_recalibrated(retriever: Retriever, folder: Path) -> None:
-    """Save a retriever; if its calibration was tracked, log it in an MLflow run of its own, too."""
-    tracked = _tracked(retriever, folder)
-    with tracked.active() if tracked else nullcontext():
-        if tracked is not None:
-            retriever.origin["calibration"] = tracked.id
+    """Save a retriever; if its training was tracked, log it in an MLflow run of its own, too."""
+    training = retriever.origin.get("run")
+    parent = tracking.find_tracked_run(training) if training else None
+    if parent is None:
         retriever.save(folder)
-        if tracked is not None:
-            tracked.log_folder(storage.current_version(folder), "retriever")
+        return
+    tags = {FOLDER_TAG: str(folder.absolute()), tracking.KIND_TAG: "recalibration"}
+    run = tracking.start_run(f"{folder.name} (recalibration)", tags, parent)
+    with run.active():
+        retriever.origin["calibration"] = run.id
+        retriever.save(folder)
+        run.log_folder(storage.current_version(folder), "retriever")
 
 
 def _labelled(
     folder: Path, retriever: Retriever, file: Path, since: datetime | None
 ) -> tuple[Queries, list[Any]]:
-    """The queries that the retriever in a folder was asked, and their labels; None for a miss."""
+    """Return the queries with feedback on answers of a retriever, and their labels or None."""
     from rcir.serving.served import Folder
     from rcir.serving.store import Store
 
@@ -126,10 +127,7 @@ def _labelled(
     reports = store.reported(version, start)
     if reports is None:
         after = "" if since is None else f" since {since}"
-        raise InvalidData(
-            f"{file} holds no feedback on answers{after} of {folder} as it is now: feedback speaks "
-            "of the retriever that answered"
-        )
+        raise InvalidData(f"{file} has no feedback on answers{after} of the present {folder}")
     calibration = retriever.require_calibration()
     earlier = known_digests(retriever.searcher, calibration)
     used = reports.new(earlier, calibration.options.recurring)
@@ -149,7 +147,7 @@ def _labelled(
 
 
 def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
-    """Calibrate with other queries, in the way it was before."""
+    """Calibrate with other queries and the same options."""
     calibration = retriever.require_calibration()
     options = calibration.options
     searcher = retriever.searcher
@@ -170,22 +168,10 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
 
 
 def _ids(file: Path) -> list[str]:
-    """One on each line that is not empty."""
+    """Return the non-empty lines of a file."""
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}")
     return [line for line in read_text(file).splitlines() if line]
-
-
-def _tracked(retriever: Retriever, folder: Path) -> tracking.TrackedRun | None:
-    """A run of its own below that of the training, if there is one in the tracking store."""
-    run = retriever.origin.get("run")
-    trained = tracking.find_tracked_run(run) if run else None
-    if trained is None:
-        return None
-    from rcir.runs.folder import FOLDER_TAG
-
-    tags = {FOLDER_TAG: str(folder.absolute()), tracking.KIND_TAG: "recalibration"}
-    return tracking.start_run(f"{folder.name} (recalibration)", tags, trained)
 
 
 def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | None) -> None:
@@ -207,14 +193,14 @@ def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | N
 
 @dataclass(frozen=True)
 class MeasuredIndex:
-    """An index, as the tuning queries see it.
+    """An index, measured on the tuning queries.
 
     Attributes:
         config: its kind and options.
         recall: share of the candidates of exact search that it finds.
-        seconds: of a search, of each query.
-        memory: bytes that it takes in memory; None if it does not say.
-        sizes: mean set size by alpha, cross-fitted; without those that could not be certified.
+        seconds: search time per query.
+        memory: bytes in memory; None if unknown.
+        sizes: cross-fitted mean set size by alpha, if it could be certified.
     """
 
     config: IndexConfig
@@ -226,11 +212,11 @@ class MeasuredIndex:
 
 @dataclass(frozen=True)
 class Reindexed:
-    """A retriever with another index; `str` compares this with exact search in a table.
+    """A comparison of a retriever's new index with exact search; `str` gives a table.
 
     Attributes:
         alphas, delta: levels of the sizes.
-        exact, chosen: the measured indexes; the same where the chosen one is exact.
+        exact, chosen: the measured indexes, the same if the chosen one is exact.
         report: of the calibration through the chosen one.
         folder: of the retriever.
     """
@@ -275,9 +261,8 @@ def reindex(
     Args:
         folder: of the retriever.
         config: the index.
-        output: folder to write to; unless given, the retriever's own gets a new version.
-        alphas, delta: levels of the sizes that are compared; those that the retriever was
-            calibrated at, unless given.
+        output: folder to write to; None for a new version in the retriever's folder.
+        alphas, delta: levels of the compared sizes; None for those of the calibration.
 
     Raises:
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
@@ -316,9 +301,8 @@ def reindex(
         index = exact if config.kind == "flat" else build_index(vectors, config)
         with dropped_on_error(index):
             by_exact = _measured(retriever, exact, truth, levels, delta)
-            chosen = by_exact
-            if index is not exact:
-                chosen = _measured(retriever, index, truth, levels, delta)
+            same = index is exact
+            chosen = by_exact if same else _measured(retriever, index, truth, levels, delta)
             retriever.searcher.index = index
             report = retriever.recalibrate()
         save_recalibrated(retriever, place)
@@ -346,7 +330,7 @@ def _measured(
 
 
 def _index_name(config: IndexConfig) -> str:
-    """The kind, and the options that are not its defaults."""
+    """Return the kind, and the options that differ from its defaults."""
     defaults: Mapping[str, Any] = vars(type(config.index_options())())
     changed = [f"{name}={v}" for name, v in config.options.items() if v != defaults[name]]
     return " ".join([config.kind, *changed])

@@ -143,12 +143,7 @@ class RiskMonitor:
     def _log_factors(
         self, losses: NDArray[np.float64], n: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the (m,) log factors of m losses, and update the forecast.
-
-        Args:
-            losses: (m,) in [0, 1].
-            n: (m,) number of losses up to and including each of them.
-        """
+        """Return the (m,) log factors of (m,) losses, the n-th ones, and update the forecast."""
         # The prior counts as half a miss among 1 / alpha queries, and is not discounted.
         discount_rate = self.alpha / BASELINE_WINDOW
         log_discounts = np.full(len(losses), math.log1p(-discount_rate))
@@ -181,12 +176,8 @@ def _log_recursion(
     """Return (m + 1, ...) logs of U_0, ..., U_m, where ``U_n = f_n U_{n-1} + w_n``.
 
     For example, U_n is the wealth at stake after n losses if a new bet of w_n follows each loss.
-    Everything is computed in logs, so that nothing overflows.
-
-    Args:
-        log_start: log of U_0.
-        log_factors: (m, ...) logs of f_1, ..., f_m.
-        log_increments: logs of w_1, ..., w_m; broadcast to the shape of `log_factors`.
+    Everything is computed in logs, so that nothing overflows. `log_factors` has shape (m, ...), and
+    `log_increments` is broadcast to it.
     """
     log_products = np.concatenate([np.zeros_like(log_factors[:1]), np.cumsum(log_factors, axis=0)])
     terms = np.concatenate([np.asarray(log_start)[None], log_increments - log_products[1:]])
@@ -201,10 +192,7 @@ def _log_linear(
 
 
 def _alternative_risks(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return risks in [alpha, 1), denser near alpha, and their complements 1 - risk.
-
-    The complements are accurate for risks near 1.
-    """
+    """Return risks in [alpha, 1), denser near alpha, and their complements, accurate near 0."""
     logs = math.log(alpha) * (1 - (np.arange(N_ALTERNATIVES) / N_ALTERNATIVES) ** 2)
     return np.exp(logs), -np.expm1(logs)
 
@@ -215,12 +203,10 @@ def _loss_blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:
         values = np.atleast_1d(np.asarray(losses, np.float64))
     except (TypeError, ValueError) as error:
         raise InvalidData(
-            f"the losses are not numeric ({error}); pass a number or (m,) numbers in [0, 1]"
+            f"the losses are not numeric ({error}); pass numbers in [0, 1]"
         ) from error
     if values.ndim != 1:
-        raise InvalidData(
-            f"losses have shape {values.shape}; pass a number or (m,) numbers in [0, 1]"
-        )
+        raise InvalidData(f"losses have shape {values.shape}; pass a number or (m,) numbers")
     invalid = ~((values >= 0) & (values <= 1))
     if invalid.any():
         raise InvalidData(
