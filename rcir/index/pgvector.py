@@ -37,9 +37,6 @@ BY_INDEX = {"enable_indexscan": "on"} | dict.fromkeys(
 ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
     ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off"
 )
-COPY_BATCH_BYTES = 1 << 23  # of vectors that are sent together
-COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-COPY_TRAILER = b"\xff\xff"
 PGVECTOR_FILE = "table.json"
 
 
@@ -364,10 +361,9 @@ class PgvectorTable:
         """Add vectors (n, d), with ids from the first one on."""
         into = self.sql("COPY {table} (id, embedding) FROM STDIN (FORMAT BINARY)")
         with connection.cursor() as cursor, cursor.copy(into) as copy:
-            copy.write(COPY_HEADER)
-            for block in _rows(vectors, first):
-                copy.write(block)
-            copy.write(COPY_TRAILER)
+            copy.set_types(["int8", "vector"])
+            for row in enumerate(vectors, first):
+                copy.write_row(row)
 
     def delete(self, connection: Connection[Any], ids: NDArray[np.int64]) -> int:
         """Delete some rows; returns how many of them there were."""
@@ -441,25 +437,6 @@ class PgvectorTable:
         )
 
 
-def _rows(vectors: NDArray[np.float32], first: int) -> Iterator[bytes]:
-    """Rows of ids and vectors as PostgreSQL's binary COPY reads them, some at a time."""
-    dim = vectors.shape[1]
-    row = np.dtype(
-        [
-            *(("fields", ">i2"), ("id_bytes", ">i4"), ("id", ">i8"), ("vector_bytes", ">i4")),
-            *(("dim", ">i2"), ("unused", ">i2"), ("vector", ">f4", (dim,))),
-        ]
-    )
-    together = max(1, COPY_BATCH_BYTES // row.itemsize)
-    for start in range(0, len(vectors), together):
-        some = vectors[start : start + together]
-        rows = np.zeros(len(some), row)
-        rows["fields"], rows["id_bytes"], rows["vector_bytes"] = 2, 8, 4 + 4 * dim
-        rows["dim"], rows["vector"] = dim, some
-        rows["id"] = np.arange(first + start, first + start + len(some))
-        yield rows.tobytes()
-
-
 class PgvectorIndex:
     """A table of vectors, in a PostgreSQL server that holds pgvector 0.8 or later.
 
@@ -518,13 +495,7 @@ class PgvectorIndex:
         if not len(vectors):
             return
         first = int(self._ids[-1]) + 1 if len(self) else 0
-
-        def copy(connection: Connection[Any]) -> tuple[str, str]:
-            self._begin_change(connection)
-            self._table.copy(connection, vectors, first)
-            return self._known_state(connection)
-
-        self._contents, self._files = self._server.write(copy)
+        self._change(lambda connection: self._table.copy(connection, vectors, first))
         self._ids = np.concatenate([self._ids, np.arange(first, first + len(vectors))])
 
     def remove(self, positions: NDArray[np.int64]) -> None:
@@ -532,13 +503,11 @@ class PgvectorIndex:
         if not len(gone):
             return
 
-        def delete(connection: Connection[Any]) -> tuple[str, str]:
-            self._begin_change(connection)
+        def delete(connection: Connection[Any]) -> None:
             if self._table.delete(connection, gone) != len(gone):
                 raise self._changed()
-            return self._known_state(connection)
 
-        self._contents, self._files = self._server.write(delete)
+        self._change(delete)
         self._ids = np.setdiff1d(self._ids, gone, assume_unique=True)
         if self.options.method == "hnsw":
             # Now, not when somebody else does: it mends the graph, which may change answers. Where
@@ -640,10 +609,16 @@ class PgvectorIndex:
             raise index._changed()
         return index
 
-    def _begin_change(self, connection: Connection[Any]) -> None:
-        """Lock the table for others who write, and see that it is as this object left it."""
-        self._table.lock(connection, "SHARE ROW EXCLUSIVE")
-        self._check_state(self._known_state(connection))
+    def _change(self, work: Callable[[Connection[Any]], None]) -> None:
+        """Change the table if it is as this object left it; others who write to it wait."""
+
+        def changed(connection: Connection[Any]) -> tuple[str, str]:
+            self._table.lock(connection, "SHARE ROW EXCLUSIVE")
+            self._check_state(self._known_state(connection))
+            work(connection)
+            return self._known_state(connection)
+
+        self._contents, self._files = self._server.write(changed)
 
     def _known_state(self, connection: Connection[Any]) -> tuple[str, str]:
         state = self._table.state(connection, self.options.method == "hnsw")

@@ -14,7 +14,15 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others, neighbours
 from rcir.retrieval.retriever import Retriever
 from tests.index.brute import BruteIndex, BruteOptions
-from tests.index.conftest import REMOTE, brute_force, reload, vectors
+from tests.index.conftest import (
+    REMOTE,
+    blobs,
+    brute_force,
+    calibrated,
+    reload,
+    require_agreement,
+    vectors,
+)
 
 OWN = "tests.index.brute:BruteIndex"
 EXACT = ("flat", OWN)  # the other local indexes are approximate
@@ -275,32 +283,16 @@ def test_a_damaged_file_of_vectors_raises(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def retrievers():
-    """Two calibrated retrievers, with a user's own index and with the exact one."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(5, size=800)
-    points = np.eye(5)[labels] + 0.35 * rng.standard_normal((800, 5))
-    made = []
-    for index in (IndexConfig(OWN, {"block": 50}), None):
-        retriever = Retriever.from_embeddings(
-            points[:300], labels=labels[:300], depth=100, index=index
-        )
-        retriever.calibrate(points[300:], labels[300:])
-        made.append(retriever)
-    return *made, points[300:400]
+def own():
+    return calibrated(IndexConfig(OWN, {"block": 50}))
 
 
-def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(retrievers):
-    *both, queries = retrievers
-    answers, expected = (one.retrieve(queries, 0.3, 0.1) for one in both)
-    for answer, other in zip(answers, expected, strict=True):
-        assert answer.guarantee.threshold == pytest.approx(other.guarantee.threshold, rel=1e-3)
-    sizes = [np.mean([answer.size for answer in each]) for each in (answers, expected)]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(own):
+    require_agreement(own, calibrated())
 
 
-def test_a_retriever_with_a_users_index_is_saved_and_loaded(retrievers, tmp_path, monkeypatch):
-    own, _, queries = retrievers
+def test_a_retriever_with_a_users_index_is_saved_and_loaded(own, tmp_path, monkeypatch):
+    queries = blobs()[0][300:400]
     folder = own.save(tmp_path / "retriever")
     loaded = rcir.load(folder, trust_code=True)
     assert isinstance(loaded.index, BruteIndex)

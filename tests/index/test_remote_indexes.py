@@ -34,7 +34,15 @@ from rcir import Retriever
 from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index import IndexConfig, build_index, find_index
-from tests.index.conftest import REMOTE, brute_force, reload, vectors
+from tests.index.conftest import (
+    REMOTE,
+    blobs,
+    brute_force,
+    calibrated,
+    reload,
+    require_agreement,
+    vectors,
+)
 from tests.index.servers import PostgresServer
 
 pytestmark = pytest.mark.distributed
@@ -63,27 +71,11 @@ def nearest(index, queries, k=1):
 # Retrievers
 
 
-def blobs(n=900):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(5, size=n)
-    return np.eye(5)[labels] + 0.35 * rng.standard_normal((n, 5)), labels
-
-
 def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(exact, postgres, tmp_path):
     points, labels = blobs()
-    retrievers = []
-    for index in (exact, None):
-        retriever = Retriever.from_embeddings(
-            points[:300], labels=labels[:300], depth=100, index=index
-        )
-        retriever.calibrate(points[300:800], labels[300:800])
-        retrievers.append(retriever)
-    loaded = Retriever.load(retrievers[0].save(tmp_path / "retriever"))
-    answers, expected = (one.retrieve(points[800:], 0.2, 0.1) for one in (loaded, retrievers[1]))
-    for answer, other in zip(answers, expected, strict=True):
-        assert answer.guarantee.threshold == pytest.approx(other.guarantee.threshold, rel=1e-3)
-    sizes = [np.mean([answer.size for answer in each]) for each in (answers, expected)]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    retriever = calibrated(exact)
+    loaded = Retriever.load(retriever.save(tmp_path / "retriever"))
+    require_agreement(loaded, calibrated())
 
     def ask(one):
         return lambda: one.retrieve(points[0], 0.2, 0.1)
@@ -93,7 +85,7 @@ def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(exact, postgres, 
         ask(loaded)()
     loaded.recalibrate()
     assert ask(loaded)().size > 0
-    refuses_as_changed(ask(retrievers[0]))
+    refuses_as_changed(ask(retriever))
     postgres(f"DELETE FROM {place(exact)} WHERE id = 5")
     refuses_as_changed(loaded.recalibrate)
     refuses_as_changed(ask(loaded), lambda: Retriever.load(tmp_path / "retriever"))
@@ -357,18 +349,16 @@ def test_a_vacuum_changes_nothing_where_there_is_no_graph(remote, postgres, meth
 
 
 @pytest.fixture
-def calibrated(exact, tmp_path):
+def stored(exact, tmp_path):
     """A retriever in a table, and its folder."""
-    points, labels = blobs(700)
-    retriever = Retriever.from_embeddings(points[:200], labels=labels[:200], depth=50, index=exact)
-    retriever.calibrate(points[200:], labels[200:])
+    retriever = calibrated(exact)
     (tmp_path / "removed").write_text("0\n1\n")
     return retriever, retriever.save(tmp_path / "retriever")
 
 
 @slow
-def test_a_refused_change_leaves_table_and_folder_as_they_were(calibrated, tmp_path):
-    retriever, folder = calibrated
+def test_a_refused_change_leaves_table_and_folder_as_they_were(stored, tmp_path):
+    retriever, folder = stored
     ids, labels = ["new", "5"], {"label": ["1", "2"]}  # one is in the gallery
     write_vectors(tmp_path / "bad.parquet", vectors(2, 5), ids, labels, None, "")
     with pytest.raises(InvalidData, match="5"):
@@ -379,8 +369,8 @@ def test_a_refused_change_leaves_table_and_folder_as_they_were(calibrated, tmp_p
 
 
 @slow
-def test_a_change_is_in_the_folder_when_calibration_fails(calibrated, tmp_path, monkeypatch):
-    retriever, folder = calibrated
+def test_a_change_is_in_the_folder_when_calibration_fails(stored, tmp_path, monkeypatch):
+    retriever, folder = stored
     with monkeypatch.context() as patch:
         patch.setattr(Retriever, "recalibrate", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
