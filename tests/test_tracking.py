@@ -83,8 +83,8 @@ def test_metrics_tags_and_files_are_logged(client, tmp_path):
     data = client.get_run(run.id).data
     assert data.metrics == many | {"m": 1.0}
     assert (data.tags["first"], data.tags["later"]) == ("tag", "tag")
-    assert tracking.run_tag(run, "later") == "tag"
-    assert tracking.run_tag(run, "never") is None
+    assert run.tag("later") == "tag"
+    assert run.tag("never") is None
     assert {item.path for item in client.list_artifacts(run.id)} == {"figures", "one.txt"}
     figure = client.download_artifacts(run.id, "figures/figure.svg", str(tmp_path))
     assert Path(figure).read_text() == "<svg>figure</svg>"
@@ -426,7 +426,7 @@ def test_git_revision_is_logged():
     if head.returncode:
         pytest.skip("the code is not in a git checkout")
     run = tracking.start_run("revision", {})
-    assert tracking.run_tag(run, "mlflow.source.git.commit") == head.stdout.strip()
+    assert run.tag("mlflow.source.git.commit") == head.stdout.strip()
 
 
 def test_next_start_marks_only_runs_of_dead_processes_as_killed(client, monkeypatch):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         differing,
         readable_splits,
         run_lock,
-        started_once,
         train,
     )
     from training.validation import fold_roles
@@ -38,7 +37,7 @@ _HOMES = {
     "training.loop": ("PLACEMENT_GROUP",),
     "training.run": (
         *("as_json", "check_encoder", "check_images", "check_places", "differing"),
-        *("readable_splits", "run_lock", "started_once", "train"),
+        *("readable_splits", "run_lock", "train"),
     ),
     "training.validation": ("fold_roles",),
 }
@@ -60,7 +59,6 @@ __all__ = [
     "readable_splits",
     "restore_validation",
     "run_lock",
-    "started_once",
     "train",
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -29,7 +28,6 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
-from rcir.files import write_file
 from rcir.index import find_index
 from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
@@ -43,7 +41,7 @@ from training.loop import is_done, launch, side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
 from training.workers import LOG, followed
 
-LOCK, START = "lock", "start"
+LOCK = "lock"
 # What the run of an ensemble shows of its members: MLflow has a chart for each of these curves.
 SHOWN_MEMBERS = 5
 MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
@@ -99,28 +97,10 @@ def create_run(
         tracking.ENCODER_TAG: config.encoder.method,
         tracking.DATASET_TAG: config.data.name,
     }
-    with started_once(folder, config.name, tags, parent) as tracked:
+    with tracking.started_once(folder, config.name, tags, parent) as tracked:
         run = RunFolder(folder, plain, tracked.id, tracked.uri)
         run.write()
     return run
-
-
-@contextmanager
-def started_once(
-    folder: Path,
-    name: str,
-    tags: Mapping[str, str],
-    parent: tracking.TrackedRun | None = None,
-) -> Iterator[tracking.TrackedRun]:
-    """A new MLflow run, to be noted in a folder inside the block.
-
-    Killed before it is noted, the next start finds it in MLflow through the folder.
-    """
-    start = folder / START
-    if not start.is_file():
-        write_file(start, secrets.token_hex(16).encode())
-    yield tracking.start_run(name, dict(tags), parent, start.read_text())
-    start.unlink()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from rcir.terminal import console
-from rcir.tracking import DATASET_TAG, KIND_TAG
+from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
 from training import (
     as_json,
     check_encoder,
@@ -37,7 +37,6 @@ from training import (
     fold_roles,
     readable_splits,
     run_lock,
-    started_once,
 )
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records

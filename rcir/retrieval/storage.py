@@ -60,7 +60,7 @@ from rcir.errors import (
     StaleCalibration,
     UntrustedFolder,
 )
-from rcir.files import sync, write_folder
+from rcir.files import sync, write_folder, written_aside
 from rcir.imports import naming_extras
 from rcir.index import IndexConfig, find_index
 from rcir.retrieval.calibration import Calibration
@@ -90,7 +90,9 @@ MANIFEST, DESCRIPTION_FILE = "manifest.json", "retriever.json"
 WEIGHTS, CONTROLLER_FILE = "encoder.safetensors", "controller.safetensors"
 REQUIRED_FILES = {DESCRIPTION_FILE, "gallery.json"}
 VERSION_NAME = r"\d{8}T\d{6}Z-[0-9a-f]{8}"
-LAYOUT_FILES = re.compile(rf"{LOCK}|\.?current\.json|{VERSIONS}/\.?{VERSION_NAME}[^/]*/.*")
+LAYOUT_FILES = re.compile(
+    rf"{LOCK}|current\.json|\.current\.json-[^/]*|{VERSIONS}/\.?{VERSION_NAME}[^/]*/.*"
+)
 Result = TypeVar("Result")
 
 
@@ -313,14 +315,13 @@ def _lock(folder: Path) -> BaseFileLock:
 def _point_to(version: Path, previous: Path | None) -> None:
     """Make a version the current one."""
     folder = version.parent.parent
-    aside = folder / f".{POINTER}"
     pointer = {"format": LAYOUT, "version": version.name}
     if previous is not None:
         pointer["previous"] = previous.name
-    aside.write_text(json.dumps(pointer))
-    for path in (aside, folder.parent):
-        sync(path)
-    aside.replace(folder / POINTER)
+    with written_aside(folder / POINTER) as aside:
+        aside.write_text(json.dumps(pointer))
+        for path in (aside, folder.parent):
+            sync(path)
     sync(folder)
 
 

@@ -272,7 +272,7 @@ def find_run(reference: str) -> RunFolder:
 def _tracked_folder(run_id: str) -> tuple[Path | None, str]:
     """The folder of an MLflow run, wherever it is, and why it may not be of use."""
     tracked = tracking.find_tracked_run(run_id)
-    folder = tracking.run_tag(tracked, FOLDER_TAG) if tracked else None
+    folder = tracked.tag(FOLDER_TAG) if tracked else None
     if folder is None:
         return None, "MLflow has no such id"
     return Path(folder), f"its folder {folder} is not on this machine"

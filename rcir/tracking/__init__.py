@@ -27,8 +27,8 @@ from rcir.tracking.runs import (
     is_chosen,
     require_experiment,
     require_store,
-    run_tag,
     start_run,
+    started_once,
     without_credentials,
 )
 
@@ -55,9 +55,9 @@ __all__ = [
     "read_file",
     "require_experiment",
     "require_store",
-    "run_tag",
     "set_alias",
     "start_run",
+    "started_once",
     "with_downloaded",
     "without_credentials",
 ]

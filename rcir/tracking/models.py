@@ -89,9 +89,9 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model, ModelSignature
 
+    experiment = run.experiment
     with reachable(run.uri, run.id):
         client = client_of(run.uri)
-        experiment = client.get_run(run.id).info.experiment_id
         logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
     own: str = logged.model_id
     model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=own, model_id=own)
@@ -127,12 +127,10 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
 
 def find_model(run: TrackedRun) -> str | None:
     """The id of a run's model, the latest if it was logged again; None if it has none."""
+    wanted = f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
+    experiment = run.experiment
     with reachable(run.uri, run.id):
-        client = client_of(run.uri)
-        experiment = client.get_run(run.id).info.experiment_id
-        models = client.search_logged_models(
-            [experiment], f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
-        )
+        models = client_of(run.uri).search_logged_models([experiment], wanted)
     return models[0].model_id if models else None
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import sys
 import threading
 import time
@@ -27,18 +28,28 @@ from urllib.parse import urlencode, urlsplit
 from filelock import FileLock
 
 from rcir.errors import TrackingUnavailable, UntrustedFolder
-from rcir.files import is_dead, owner, written_aside
+from rcir.files import is_dead, owner, write_file, written_aside
 from rcir.imports import naming_extras
 from rcir.terminal import console
 from rcir.trust import allow_servers, allows_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
-
+    from mlflow.entities import Experiment, Run
 
 SQLITE = "sqlite:///"
 LOCK_TIMEOUT = 30.0  # seconds
+START_FILE = "start"  # in a folder whose run is not noted there yet
+EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
+# Tags to filter and group runs by, on MLflow's page.
+KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
+OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
+PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
+METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
+QUEUE_SIZE = 1000  # steps
+RETRY_AFTER_S = 60.0
+DRAIN_S = 10.0
+STORE_FAILS = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "BAD_REQUEST")
 SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 # By itself, MLflow waits minutes for a server that is away or does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -50,6 +61,10 @@ USER_AND_PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#:@\[]*:(?!\d+\b)[^
 SECRET_PARAMETER = re.compile(
     r"(?<=[?&])((?:password|passwd|pwd|token)=)[^\s&#'\"]*", re.IGNORECASE
 )
+
+_allowed_stores: dict[str, str] = {}  # addresses with user and password, by `_same_store`
+_settings_lock = threading.Lock()
+_settings_users: Counter[str] = Counter()  # blocks that need an option, in all threads
 
 
 def without_credentials(text: str) -> str:
@@ -165,9 +180,6 @@ def require_store(uri: str) -> str:
     return _allowed_stores.get(_same_store(uri), uri)
 
 
-_allowed_stores: dict[str, str] = {}  # addresses with user and password, by `_same_store`
-
-
 def allow_store(uri: str) -> None:
     """Allow a store that the program itself names, for as long as this process runs."""
     allow_servers([_host_of(uri)])
@@ -187,10 +199,6 @@ def _host_of(uri: str) -> str:
 def sqlite_file(uri: str) -> Path | None:
     """The file of a store in SQLite; None of any other."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
-
-
-_settings_lock = threading.Lock()
-_settings_users: Counter[str] = Counter()  # blocks that need an option, in all threads
 
 
 @contextmanager
@@ -250,9 +258,6 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
         ) from (error if shown == uri else None)  # a traceback would show the address
 
 
-STORE_FAILS = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "BAD_REQUEST")
-
-
 def _require_active(client: MlflowClient, run_id: str, uri: str) -> None:
     """Raise `TrackingUnavailable` if a run or its experiment is deleted, and can be restored."""
     info = client.get_run(run_id).info
@@ -275,14 +280,6 @@ def _deleted_experiment(experiment: Experiment, uri: str) -> TrackingUnavailable
     )
 
 
-EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
-METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
-# Tags to filter and group runs by, on MLflow's page.
-KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
-OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
-PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
-
-
 class TrackedRun:
     """One MLflow run, written to by its id: from this process, or from a worker that was given it.
 
@@ -301,6 +298,30 @@ class TrackedRun:
 
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
+
+    def _stored(self) -> Run:
+        with reachable(self.uri, self.id):
+            return self._client.get_run(self.id)
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The logged parameters."""
+        return dict(self._stored().data.params)
+
+    @property
+    def status(self) -> str:
+        """The state in MLflow: "RUNNING", or how it ended."""
+        return str(self._stored().info.status)
+
+    @property
+    def experiment(self) -> str:
+        """The id of its experiment."""
+        return str(self._stored().info.experiment_id)
+
+    def tag(self, name: str) -> str | None:
+        """A tag, or None."""
+        value: str | None = self._stored().data.tags.get(name)
+        return value
 
     def require_active(self) -> None:
         """Raise `TrackingUnavailable` if the run cannot be written to, or is deleted."""
@@ -356,12 +377,6 @@ class TrackedRun:
         """The steps of which a metric is logged."""
         with reachable(self.uri, self.id):
             return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
-
-    @property
-    def params(self) -> dict[str, str]:
-        """The parameters that are logged."""
-        with reachable(self.uri, self.id):
-            return dict(self._client.get_run(self.id).data.params)
 
     def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
         """Log a data set as an input.
@@ -445,13 +460,6 @@ class TrackedRun:
             finally:
                 monitor.finish()
 
-    @property
-    def status(self) -> str:
-        """The state in MLflow: "RUNNING", or how it ended."""
-        with reachable(self.uri, self.id):
-            status: str = self._client.get_run(self.id).info.status
-        return status
-
     def end(self, status: str) -> None:
         """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""
         with reachable(self.uri, self.id):
@@ -471,10 +479,9 @@ def start_run(
 
     Args:
         name: shown in the interface.
-        tags: added to what MLflow finds out by itself (user, source, git revision).
-        parent: the run this one is part of.
-        start: a name for this start of it: given again, for the process was killed before it could
-            note the run, the same run is returned.
+        tags: added to those that MLflow sets (user, source, git revision).
+        parent: the run that the new one is part of.
+        start: a name for this start. If a run has it already, that run is returned.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.utils.git_utils import get_git_commit
@@ -483,7 +490,7 @@ def start_run(
     uri = parent.uri if parent else store_uri()
     family = {}
     if parent:  # begun by a process of Ray, whose name says nothing
-        family = {PARENT_TAG: parent.id, SOURCE_TAG: run_tag(parent, SOURCE_TAG) or ""}
+        family = {PARENT_TAG: parent.id, SOURCE_TAG: parent.tag(SOURCE_TAG) or ""}
     revision = get_git_commit(str(Path(__file__).parent))
     code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
     with reachable(uri):
@@ -502,6 +509,22 @@ def start_run(
     return TrackedRun(run.info.run_id, uri)
 
 
+@contextmanager
+def started_once(
+    folder: Path, name: str, tags: Mapping[str, str], parent: TrackedRun | None = None
+) -> Iterator[TrackedRun]:
+    """Start a run that the block notes in a folder.
+
+    If this process is killed before that, the next one finds the run in MLflow by a token that the
+    folder holds.
+    """
+    token = folder / START_FILE
+    if not token.is_file():
+        write_file(token, secrets.token_hex(16).encode())
+    yield start_run(name, tags, parent, token.read_text())
+    token.unlink()
+
+
 def require_experiment() -> None:
     """Raise `TrackingUnavailable` if no run can be started in the configured store."""
     uri = store_uri()
@@ -514,9 +537,8 @@ def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None
     from mlflow.exceptions import MlflowException
 
     name = os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
-    experiment: Experiment | None
     if parent:
-        experiment = client.get_experiment(client.get_run(parent.id).info.experiment_id)
+        experiment: Experiment | None = client.get_experiment(parent.experiment)
     else:
         experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -560,26 +582,12 @@ def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
     uri = runs[0].uri if runs else ""
     if len(runs) < 2 or not uri.startswith("http") or any(run.uri != uri for run in runs):
         return None
-    with reachable(uri):
-        experiment = client_of(uri).get_run(runs[0].id).info.experiment_id
     query = {
         "runs": json.dumps([run.id for run in runs], separators=(",", ":")),
-        "experiments": json.dumps([experiment], separators=(",", ":")),
+        "experiments": json.dumps([runs[0].experiment], separators=(",", ":")),
         "workflowType": "machine_learning",
     }
     return f"{_same_store(uri)}/#/compare-runs?{urlencode(query)}"
-
-
-def run_tag(run: TrackedRun, name: str) -> str | None:
-    """A tag of a run, or None."""
-    with reachable(run.uri, run.id):
-        tag: str | None = client_of(run.uri).get_run(run.id).data.tags.get(name)
-    return tag
-
-
-QUEUE_SIZE = 1000  # steps
-RETRY_AFTER_S = 60.0
-DRAIN_S = 10.0
 
 
 class MetricQueue:

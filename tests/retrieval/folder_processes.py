@@ -56,7 +56,9 @@ def killed(moment, work, *arguments):
 
 def require_tidy(folder, killed=False):
     """Nothing piles up: there are two versions, and what a killed process has left of one."""
-    names = {path.name for path in folder.iterdir()} - ({".current.json"} if killed else set())
+    names = {path.name for path in folder.iterdir()}
+    if killed:
+        names = {name for name in names if not name.startswith(".current.json-")}
     assert names == {"current.json", "lock", "versions"}
     versions = [path.name for path in (folder / "versions").iterdir()]
     assert len(versions) <= 2 + killed, versions
