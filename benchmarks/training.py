@@ -131,7 +131,7 @@ def hanging_tracker(folder: str) -> dict[str, float]:
                 run, clock = tracking.start_run(place.name, {}), Clock()
                 config = replace(TRACKED, name=place.name, storage=folder)
                 uri = run.uri if name == "normal" else address
-                train_here(Job(config, str(place), (run.id, uri)), clock)
+                train_here(Job(config, place, tracking.TrackedRun(run.id, uri)), clock)
                 epochs.append((clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1))
     ratios = [hanging / normal for normal, hanging in zip(*seconds.values(), strict=True)]
     return {

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rcir.errors import InvalidConfig
 
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 _lock = Lock()
 _shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside, and what undoes
 
@@ -104,9 +105,6 @@ def _ieee() -> Iterator[None]:
         backends.cudnn.allow_tf32 = tf32
         for operation, precision in zip(operations, before, strict=True):
             operation.fp32_precision = precision
-
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def keep_freed_memory() -> None:

@@ -26,7 +26,7 @@ from rcir.serving.store import StoreUnavailable
 from tests.serving.conftest import drawn
 from tests.training.helpers import same_weights
 from tests.training.test_faults import limited_file_size
-from training import last_epoch
+from training.checkpoint import last_epoch
 
 SMALL = """
 name: run

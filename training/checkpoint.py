@@ -35,6 +35,8 @@ from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, 
 
 METRICS_FILE = "metrics.json"
 LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
+SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
+PATTERN = re.compile(r"epoch-(\d+)")
 
 
 class History:
@@ -119,10 +121,6 @@ def _logged(
         yield STEP_LOSS, int(step), {STEP_LOSS: loss}, at
     values = {name: value for name, value in metrics.items() if name not in ("time", "steps")}
     yield LOSS, int(epoch), values, metrics["time"]
-
-
-SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
-PATTERN = re.compile(r"epoch-(\d+)")
 
 
 @dataclass
@@ -249,8 +247,7 @@ def _train_state(folder: Path) -> TrainState:
         return TrainState(**json.loads((folder / "state.json").read_text())["train_state"])
     except TypeError as error:
         raise InvalidData(
-            f"{folder} was written by another version of rcir ({error}): train anew, under another "
-            "name"
+            f"{folder} is of another version of rcir ({error}): train under another name"
         ) from error
 
 

@@ -21,6 +21,11 @@ from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_options
 
+MEMBERS = "members"  # folder of their runs, in that of the encoder's
+CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
+FIXED = ("optimizer.kind", "optimizer.momentum")  # of these groups, what the state belongs to
+FreezeBatchNorm = Literal["statistics", "affine", "nothing"]
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -99,10 +104,6 @@ class OptimizerConfig:
         return rate * self.gamma ** (epoch - 1) if self.schedule == "exponential" else rate
 
 
-CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
-FIXED = ("optimizer.kind", "optimizer.momentum")  # of these groups, what the state belongs to
-
-
 @dataclass(frozen=True)
 class Change:
     """Options that change while a run is trained.
@@ -118,8 +119,7 @@ class Change:
     def __post_init__(self) -> None:
         if self.epoch < 2:
             raise InvalidConfig(
-                f"changes name epoch {self.epoch}; at least 2: what holds from the first epoch on "
-                "belongs into the configuration itself"
+                f"changes name epoch {self.epoch}; the first that they can change is 2"
             )
         for name in self.options:
             group, dot, _ = name.partition(".")
@@ -128,9 +128,6 @@ class Change:
                     f"changes name {name}; only options of {', '.join(CHANGING)} may change, "
                     f"except {' and '.join(FIXED)}"
                 )
-
-
-FreezeBatchNorm = Literal["statistics", "affine", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -239,25 +236,22 @@ class TrainingConfig:
                 raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
         elif not (len(self.num_workers) == 2 and 1 <= self.num_workers[0] <= self.num_workers[1]):
             raise InvalidConfig(
-                f"num_workers is {list(self.num_workers)}; give one number, or the fewest (at "
-                "least 1) and the most"
+                f"num_workers is {list(self.num_workers)}; give one number, or the least and most"
             )
         if not self.most_workers <= self.n_micro_batches <= self.batch:
             raise InvalidConfig(
-                f"a batch of {self.batch} tuples in {self.n_micro_batches} micro-batches does not "
-                f"fill {self.most_workers} workers: micro_batches must be at least the number of "
-                "workers and at most batch; give batch_per_worker, a larger batch, or fewer workers"
+                f"a batch of {self.batch} in {self.n_micro_batches} micro-batches does not fill "
+                f"{self.most_workers} workers: raise batch or batch_per_worker, or use fewer"
             )
         group = self.mining.samples_per_class
         if group is not None and (self.batch % group or self.batch < 2 * group):
             raise InvalidConfig(
-                f"batch is {self.batch} and mining.samples_per_class {group}: give a batch "
-                "that is a multiple of it, of two labels or more"
+                f"batch is {self.batch}; it must be at least two times mining.samples_per_class, "
+                f"{group}, and a multiple of it"
             )
         if "://" in self.storage:
             raise InvalidConfig(
-                f"storage is {self.storage}; runs are written to a folder: mount the bucket on "
-                "every node, and give the path of a folder in it"
+                f"storage is {self.storage}; give a folder, such as that of the mounted bucket"
             )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
@@ -270,8 +264,8 @@ class TrainingConfig:
         height, width = self.preprocessing.size
         if self.augmentation.occlusion and width % height:
             raise InvalidConfig(
-                f"augmentation.occlusion needs images of square tiles, not {height} x {width}: "
-                "make the width of preprocessing.size a multiple of its height"
+                f"augmentation.occlusion needs a width that is a multiple of the height, not "
+                f"{height} x {width}: change preprocessing.size"
             )
         positive, negatives = find_method(self.encoder.method).mining
         mining = replace(
@@ -288,21 +282,18 @@ class TrainingConfig:
     def _check_frozen(self) -> None:
         if not self.encoder.starts_pretrained:
             raise InvalidConfig(
-                "encoder.freeze keeps the backbone as it is, which is random without "
-                "encoder.pretrained or encoder.checkpoint_path: give one of these, or train it"
+                "encoder.freeze keeps a random backbone: give encoder.pretrained or checkpoint_path"
             )
         if self.augmentation != Augmentation():
             raise InvalidConfig(
-                "encoder.freeze embeds every image once, as it is, and augmentation would change "
-                "nothing: leave augmentation out, or set encoder.freeze=false"
+                "encoder.freeze embeds every image once: leave augmentation out, or do not freeze"
             )
 
     def _check_changes(self) -> None:
         epochs = [change.epoch for change in self.changes]
         if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > self.epochs):
             raise InvalidConfig(
-                f"changes name the epochs {', '.join(map(str, epochs))}; they must go up, to at "
-                f"most epochs, which is {self.epochs}"
+                f"changes name the epochs {epochs}; they go up, to {self.epochs} at most"
             )
         for epoch in epochs:
             try:
@@ -430,9 +421,6 @@ def _differing(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """The options that are not the defaults of their dataclass."""
     defaults = {each.name: each.default for each in fields(kind)}
     return {name: value for name, value in options.items() if value != defaults.get(name)}
-
-
-MEMBERS = "members"  # folder of their runs, in that of the encoder's
 
 
 def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[TrainingConfig]:

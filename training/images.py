@@ -24,6 +24,8 @@ from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
 from training.randomness import ORDER, numpy_generator
 
+FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
+
 
 def loaded(
     images: ImageSet,
@@ -54,8 +56,7 @@ def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[
     if config.mining.samples_per_class is not None:
         if images.labels is None:
             raise InvalidConfig(
-                f"mining.samples_per_class is {config.mining.samples_per_class}, but the images of "
-                f"{config.data.name} have not one label each: leave it out"
+                "mining.samples_per_class needs one label for each training image: leave it out"
             )
         return list(
             label_batches(images.labels, config.batch, config.mining.samples_per_class, rng)
@@ -79,13 +80,9 @@ def numbered_labels(images: ImageSet) -> Tensor:
     """
     if images.relevance.single is None:
         raise InvalidConfig(
-            "encoder.method is trained by labels, but the training images have not one label each: "
-            "choose a method that is trained by tuples, such as btl"
+            "encoder.method needs one label for each training image: choose another, such as btl"
         )
     return torch.from_numpy(np.unique(images.relevance.single, return_inverse=True)[1])
-
-
-FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,20 @@ from training.validation import TrainingWatch, validate
 from training.workers import LOG, EpochBar, Workers, add_line, followed
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a worker.
-
-    Attributes:
-        config: of the run.
-        folder: of the run, absolute.
-        run: id and tracking store of the MLflow run.
-    """
+    """The job of a worker: the configuration, absolute folder and MLflow run of a training."""
 
     config: TrainingConfig
-    folder: str
-    run: tuple[str, str]
+    folder: Path
+    tracked: TrackedRun
+
+    def history(self) -> History:
+        """The metrics of the run."""
+        return History(self.folder, self.tracked)
 
 
 def training_loop(job: Job) -> None:
@@ -69,8 +68,8 @@ def training_loop(job: Job) -> None:
         ray.train.report(metrics | placement)
 
     workers = Workers.joined(job.config.use_gpu)
-    log = (Path(job.folder) / LOG).open("a", buffering=1)
-    with log, _threads(job.config.threads), _history(job) as history:
+    log = (job.folder / LOG).open("a", buffering=1)
+    with log, _threads(job.config.threads), job.history() as history:
         if workers.rank == 0:
             console.file = log  # which the process that waits for the workers prints
         _train(job, history, workers, _averaging, report)
@@ -83,12 +82,8 @@ def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
         if callback is not None:
             callback.after_report(None, [metrics], None)  # type: ignore[arg-type]
 
-    with _threads(job.config.threads), _history(job) as history:
+    with _threads(job.config.threads), job.history() as history:
         _train(job, history, Workers.alone(job.config.use_gpu), lambda encoder: encoder, report)
-
-
-def _history(job: Job) -> History:
-    return History(Path(job.folder), TrackedRun(*job.run))
 
 
 @contextmanager
@@ -120,7 +115,7 @@ def _train(
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
     if workers.device.type == "cpu":
         keep_freed_memory()
-    config, folder = job.config, Path(job.folder)
+    config, folder = job.config, job.folder
 
     splits = load_splits(config.data, rejects=read_rejects(folder / REJECTS_FILE))
     with torch.random.fork_rng(_generators(workers)):
@@ -190,9 +185,6 @@ def _generators(workers: Workers) -> list[torch.device]:
     return [workers.device] if workers.device.type == "cuda" else []
 
 
-Done = TypeVar("Done")
-
-
 def launch(
     config: TrainingConfig, run: RunFolder, callback: ray.train.UserCallback | None = None
 ) -> None:
@@ -210,7 +202,7 @@ def launch(
         RcirError: what a worker raised on purpose; that is not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
-    job = Job(replace(config, data=data), str(run.path), (run.mlflow_run, run.tracked.uri))
+    job = Job(replace(config, data=data), run.path, run.tracked)
     if not config.most_workers:
         train_here(job, callback)
         return

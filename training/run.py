@@ -29,7 +29,6 @@ from rcir.encoders.features import frozen_backbone
 from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.index import find_index
-from rcir.metrics import confidence, reliability
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console, progress_bar
@@ -120,8 +119,7 @@ def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
             yield
     except Timeout as error:
         raise InvalidConfig(
-            f"{folder} is being trained by another process: wait for it or stop it, or choose "
-            "another name"
+            f"{folder} is being trained by another process: stop it, or choose another name"
         ) from error
 
 
@@ -206,9 +204,8 @@ def train(
         micro_batches = run.config["micro_batches"]
         if micro_batches < config.most_workers:
             raise InvalidConfig(
-                f"{run.path} was begun with {micro_batches} micro-batches, for as many workers at "
-                f"most: continue it with those instead of {config.most_workers}, or begin anew "
-                "under another name, with micro-batches to spare"
+                f"{run.path} has {micro_batches} micro-batches, too few for {config.most_workers} "
+                "workers: use fewer, or train anew under another name"
             )
         begun = {name: run.config[name] for name in ("micro_batches", "batch")}
         config = replace(config, **begun, batch_per_worker=None)
@@ -307,9 +304,8 @@ def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
         if (folder / TRAINED_ON_FILE).is_file():
             return TrainedOn.read(folder).joined(trained)
     raise InvalidData(
-        f"encoder.options.base_weights is {weights}, and no {TRAINED_ON_FILE} beside it says what "
-        "these weights were trained on, which may not certify: give encoder.safetensors in the "
-        "folder of the run that trained them"
+        f"encoder.options.base_weights is {weights}, without {TRAINED_ON_FILE} beside it: give "
+        "encoder.safetensors in the folder of the run that trained them"
     )
 
 
@@ -319,13 +315,11 @@ def check_places(config: TrainingConfig) -> None:
         return
     if not Path(config.storage).is_absolute():
         raise InvalidConfig(
-            f"storage is {config.storage}, a folder in the job's copy of the code, which Ray "
-            "removes: give an absolute one that every node sees"
+            f"storage is {config.storage}, which Ray removes with the job: give an absolute folder"
         )
     if not tracking.is_chosen():
         raise InvalidConfig(
-            "MLFLOW_TRACKING_URI is not set, and mlflow.db would lie in the job's copy of the "
-            "code, which Ray removes: set it on the nodes or in the job's runtime environment"
+            "MLFLOW_TRACKING_URI is not set: a job needs it, on the nodes or in its environment"
         )
 
 
@@ -337,20 +331,18 @@ def check_encoder(config: TrainingConfig) -> None:
     built = _dry(config)
     if config.encoder.freeze and frozen_backbone(built) is None:
         raise InvalidConfig(
-            f"encoder.freeze is true, and {config.encoder.method} has no backbone that can be "
-            "frozen: build it with rcir.encoders.features.build_features, or set it to false"
+            f"encoder.freeze is true, and {config.encoder.method} has no backbone to be frozen"
         )
     # What only fits afterwards, to a base that is trained already, has no epochs.
     if not _trains(built) and type(built).fit_posthoc is Encoder.fit_posthoc:
         raise InvalidConfig(
-            f"nothing of the encoder trains: {config.encoder.method} has no head beside the frozen "
-            "backbone; choose another encoder.method, or use it without training"
+            f"nothing trains: {config.encoder.method} has no head; choose another encoder.method"
         )
     trained = _trains(built) or member_configs(config) or config.encoder.options.get("base_weights")
     if not (trained or config.encoder.starts_pretrained):
         raise InvalidConfig(
-            f"nothing of {config.encoder.method} was trained: its backbone is random; give "
-            "encoder.pretrained or encoder.checkpoint_path, or a base that trains"
+            f"the backbone of {config.encoder.method} is random: give encoder.pretrained, "
+            "encoder.checkpoint_path, or a base that trains"
         )
 
 
@@ -363,13 +355,11 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
     """Raise `InvalidData` or `InvalidConfig` if the encoder cannot be trained with the images."""
     if not can_train(images, sampled=config.mining.cache == "sampled"):
         raise InvalidData(
-            "no anchor has a positive and a negative: some training image must match another one "
-            "and not match a third"
+            "no anchor has a positive and a negative: some image must match one and not another"
         )
     if len(images) < config.n_micro_batches:
         raise InvalidData(
-            f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches: "
-            "give more, or train with fewer micro-batches and workers"
+            f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches"
         )
     if find_method(config.encoder.method).by_label:
         _dry(config).check_labels(int(numbered_labels(images).max()) + 1)
@@ -483,8 +473,5 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
     )
     from rcir import figures  # slow to import; workers need none
 
-    half = validation.uncertainty[::2]  # its range scales the other half
-    scaled = confidence(validation.uncertainty[1::2], half.min(), half.max())
-    diagram = reliability(scaled, validation.correct[1::2])
-    svg = figures.to_svg(figures.reliability_diagram(diagram))
+    svg = figures.to_svg(figures.reliability_diagram(validation.reliability()))
     run.tracked.log_figure(svg, "validation_reliability")

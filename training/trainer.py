@@ -37,6 +37,10 @@ from training.randomness import (
 )
 from training.workers import CPU, EpochBar, Workers
 
+LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
+IMAGES_AT_ONCE = 256  # images in a forward pass
+ANCHORS = 4096  # for which random numbers are drawn together
+
 
 class GhostBatchStatistics:
     """Moves running statistics once a step, towards the mean over the micro-batches of a step.
@@ -115,11 +119,6 @@ def freeze_affine(encoder: nn.Module) -> None:
         if isinstance(layer, _BatchNorm):
             for weights in layer.parameters(recurse=False):
                 weights.requires_grad_(False)
-
-
-LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
-IMAGES_AT_ONCE = 256  # images in a forward pass
-ANCHORS = 4096  # for which random numbers are drawn together
 
 
 def mined_tuples(

@@ -16,6 +16,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
+    Reliability,
     average_precision_at_k,
     confidence,
     first_match_ranks,
@@ -31,6 +32,13 @@ from training.workers import ALONE, Workers
 
 N_FOLDS = 4
 QUERIES_AT_ONCE = 256  # in a search of the validation images
+PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
+MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
+RECALL = "validation/recall_at_1"
+CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
+COLLAPSED_TOLERANCE = 0.01  # of a loss to that of a collapsed encoder, relative
+MIN_OF_EACH = 20  # hits and misses for a statement about the AUROC
+NORMAL_QUANTILE = 1.645  # at 95%
 
 
 @dataclass(frozen=True)
@@ -150,12 +158,6 @@ def _certify(
     )
 
 
-PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
-MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
-RECALL = "validation/recall_at_1"
-CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
-
-
 @dataclass(frozen=True)
 class Validation:
     """Every validation image searched among the others.
@@ -209,6 +211,12 @@ class Validation:
             ],
         )
 
+    def reliability(self) -> Reliability:
+        """Reliability of one half of the images, scaled by the range of the other."""
+        half = self.uncertainty[::2]
+        scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
+        return reliability(scaled, self.correct[1::2])
+
     @without_autologging()
     def metrics(self) -> dict[str, float]:
         """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
@@ -219,10 +227,7 @@ class Validation:
         """
         numbers = {RECALL: recall_at_k(self.ranks[self.matched], 1)}
         numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
-        # The range of one half scales the other.
-        half = self.uncertainty[::2]
-        scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
-        numbers["validation/ece"] = reliability(scaled, self.correct[1::2]).error
+        numbers["validation/ece"] = self.reliability().error
         for alpha in ALPHAS:
             if self.certified and is_certified(self.certified, alpha, DELTA):
                 size = mean_size(self.certified, alpha, DELTA)
@@ -264,9 +269,8 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     held = np.arange(len(images)) if database is None else np.flatnonzero(database)
     if not len(asked) or not len(held):
         raise InvalidData(
-            f"of {len(images)} validation images {len(held)} are of the database and "
-            f"{len(asked)} are queries: some of both are needed; ask for more with "
-            "data.options.validation"
+            f"{len(held)} validation images are of the database and {len(asked)} are queries: some "
+            "of both are needed; increase data.options.validation"
         )
     gallery = relevance.subset(held)
     # An image that is searched itself counts itself.
@@ -305,11 +309,6 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     return Validation(ranks, uncertainty, matched, precision, depth, certified)
 
 
-CLOSE = 0.01  # of a loss to that of a collapsed encoder, relative
-FEWEST = 20  # hits and misses, to say anything of an AUROC
-QUANTILE = 1.645  # of the normal distribution, at 95%
-
-
 @dataclass
 class TrainingWatch:
     """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
@@ -334,7 +333,7 @@ class TrainingWatch:
                 "epochs cannot be told apart, and the last one is taken; give validation images "
                 "of more classes, at least three"
             )
-        near = abs(metrics["loss"] - collapsed_loss) <= CLOSE * collapsed_loss
+        near = abs(metrics["loss"] - collapsed_loss) <= COLLAPSED_TOLERANCE * collapsed_loss
         self.collapsed = self.collapsed + 1 if near and metrics["tuples"] else 0
         if self.collapsed == 2:
             warn(
@@ -348,11 +347,11 @@ def warn_of_chance(validation: Validation) -> None:
     """Warn if uncertainties distinguish misses from hits no better than chance."""
     misses, hits = int((~validation.correct).sum()), int(validation.correct.sum())
     area = validation.metrics().get("validation/auroc_miss")
-    if area is None or min(misses, hits) < FEWEST:
+    if area is None or min(misses, hits) < MIN_OF_EACH:
         return
     # The standard error of the area under a curve that is by chance (Mann and Whitney, 1947).
     error = np.sqrt((misses + hits + 1) / (12 * misses * hits))
-    if area < 0.5 + QUANTILE * error:
+    if area < 0.5 + NORMAL_QUANTILE * error:
         warn(
             f"the uncertainty of the validation images tells misses from hits no better than "
             f"chance (AUROC {area:.3f}, {misses} misses): sets will be as large as without it; "

@@ -24,6 +24,8 @@ from rcir.terminal import console, progress_bar
 
 SHARED = Path("/dev/shm/rcir")  # files beside it are memory that processes of a node have in common
 CPU = torch.device("cpu")
+LOG = "training.log"  # in a run's folder: what its first worker prints, and what starts workers
+INTERVAL = 0.5  # seconds
 Message = TypeVar("Message")
 
 
@@ -142,10 +144,6 @@ ALONE = Workers(0, 1, CPU)
 def _check_gpu(use_gpu: bool) -> None:
     if use_gpu and not torch.cuda.is_available():
         raise InvalidConfig("use_gpu is true, but torch finds no CUDA device: set use_gpu=false")
-
-
-LOG = "training.log"  # in a run's folder: what its first worker prints, and what starts workers
-INTERVAL = 0.5  # seconds
 
 
 def add_line(log: Path, line: str) -> None:

@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
-from training import TrainingConfig, member_configs, override
+from training.config import TrainingConfig, member_configs, override
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
@@ -34,8 +34,7 @@ def check_space(training: TrainingConfig, space: Space) -> None:
     """
     if not space:
         raise InvalidConfig(
-            "space names no option: give at least one, for instance loss.kl_scale: "
-            "{loguniform: [1.0e-7, 1.0e-3]}"
+            "space is empty: give an option, such as loss.kl_scale: {loguniform: [1.0e-7, 1.0e-3]}"
         )
     for name, sampler in space.items():
         if name.partition(".")[0] in SHARED:
@@ -199,41 +198,34 @@ class TuningConfig:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
         if self.finalists and self.final_seeds <= self.seeds:
             raise InvalidConfig(
-                f"final_seeds is {self.final_seeds} and seeds {self.seeds}: finalists train with "
-                "more seeds than other trials"
+                f"final_seeds is {self.final_seeds}; with finalists, more than seeds, {self.seeds}"
             )
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
             raise InvalidConfig("objectives: give certified_size, recall_at_1, or both")
         if self.search != "tpe" and self.objectives != ("certified_size",):
             raise InvalidConfig(
-                f"objectives are {', '.join(self.objectives)}, and search is {self.search}, which "
-                "has none: set search to tpe"
+                f"objectives are {', '.join(self.objectives)}, for which search must be tpe"
             )
         if not 0 < self.gpus_per_trial <= 1:
             raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it lies in (0, 1]")
         if self.gpus_per_trial < 1 and (self.training.most_workers or not self.training.use_gpu):
             raise InvalidConfig(
-                f"gpus_per_trial is {self.gpus_per_trial}: a GPU is shared by trials that train on "
-                "it without workers; set training.use_gpu to true and training.num_workers to 0"
+                f"gpus_per_trial is {self.gpus_per_trial}; a share needs training.use_gpu true and "
+                "training.num_workers 0"
             )
         check_space(self.training, self.space)
         grids = [name for name, sampler in self.space.items() if "grid" in sampler]
         if grids and self.search == "tpe":
             raise InvalidConfig(
-                f"space.{grids[0]} is a grid, of which all points are trained, and tpe chooses by "
-                "itself: give choice"
+                f"space.{grids[0]} is a grid, which tpe does not search: give choice"
             )
         each = [self.training, *variations(self.training, self.space)]
         if self.scheduler != "none" and any(map(member_configs, each)):
             raise InvalidConfig(
-                f"scheduler is {self.scheduler}, which looks at epochs, and an ensemble is "
-                "measured when all members are trained: set scheduler to none"
+                f"scheduler is {self.scheduler}, which an ensemble, without epochs, cannot have"
             )
         if self.scheduler != "none" and self.interval >= self.training.epochs:
-            raise InvalidConfig(
-                f"interval is {self.interval} and training.epochs {self.training.epochs}: "
-                f"{self.scheduler} would never act; give an interval below the epochs"
-            )
+            raise InvalidConfig(f"interval is {self.interval}; it must be below training.epochs")
         if self.scheduler == "asha" and "epochs" in self.space:
             raise InvalidConfig(
                 "space names epochs, and asha compares trials of equally many: set training.epochs"

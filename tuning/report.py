@@ -20,7 +20,7 @@ from rcir.options import ALPHAS
 from rcir.runs.compare import compare_runs, print_comparison
 from rcir.runs.folder import RunFolder, read_run
 from rcir.terminal import console
-from training import PLACEMENT_GROUP
+from training.loop import PLACEMENT_GROUP
 from tuning.config import TuningConfig
 from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial
 from tuning.trial import read_reports

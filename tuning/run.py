@@ -28,22 +28,24 @@ from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from rcir.terminal import console
 from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
-from training import (
+from training.run import (
     as_json,
     check_encoder,
     check_images,
     check_places,
     differing,
-    fold_roles,
     readable_splits,
     run_lock,
 )
+from training.validation import fold_roles
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
 from tuning.report import TrialWatch, publish_sweep, shown_metrics
 from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, run_trial, train_seed
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
+# What may differ between a sweep and its continuation.
+OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
 
 
@@ -148,9 +150,8 @@ def trials_at_once(config: TuningConfig) -> int:
         needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
         available = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
         raise InvalidConfig(
-            f"a trial needs {needed}, and Ray's cluster has {available}: lower "
-            "training.num_workers or training.threads, set training.use_gpu to false, or "
-            "start more nodes"
+            f"a trial needs {needed}, and Ray's cluster has {available}: lower num_workers or "
+            "threads of the training, set its use_gpu to false, or start more nodes"
         )
     return count
 
@@ -161,10 +162,6 @@ def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
         int(node.get(name, 0)) * int(1 / number) if number < 1 else int(node.get(name, 0) // number)
         for name, number in needed.items()
     )
-
-
-# What may differ between a sweep and its continuation.
-OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 
 
 def sweep(config: TuningConfig) -> Records:
@@ -323,10 +320,9 @@ def _check_trials(
     needed = required_calibration(config.alpha, config.delta)
     if not counts or needed is None or min(counts) < needed:
         raise InvalidData(
-            f"{len(splits.validation)} validation images, of which a fold calibrates, those "
-            f"that match an image in another fold: {min(counts, default=0)} in the smallest, "
-            f"and alpha {config.alpha:g} with delta {config.delta:g} takes {needed} at least; have "
-            "more, or ask for a larger alpha"
+            f"{len(splits.validation)} validation images leave {min(counts, default=0)} queries to "
+            f"calibrate in a fold, and alpha {config.alpha:g} with delta {config.delta:g} needs "
+            f"{needed}: have more, or choose a larger alpha"
         )
     return rejects
 

@@ -21,14 +21,10 @@ from rcir.risk import Certified, is_certified, mean_size
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
-from training import (
-    PLACEMENT_GROUP,
-    TrainingConfig,
-    last_epoch,
-    restore_validation,
-    run_lock,
-    train,
-)
+from training.checkpoint import last_epoch, restore_validation
+from training.config import TrainingConfig
+from training.loop import PLACEMENT_GROUP
+from training.run import run_lock, train
 from tuning.config import TuningConfig, with_values
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 

@@ -66,9 +66,7 @@ def register(reference: str, name: str, alias: str | None = None) -> Registered:
             return Registered(present, alias)
         run, model = _logged(calibration)
         text = card(calibration.retriever, calibration.results)
-        version = tracking.create_version(name, run, model, text, _tags(calibration))
-    if alias:
-        tracking.set_alias(version, alias)
+        version = tracking.create_version(name, run, model, text, _tags(calibration), alias)
     return Registered(version, alias)
 
 

@@ -39,7 +39,16 @@ from rcir.risk import mean_size
 from rcir.runs.results import TEST, VALIDATION, RunResults, Split
 from rcir.trust import reading
 
-TRAINED_ON_FILE = "trained_on.json"
+RUN_FILE, SWEEP, TRAINED_ON_FILE = "run.json", "sweep.json", "trained_on.json"
+ENCODER_FILE, RETRIEVER = "encoder.safetensors", "retriever"
+FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
+FOLDER_TAG = "rcir.folder"
+CALIBRATION = "calibration"  # group of options in `Run.options`
+# Options that say where and with what a run is trained, not what: its continuation may have others.
+RESOURCES = (
+    *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
+    *("preprocessing.max_pixels", "max_rejects", "memory_gib"),
+)
 QUERIES = ("tuning", "calibration", "test")
 NAMED = 5
 REMEDY = (
@@ -104,8 +113,7 @@ class TrainedOn:
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InvalidData(
-                f"{path}, which says what the run was trained on, is missing or damaged "
-                f"({error!r}): train again, under another name"
+                f"{path} is missing or damaged ({error!r}): train again, under another name"
             ) from error
 
     def require_unseen(self, splits: Splits) -> None:
@@ -125,8 +133,7 @@ class TrainedOn:
                 classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
         if classes:
             raise InvalidData(
-                f"the run was trained to be asked about classes that it never saw, and "
-                f"{len(classes)} classes of the queries trained it "
+                f"the run trained on {len(classes)} classes of the queries "
                 f"({_first_names(sorted(classes))}): {REMEDY}"
             )
         if names:
@@ -145,16 +152,6 @@ def classes_of(images: ImageSet) -> NDArray[np.str_]:
 
 def _first_names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
-
-
-# Options that say where and with what a run is trained, not what: its continuation may have others.
-RESOURCES = (
-    *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
-    *("preprocessing.max_pixels", "max_rejects", "memory_gib"),
-)
-RUN_FILE = "run.json"
-ENCODER_FILE = "encoder.safetensors"
-FOLDER_TAG = "rcir.folder"
 
 
 @dataclass(frozen=True)
@@ -220,8 +217,7 @@ class RunFolder:
         """
         if not self.finished:
             raise InvalidData(
-                f"the training in {self.path} is not finished: run the same training command "
-                "again, it continues from the last checkpoint"
+                f"the training in {self.path} is not finished: run the same command again"
             )
         with reading(trust_code):
             try:
@@ -276,12 +272,6 @@ def _tracked_folder(run_id: str) -> tuple[Path | None, str]:
     if folder is None:
         return None, "MLflow has no such id"
     return Path(folder), f"its folder {folder} is not on this machine"
-
-
-SWEEP = "sweep.json"
-RETRIEVER = "retriever"
-CALIBRATION = "calibration"  # group of options in `Run.options`
-FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 
 
 @dataclass(frozen=True)
@@ -349,8 +339,7 @@ def run_folder(reference: str) -> Path:
     folder, where = _tracked_folder(reference)
     if folder is None or not folder.is_dir():
         raise InvalidData(
-            f"{reference} is no folder, and {where}: give the folder of a run, of a sweep or of a "
-            "calibration"
+            f"{reference} is no folder, and {where}: give that of a run, sweep or calibration"
         )
     return folder
 

@@ -11,7 +11,6 @@ from rcir.tracking.models import (
     log_model,
     log_retriever,
     read_file,
-    set_alias,
     with_downloaded,
 )
 from rcir.tracking.runs import (
@@ -55,7 +54,6 @@ __all__ = [
     "read_file",
     "require_experiment",
     "require_store",
-    "set_alias",
     "start_run",
     "started_once",
     "with_downloaded",

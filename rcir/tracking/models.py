@@ -209,9 +209,14 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
 
 
 def create_version(
-    name: str, run: TrackedRun, model: str, description: str, tags: Mapping[str, str]
+    name: str,
+    run: TrackedRun,
+    model: str,
+    description: str,
+    tags: Mapping[str, str],
+    alias: str | None = None,
 ) -> RegisteredVersion:
-    """Register a run's model as the next version of a name.
+    """Register a run's model as the next version of a name, and let an alias name this version.
 
     Raises:
         InvalidConfig: MLflow takes no such name.
@@ -230,11 +235,6 @@ def create_version(
         version = client.create_model_version(
             name, f"models:/{model}", run.id, dict(tags), description=description, model_id=model
         )
+        if alias:
+            client.set_registered_model_alias(name, alias, version.version)
     return RegisteredVersion(name, int(version.version), model)
-
-
-def set_alias(version: RegisteredVersion, alias: str) -> None:
-    """Let an alias of the registered model name this version, and no longer another."""
-    uri = store_uri()
-    with reachable(uri):
-        client_of(uri).set_registered_model_alias(version.name, alias, str(version.version))

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import ray.train
 import torch
 from mlflow import MlflowClient
@@ -17,6 +18,11 @@ from training.checkpoint import last_epoch
 from training.trainer import Trainer
 from training.workers import EpochBar, Workers
 
+ON_RAY = [
+    pytest.mark.distributed,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
+]
 CPU = torch.device("cpu")
 ALONE = Workers(0, 1, CPU)
 # Enough images for an encoder to learn something in seconds.

@@ -15,15 +15,11 @@ from safetensors.torch import load_file
 from rcir.data import DataConfig
 from rcir.errors import WorkersLost
 from rcir.runs.folder import read_run
-from tests.training.helpers import assert_close, processes_on, steps
-from training import last_epoch, train
+from tests.training.helpers import ON_RAY, assert_close, processes_on, steps
+from training import train
+from training.checkpoint import last_epoch
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.distributed,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
-]
+pytestmark = [pytest.mark.slow, *ON_RAY]
 
 PARTS = {"train": 2000, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}
 RUN = {
