@@ -1,6 +1,8 @@
-"""Kills at a chosen step in the file system, without ending the process that tests."""
+"""Kills at a chosen step in the file system, and full disks, without an end of the process."""
 
+import resource
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -49,3 +51,13 @@ def kill(monkeypatch, tmp_path):
         return False
 
     return killed
+
+
+@contextmanager
+def limited_file_size():
+    """Yield a function after which no file of this process may grow further than some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,7 +1,6 @@
 """Files and folders are written as a whole or not at all: kills at every file-system step."""
 
 import os
-import resource
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from rcir.files import is_dead, owner, settle, write_folder, write_json
-from tests.kills import DEAD
+from tests.kills import DEAD, limited_file_size
 
 
 def contents(folder):
@@ -169,16 +168,12 @@ def test_later_of_two_concurrent_writes_wins(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_names_the_path(tmp_path):
-    """A limit on the size of files stands for the disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
+    with limited_file_size() as limit:
+        limit(1000)
         with pytest.raises(OSError, match="values"):
             write_json(tmp_path / "values.json", list(range(2000)))
         with pytest.raises(OSError, match="folder"):
             write_folder(
                 tmp_path / "folder", lambda aside: np.save(aside / "array.npy", np.zeros(2000))
             )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

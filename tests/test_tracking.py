@@ -37,8 +37,6 @@ from rcir.tracking.runs import IMPATIENT, settings
 from tests.kills import DEAD, Killed
 from training import train
 from training.run import create_run
-from tuning import Records, TuningConfig
-from tuning.run import start_sweep
 
 # Each process imports everything, and waits for the others.
 START = """
@@ -457,48 +455,18 @@ def test_next_start_marks_only_runs_of_dead_processes_as_killed(client, monkeypa
         run.end("FINISHED")
 
 
-def kill_before_the_run_is_written(kind, start, monkeypatch):
-    """Stop after MLflow created a run, and before its id is in the folder."""
-
-    def killed(_):
-        raise Killed
-
-    with monkeypatch.context() as patch:
+def test_a_start_that_was_killed_is_taken_up_by_the_next_one(client, monkeypatch, tmp_path):
+    """Killed after MLflow created the run, and before its id is in the folder."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):  # noqa: PT012
         patch.setattr("rcir.tracking.runs.owner", lambda: DEAD)
-        patch.setattr(kind, "write", killed)
-        with pytest.raises(Killed):
-            start()
-
-
-def test_sweep_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
-    config = TuningConfig(tiny("swept", storage=str(tmp_path)), {"optimizer.lr": {"grid": [1e-3]}})
-    folder = tmp_path / "swept"
-    folder.mkdir()
-    kill_before_the_run_is_written(Records, lambda: start_sweep(config, folder), monkeypatch)
-    records = start_sweep(config, folder)
-    experiment = client.get_experiment_by_name("rcir").experiment_id
-    wanted = "tags.`rcir.sweep` = 'swept' and tags.kind = 'sweep' and tags.dataset = 'digits'"
-    (stored,) = client.search_runs([experiment], wanted)
-    assert stored.info.run_id == records.mlflow_run
-
-
-def test_training_killed_at_its_start_has_one_run(client, tiny, monkeypatch, tmp_path):
-    config = tiny("once", storage=str(tmp_path))
-    trained_on = TrainedOn.of(load_splits(config.data))
-    for name in ("once", "another"):
-        (tmp_path / name).mkdir()
-    kill_before_the_run_is_written(
-        RunFolder, lambda: create_run(config, None, trained_on), monkeypatch
-    )
-    run = create_run(config, None, trained_on)
-    folder = str(tmp_path / "once")
-    experiment = client.get_experiment_by_name("rcir").experiment_id
-    (stored,) = client.search_runs([experiment], f"tags.`rcir.folder` = '{folder}'")
-    assert stored.info.run_id == run.mlflow_run
-    with run.tracked.active():
-        assert client.get_run(run.mlflow_run).info.status == "RUNNING"
-    other = create_run(tiny("another", storage=str(tmp_path)), None, trained_on)
-    assert other.mlflow_run != run.mlflow_run
+        with tracking.started_once(tmp_path, "once", {}) as first:
+            raise Killed
+    with tracking.started_once(tmp_path, "once", {}) as again:
+        assert again.id == first.id
+    with again.active():
+        assert client.get_run(again.id).info.status == "RUNNING"
+    with tracking.started_once(tmp_path, "once", {}) as other:
+        assert other.id != again.id
 
 
 def test_waiting_for_a_locked_store_ends(tmp_path, monkeypatch, new_store):

@@ -1,12 +1,7 @@
 """Trainings that stop and continue end with the weights of trainings that did not stop."""
 
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict, replace
@@ -23,8 +18,7 @@ from rcir.data import Augmentation
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
-from rcir.runs.folder import find_run, read_run
-from tests.kills import DEAD
+from rcir.runs.folder import find_run
 from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
 from tests.training.helpers import Stop, equal, logged, same_weights, steps, unfinish
 from training import Change, OptimizerConfig, TrainingConfig, train
@@ -106,7 +100,7 @@ def test_losses_of_steps_are_logged_once_by_a_run_that_is_stopped_within_an_epoc
     np.testing.assert_allclose([*fewer.values()], values.reshape(4, 5).mean(1), rtol=1e-5)
 
 
-def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):
+def test_a_run_that_stopped_after_its_last_epoch_starts_and_repeats_none(tiny, capsys, monkeypatch):
     run = train(tiny(epochs=1))
     weights = load_file(run.path / "encoder.safetensors")
     unfinish(run.path)
@@ -115,6 +109,7 @@ def test_a_run_that_stopped_after_its_last_epoch_repeats_none(tiny, capsys):
     half.mkdir()
     (half / "state.json").write_text("{")
     capsys.readouterr()
+    monkeypatch.setattr("training.run.launch", None)
 
     again = train(tiny(epochs=1))
     assert "epoch" not in capsys.readouterr().out
@@ -196,78 +191,3 @@ def test_every_method_continues_to_the_same_weights(method, tiny):
     with pytest.raises(SystemExit):
         train(replace(config, name="halved"), callback=Stop(1))
     assert same_weights(train(replace(config, name="halved")), train(config))
-
-
-CONFIG = """
-name: run
-epochs: 6
-batch: 32
-data: {options: {train: 3000, validation: 100, gallery: 100, tuning: 100, calibration: 100}}
-augmentation: {occlusion: 0.2}
-encoder: {dim: 8}
-"""
-
-
-def start(folder):
-    """Start `python -m training` in a folder with its own tracking store."""
-    (folder / "config.yaml").write_text(CONFIG)
-    tracking = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "training", "--config", "config.yaml"],
-        cwd=folder,
-        env={**os.environ, **tracking, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def kill_after_first_epoch(process, run):
-    """Send SIGKILL once the first checkpoint is there; return the number of the last one."""
-    while not (run / "checkpoints" / "epoch-0001").is_dir():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    return last_epoch(run)
-
-
-def epochs_of(process):
-    """Wait for a process; return the numbers of the epochs that it trained."""
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
-    return [int(number) for number in re.findall(r"^epoch (\d)/6", output, re.MULTILINE)]
-
-
-@pytest.mark.slow
-def test_a_killed_process_is_continued_to_the_same_weights(tmp_path, new_store):
-    killed, whole = (tmp_path / name for name in ("killed", "whole"))
-    for folder in (killed, whole):
-        folder.mkdir()
-        new_store(folder / "mlflow.db")
-    undisturbed, first = start(whole), start(killed)
-    run = killed / "runs" / "run"
-    try:
-        reached = kill_after_first_epoch(first, run)
-        assert 1 <= reached < 6
-        # What a process that is killed while it writes a checkpoint leaves.
-        half = run / "checkpoints" / f".epoch-{reached + 1:04d}-{DEAD}-0123abcd"
-        half.mkdir()
-        (half / "state.json").write_text("{")
-        assert epochs_of(start(killed)) == [*range(reached + 1, 7)]
-        assert epochs_of(undisturbed) == [*range(1, 7)]
-    finally:
-        for process in (undisturbed, first):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-    for name in ("encoder.safetensors", "checkpoints/epoch-0006/optimizer.safetensors"):
-        assert equal(load_file(run / name), load_file(whole / "runs" / "run" / name))
-    # Both processes are one finished MLflow run.
-    client = MlflowClient(f"sqlite:///{killed / 'mlflow.db'}")
-    (experiment,) = client.search_experiments(filter_string="name = 'rcir'")
-    (tracked,) = client.search_runs([experiment.experiment_id])
-    assert tracked.info.status == "FINISHED"
-    assert tracked.data.tags["rcir.folder"] == str(run)
-    assert steps(read_run(run)) == [*range(1, 7)]

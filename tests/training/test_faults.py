@@ -1,13 +1,10 @@
 """Training with a full disk, an absent tracking server, a locked folder or a loss that is NaN."""
 
 import json
-import resource
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import mlflow
 import pytest
@@ -19,21 +16,11 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import CheckpointFailed, InvalidConfig, TrackingUnavailable, TrainingDiverged
 from rcir.files import owner
 from rcir.runs.folder import read_run
-from tests.kills import DEAD
-from tests.training.helpers import same_weights, steps, unfinish
+from tests.kills import DEAD, limited_file_size
+from tests.training.helpers import same_weights, steps
 from training import OptimizerConfig, train
 from training.checkpoint import History
 from training.workers import Workers
-
-
-@contextmanager
-def limited_file_size():
-    """Yield a function after which no file of this process may grow further than some bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_training_continues_from_the_checkpoint_before_the_disk_was_full(tiny, monkeypatch):
@@ -148,20 +135,6 @@ def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path, monkey
     History(tmp_path, run).log()
     history = MlflowClient(run.uri).get_metric_history(run.id, "loss")
     assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-
-
-def test_a_run_that_only_has_to_be_logged_starts_no_workers(trained, tiny, tmp_path, monkeypatch):
-    folder = tmp_path / "runs" / trained.path.name
-    shutil.copytree(trained.path, folder)
-    unfinish(folder)
-
-    def started(*_):
-        raise AssertionError("the training was launched again")
-
-    monkeypatch.setattr("training.run.launch", started)
-    again = train(tiny(seed=4))
-    assert again.path == folder
-    assert same_weights(again, trained)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from mlflow import MlflowClient
 
 from rcir.runs.folder import read_run
 from tests.random_kills import N_RUNS
@@ -36,6 +37,8 @@ def test_trainings_killed_at_random_moments_end_as_undisturbed_ones(tmp_path, ne
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     whole = read_run(tmp_path / "runs" / "whole")
+    client = MlflowClient(whole.tracking_uri)
+    experiment = client.get_experiment_by_name("rcir").experiment_id
     for number in range(N_RUNS):
         run = read_run(tmp_path / "runs" / f"killed-{number}")
         assert same_weights(run, whole)
@@ -43,3 +46,5 @@ def test_trainings_killed_at_random_moments_end_as_undisturbed_ones(tmp_path, ne
         assert metrics(run) == metrics(whole)
         assert steps(run) == [1, 2, 3, 4]
         assert list(run.path.rglob(".*")) == []
+        tracked = client.search_runs([experiment], f"tags.`rcir.folder` = '{run.path}'")
+        assert [each.info.status for each in tracked] == ["FINISHED"]

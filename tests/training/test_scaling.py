@@ -7,15 +7,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rcir.config import parse
 from rcir.errors import InvalidConfig
+from tests.training.helpers import ON_RAY
 from training import TrainingConfig
 from training.loop import scaling_config
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.distributed,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
-]
+pytestmark = [pytest.mark.slow, *ON_RAY]
 RECIPES = Path(__file__).parents[2] / "configs" / "cai2025"
 
 

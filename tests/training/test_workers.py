@@ -14,14 +14,10 @@ from rcir.encoders.replicas import Replicas
 from rcir.errors import TrainingDiverged
 from rcir.mining import MiningConfig
 from tests.methods import config_of
-from tests.training.helpers import assert_close, logged
+from tests.training.helpers import ON_RAY, assert_close, logged
 from training import OptimizerConfig, train
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), *ON_RAY]
 
 # Nothing divides by two workers: neither images, nor batches, nor the last batch.
 PARTS = {"train": 313, "validation": 100, "gallery": 100, "tuning": 100, "test": 100}

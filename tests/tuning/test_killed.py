@@ -13,16 +13,11 @@ import yaml
 
 from rcir.config import from_plain
 from rcir.runs.folder import read_run
-from tests.training.helpers import processes_on, same_weights, steps
+from tests.training.helpers import ON_RAY, processes_on, same_weights, steps
 from training import TrainingConfig, train
 from training.config import override
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.distributed,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
-]
+pytestmark = [pytest.mark.slow, *ON_RAY]
 
 PARTS = {"train": 1500, "validation": 400, "gallery": 100, "tuning": 100, "test": 100}
 SWEEP = {

@@ -7,17 +7,12 @@ import ray
 
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
+from tests.training.helpers import ON_RAY
 from tuning import TuningConfig, sweep
 from tuning.records import REPORTS_FILE
 from tuning.trial import OBJECTIVE, read_reports
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.distributed,
-    pytest.mark.usefixtures("ray_cluster", "store"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster", "store"), *ON_RAY]
 
 
 def test_tpe_draws_in_the_space_and_averages_over_seeds(small, certified, runs_in):

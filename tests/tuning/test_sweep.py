@@ -22,16 +22,12 @@ from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
 from tests.methods import config_of
+from tests.training.helpers import ON_RAY
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
 from tuning.__main__ import main
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.usefixtures("ray_cluster", "store"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes
-]
+pytestmark = [pytest.mark.usefixtures("ray_cluster", "store"), *ON_RAY]
 
 ALPHA, DELTA = 0.15, 0.2
 RATES = (1e-7, 3e-3, 1e20)  # nothing is learned, something is learned, it diverges
@@ -103,7 +99,8 @@ def test_a_sweep_is_one_mlflow_run_with_one_below_it_for_each_trial(
     parent = runs_in(store)["sweep"]
     assert parent.info.run_id == records.mlflow_run
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["rcir.folder"] == str(records.folder)
+    tags = {"rcir.folder": str(records.folder), "kind": "sweep", "dataset": "digits"}
+    assert parent.data.tags.items() >= tags.items()
     options = {name: value for name, value in asdict(config).items() if name != "training"}
     assert parent.data.params.keys() == flatten(options).keys()
 
