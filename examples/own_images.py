@@ -4,7 +4,7 @@
 
 PICTURES holds one folder per label (class, place, product) with image files in it. Half of the
 pictures become the gallery; the others are queries: a third fits the score function, the rest
-calibrates. Nothing is left to test on, so the guarantee is taken at its word.
+calibrates. No images are left to test the guarantee on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def build(run: RunFolder, pictures: ImageSet, seed: int = 0) -> rcir.Retriever:
 
 
 def main() -> None:
-    """Build, save, and show what can be had."""
+    """Build and save the retriever, and print the smallest alpha that it can guarantee."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, help="folder of a training run")
     parser.add_argument("--images", required=True, type=Path, help="folder of label folders")
