@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -286,92 +286,35 @@ def shard_name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def shards_of(path: Path) -> list[Path]:
-    """The files of vectors that a path names: itself, or the shards in a folder, in order.
+def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
+    """Read the vectors of a file, or of all shards in a folder, as one table.
+
+    The vectors of shards are mapped from a temporary file: one shard at a time is in memory.
+
+    Args:
+        path, cluster: see `read_vectors`; or a folder that `rcir embed --shards` wrote.
 
     Raises:
-        DataUnavailable: the folder holds no shards.
-        InvalidData: some shards of the row are missing.
+        DataUnavailable: there is no such file, or the folder holds no shards.
+        InvalidData: as `read_vectors`; or shards are missing or not alike, or an id comes twice.
     """
     if not path.is_dir():
-        return [path]
-    shards = sorted(path.glob("part-*.parquet"))
-    if not shards:
-        raise DataUnavailable(
-            f"the folder {path} holds no {shard_name(0)}: give a file of vectors, or a folder that "
-            "`rcir embed --shards` wrote"
-        )
-    stated = _number(shards[0])
-    if stated not in (None, len(shards)) or shards[-1].name != shard_name(len(shards) - 1):
-        raise InvalidData(
-            f"{path} holds {len(shards)} shards{'' if stated is None else f' of {stated}'}, and "
-            "others are missing: let `rcir embed` finish, with the arguments that it was begun with"
-        )
-    return shards
-
-
-def _number(file: Path) -> int | None:
-    """Return the number of shards that a shard states; None if it states none."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        stated = (parquet.read_schema(file).metadata or {}).get(SHARDS.encode())
-    except (ArrowException, OSError):
-        return None  # whoever reads it refuses it
-    return None if stated is None else int(stated)
-
-
-def read_shards(path: Path, cluster: str | None = None) -> Iterator[VectorTable]:
-    """The tables of a file of vectors, which is one, or of a folder of shards, one at a time.
-
-    Raises:
-        DataUnavailable, InvalidData: as `rcir.data.vector_files.read_vectors`; or the shards are
-            not alike.
-    """
+        return read_vectors(path, cluster)
     from pyarrow import default_memory_pool
 
-    first: VectorTable | None = None
-    for file in shards_of(path):
-        table = read_vectors(file, cluster)
-        if first is None:
-            first = replace(table, vectors=table.vectors[:1].copy())
-        for name in (*SHARED_FIELDS, "model"):
-            expected, other = getattr(first, name), getattr(table, name)
-            if (expected is None) != (other is None) or (name == "model" and expected != other):
-                raise InvalidData(
-                    f"{file}: its {name} is not as in {first.file}: shards are of one set of "
-                    "vectors, embedded by one model"
-                )
-        if table.vectors.shape[1] != first.vectors.shape[1]:
-            raise InvalidData(
-                f"{file} holds vectors of {table.vectors.shape[1]} numbers, {first.file} of "
-                f"{first.vectors.shape[1]}"
-            )
-        yield table
-        del table
-        default_memory_pool().release_unused()  # keeps what was freed, shard by shard, otherwise
-
-
-def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
-    """The vectors of a file, or of all shards in a folder, as one table.
-
-    Those of shards are mapped from a temporary file: one shard at a time is in memory.
-
-    Raises:
-        DataUnavailable, InvalidData: as `read_shards`; or an id comes twice.
-    """
     tables: list[VectorTable] = []
-    stored: StoredVectors | None = None
-    for table in read_shards(path, cluster):
-        if not path.is_dir():
-            return table
-        if stored is None:
+    for file in _shards(path):
+        table = read_vectors(file, cluster)
+        if tables:
+            _require_alike(file, table, tables[0])
+        else:
             dtype = np.promote_types(table.vectors.dtype, np.float32)
             stored = StoredVectors(table.vectors.shape[1], dtype)
         with np.errstate(over="ignore"):  # too large a number becomes infinite
             stored.append(table.vectors)
         tables.append(replace(table, vectors=table.vectors[:0].copy()))
-    assert stored is not None
+        del table
+        default_memory_pool().release_unused()  # PyArrow keeps what was freed otherwise
     joined: dict[str, Any] = {"vectors": stored.vectors}
     for name in SHARED_FIELDS:
         parts = [getattr(one, name) for one in tables]
@@ -382,6 +325,43 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     if ids is not None and len(set(ids)) < len(ids):
         raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
     return VectorTable(path.name, model=tables[0].model, columns=tables[0].columns, **joined)
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Return the shards in a folder, in order, or raise if there are none or some are missing."""
+    from pyarrow import ArrowException, parquet
+
+    shards = sorted(folder.glob("part-*.parquet"))
+    if not shards:
+        raise DataUnavailable(
+            f"the folder {folder} holds no {shard_name(0)}: give a file of vectors, or a folder "
+            "that `rcir embed --shards` wrote"
+        )
+    n, stated = len(shards), None
+    with suppress(ArrowException, OSError):  # an unreadable shard is refused when it is read
+        stated = (parquet.read_schema(shards[0]).metadata or {}).get(SHARDS.encode())
+    if stated not in (None, str(n).encode()) or shards[-1].name != shard_name(n - 1):
+        raise InvalidData(
+            f"{folder} holds {n} shards{'' if stated is None else f' of {stated.decode()}'}, and "
+            "others are missing: run `rcir embed` again with the same arguments"
+        )
+    return shards
+
+
+def _require_alike(file: Path, table: VectorTable, first: VectorTable) -> None:
+    """Raise `InvalidData` unless two shards have the same columns, model and length of vectors."""
+    different = [
+        name
+        for name in SHARED_FIELDS
+        if (getattr(first, name) is None) != (getattr(table, name) is None)
+    ]
+    different += ["model"] * (table.model != first.model)
+    different += ["length of vectors"] * (table.vectors.shape[1] != first.vectors.shape[1])
+    if different:
+        raise InvalidData(
+            f"{file}: its {different[0]} is not as in {first.file}: shards are of one set of "
+            "vectors, embedded by one model"
+        )
 
 
 def write_vectors(

@@ -12,7 +12,6 @@ import rcir
 from rcir.data.vector_files import (
     read_all_vectors,
     read_matches,
-    read_shards,
     read_vectors,
     shard_name,
     write_vectors,
@@ -283,22 +282,18 @@ def write_shards(folder, vectors, n_rows, **changes):
 def test_shards_are_read_in_order(tmp_path):
     vectors = random_vectors(130)
     folder = write_shards(tmp_path / "x", vectors, [10] * 13)  # part-00010 after part-00009
-    tables = list(read_shards(folder))
-    assert [len(table) for table in tables] == [10] * 13
-    np.testing.assert_array_equal(np.concatenate([table.vectors for table in tables]), vectors)
     whole = read_all_vectors(folder)
     np.testing.assert_array_equal(whole.vectors, vectors)
     assert whole.ids == [f"id {row}" for row in range(130)]
     assert whole.labels.tolist() == [f"l{row % 3}" for row in range(130)]
     assert (whole.model, whole.uncertainty, whole.places) == ("m", None, None)
-    (table,) = read_shards(folder / shard_name(0))  # a file is one shard
-    assert len(table) == 10
+    assert len(read_all_vectors(folder / shard_name(0))) == 10
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_missing_shard_is_refused(tmp_path, number):
     with pytest.raises(DataUnavailable, match=r"part-00000\.parquet"):
-        list(read_shards(tmp_path))
+        read_all_vectors(tmp_path)
     folder = write_shards(tmp_path / "x", random_vectors(9), [3, 3, 3])
     (folder / shard_name(number)).unlink()
     with pytest.raises(InvalidData, match="2 shards of 3"):
