@@ -39,6 +39,7 @@ from rcir.runs.results import RunResults, Split
 NOT_COMPARED = ("name", *RESOURCES)
 DRAWS = 2000
 LINKED = 20  # runs at most, the first ones, on MLflow's page
+WIDTH = 160  # at least, where there is no terminal to fit into
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
     "queries"
@@ -116,14 +117,13 @@ class Comparison:
             for name in ("recall_at_1", "ece"):
                 row[name] = self.metric(number, name)
             row["score_function"] = one and one.score_function
-            for name in ("sizes", "differences"):
-                levels = getattr(self, name).items()
-                row[name] = {
-                    f"{alpha:g}": asdict(values[number])
-                    | ({"beyond_noise": values[number].beyond_noise} if name != "sizes" else {})
-                    for alpha, values in levels
-                    if number in values
-                }
+            sizes = {f"{a:g}": each[number] for a, each in self.sizes.items() if number in each}
+            beyond = {f"{a:g}": e[number] for a, e in self.differences.items() if number in e}
+            row["sizes"] = {alpha: asdict(size) for alpha, size in sizes.items()}
+            row["differences"] = {
+                alpha: asdict(each) | {"beyond_noise": each.beyond_noise}
+                for alpha, each in beyond.items()
+            }
             rows.append(row)
         return {
             "split": self.split,
@@ -139,8 +139,8 @@ def compare_runs(
 ) -> Comparison:
     """Compare runs by their mean certified set size (exact binomial bound).
 
-    On the test queries if all runs were calibrated and tested on the same queries, else on the
-    validation images. Intervals and differences are those of `rcir.risk.bootstrap.compare_sizes`.
+    Runs are compared on the test queries if all were calibrated and tested on the same queries,
+    else on the validation images; see `rcir.risk.bootstrap.compare_sizes`.
 
     Args:
         references: of each run, its folder or MLflow id. That of a sweep means its trials, by
@@ -157,8 +157,7 @@ def compare_runs(
     runs = read_runs(folders)
     if not any(run.measured for run in runs):
         raise InvalidData(
-            f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training "
-            "with the command that began it, then compare"
+            f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training"
         )
     split = _split(runs)
     sizes: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
@@ -170,19 +169,17 @@ def compare_runs(
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
             of_each, beyond = compare_sizes(parts, alpha, delta, DRAWS, chosen)
-            certified = [is_certified(own, alpha, delta) for own in parts]
-            sizes[alpha] |= {
-                i: size for i, size, is_so in zip(group, of_each, certified, strict=True) if is_so
-            }
+            certified = [
+                i for i in group if is_certified(runs[i].measured[split].parts, alpha, delta)
+            ]
+            of_run = dict(zip(group, of_each, strict=True))
+            sizes[alpha] |= {i: of_run[i] for i in certified}
             reason = why_no_interval(parts[0], alpha, delta)
-            if reason is not None and any(certified):
+            if reason is not None and certified:
                 without[reason] = None
-            if len(groups) == 1 and certified[0]:
-                differences[alpha] = {
-                    i: difference
-                    for i, difference, is_so in zip(group[1:], beyond, certified[1:], strict=True)
-                    if is_so
-                }
+            if len(groups) == 1 and group[0] in certified:
+                of_run = dict(zip(group[1:], beyond, strict=True))
+                differences[alpha] = {i: of_run[i] for i in certified[1:]}
     first = groups[0][0] if groups else None
     notes = [*without, *_notes(runs, split, groups)]
     if split == "test" and any(len(group) > 1 for group in groups):
@@ -216,23 +213,19 @@ def same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
 
 
 def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -> list[str]:
+    """Return what is not compared, and why."""
     notes = []
     if len(groups) > 1:
         sets = "; ".join(", ".join(runs[number].name for number in group) for group in groups)
         notes.append(
-            f"not compared, for their {split} queries differ (those with the same: {sets}): train "
-            "or calibrate on the same data set with the same options"
+            f"not compared, because their {split} queries differ (same queries: {sets}): train or "
+            "calibrate on the same data set with the same options"
         )
     compared = {number for group in groups for number in group}
-    unmeasured = [
-        run.name for number, run in enumerate(runs) if number not in compared and not run.reported
-    ]
-    if unmeasured:
+    others = [run for number, run in enumerate(runs) if number not in compared]
+    if unmeasured := [run.name for run in others if not run.reported]:
         notes.append(f"no certified sizes on {split} queries: {', '.join(unmeasured)}")
     return notes
-
-
-WIDTH = 160  # at least, where there is no terminal to fit into
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -310,12 +303,8 @@ def _size(comparison: Comparison, number: int, alpha: float) -> str:
         return _estimate(size)
     if one is not None and one.parts:
         return "not certified"
-    reported = (
-        comparison.metric(number, f"certified_size_{alpha:g}")
-        if comparison.delta == DELTA
-        else None
-    )
-    return "-" if reported is None else _short(reported)
+    reported = comparison.metric(number, f"certified_size_{alpha:g}")
+    return "-" if reported is None or comparison.delta != DELTA else _short(reported)
 
 
 def _options(comparison: Comparison) -> Table:
@@ -417,78 +406,58 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         raise InvalidData("--choose takes two or more calibrations, each named once")
     lacking = [str(folder) for folder in folders if not (folder / RETRIEVER).is_dir()]
     if lacking:
-        raise InvalidData(
-            f"no calibrated retriever in {', '.join(lacking)}: --choose takes the folders that "
-            "`rcir calibrate` wrote to"
-        )
+        raise InvalidData(f"no calibrated retriever in {', '.join(lacking)}: run `rcir calibrate`")
     runs = read_runs(folders)
     for run in runs:
         if "test" in run.measured and not run.measured["test"].parts:
             raise InvalidData(
-                f"the calibration queries of {run.folder} come in clusters: sizes are compared of "
-                "independent queries; calibrate without --cluster, on one query of each cluster"
+                f"the calibration queries of {run.folder} come in clusters, and sizes are compared "
+                "of independent queries: calibrate on one query of each cluster"
             )
     groups = same_queries(runs, "test")
     if len(groups) != 1 or len(groups[0]) != len(runs):
         raise InvalidData(
-            "calibration or test queries differ, so that sizes cannot be told apart from queries: "
-            "calibrate all on the same data set with the same options, then choose"
+            "calibration or test queries differ: calibrate all on the same data set with the same "
+            "options, then choose"
         )
     rules, among = [], 0
     for run in runs:  # one encoder in memory at a time
         retriever = Retriever.load(run.folder / RETRIEVER)
         rules.append(_rule(retriever, run))
         among += retriever.require_calibration().chosen_among
-    parts = [run.measured["test"].parts for run in runs]
-    number = smallest_certified(parts, alpha, delta, among)
-    request = GuaranteeRequest(alpha, delta)
+    request, refusals = GuaranteeRequest(alpha, delta), []
+    number = smallest_certified([run.measured["test"].parts for run in runs], alpha, delta, among)
     if number is None:
-        raise min(_refusals(rules, request, among), key=lambda no: no.minimum_alpha or 1)
+        for rule in rules:
+            try:
+                rule.guarantee(request, among)
+            except RiskUnattainable as error:
+                refusals.append(error)
+        raise min(refusals, key=lambda no: no.minimum_alpha or 1)
     comparison = compare_runs(references, alphas, corrected(delta, among))
     comparison.notes.remove(LOOKED)
-    folder = runs[number].folder / RETRIEVER
+    folder, size = runs[number].folder / RETRIEVER, comparison.sizes[alpha][number].value
     guarantee = rules[number].guarantee(request, among)
-    tracked = _mark(folder, among)
-    return Choice(
-        comparison, number, folder, comparison.sizes[alpha][number].value, guarantee, tracked
-    )
+    return Choice(comparison, number, folder, size, guarantee, tracked=_mark(folder, among))
 
 
 def _rule(retriever: Retriever, run: Run) -> SetRule:
     """Return the rule behind the sizes that were measured of a run."""
-    calibration = retriever.calibration
-    (part,) = run.measured["test"].parts
-    if calibration is not None and calibration.sequential:
+    calibration = retriever.require_calibration()
+    rule, (part,) = calibration.main, run.measured["test"].parts
+    if calibration.sequential:
         raise InvalidData(
-            f"calibration queries were added to {run.folder / RETRIEVER} one by one: sizes are "
-            "compared of retrievers that were calibrated at once; calibrate again"
+            f"calibration queries were added to {run.folder / RETRIEVER}, and sizes are compared "
+            "of retrievers that were calibrated at once: calibrate again"
         )
-    if calibration is None or not np.array_equal(
-        calibration.main.calibration.match_score, part.scores
-    ):
-        raise InvalidData(
-            f"what was measured in {run.folder} is not of the retriever there: calibrate again"
-        )
-    rule = calibration.main
+    if not np.array_equal(rule.calibration.match_score, part.scores):
+        raise InvalidData(f"the results in {run.folder} are of another retriever: calibrate again")
     if rule.bound != "binomial":
         raise InvalidData(
-            f"{run.folder} was calibrated with the {rule.bound} bound, sizes are compared at "
+            f"{run.folder} was calibrated with the {rule.bound} bound, and sizes are compared at "
             "the binomial one: calibrate with --bound binomial"
         )
     return rule
-
-
-def _refusals(
-    rules: Sequence[SetRule], request: GuaranteeRequest, among: int
-) -> list[RiskUnattainable]:
-    """Return why nothing is certified, for each rule."""
-    refusals = []
-    for rule in rules:
-        try:
-            rule.guarantee(request, among)
-        except RiskUnattainable as error:
-            refusals.append(error)
-    return refusals
 
 
 def _mark(folder: Path, among: int) -> bool:

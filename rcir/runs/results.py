@@ -98,14 +98,12 @@ class RunResults:
 
 def _check(results: RunResults) -> None:
     """Raise ValueError for what no `RunResults` that was written holds."""
-    shapes = [(part.scores.shape, part.candidate_scores.shape) for part in results.parts]
-    if any(
-        len(scores) != 1 or len(candidate_scores) != 2 or 0 in (*scores, *candidate_scores)
-        for scores, candidate_scores in shapes
-    ):
-        raise ValueError(f"scores of shapes {shapes}")
-    if any(values.dtype != np.float32 for part in results.parts for values in vars(part).values()):
-        raise ValueError("scores are not of type float32")
+    for part in results.parts:
+        one, two = part.scores, part.candidate_scores
+        if (one.ndim, two.ndim) != (1, 2) or 0 in (one.size, two.size):
+            raise ValueError(f"scores of shapes {one.shape} and {two.shape}")
+        if {one.dtype, two.dtype} != {np.dtype(np.float32)}:
+            raise ValueError("scores are not of type float32")
     texts = (results.queries, results.score_function)
     if results.on not in get_args(Split) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"measured on {results.on!r}")

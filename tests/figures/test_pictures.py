@@ -41,10 +41,6 @@ def test_a_set_that_is_wider_than_the_page_says_how_much_is_left_out():
     assert figure.axes[3].get_xlabel() == "+ 4 more"
 
 
-def picture(height, width):
-    return np.full((height, width), 100, np.uint8)
-
-
 @pytest.fixture(scope="module")
 def clusters():
     rng = np.random.default_rng(0)

@@ -125,11 +125,9 @@ METADATA = {"on": "test", "queries": "0", "metrics": {"ece": 0.5}, "score_functi
         ({"scores.0": VALID["scores.0"]}, {}),
         ({"scores.1": VALID["scores.0"], "candidate_scores.1": VALID["candidate_scores.0"]}, {}),
         (VALID | {"scores.0": np.zeros(0, np.float32)}, {}),
-        (VALID | {"candidate_scores.0": np.zeros((0, 4), np.float32)}, {}),
         (VALID | {"candidate_scores.0": np.zeros((2, 4), np.float64)}, {}),
         (VALID, {"on": "train"}),
         (VALID, {"metrics": {"ece": "high"}}),
-        (VALID, {"score_function": None}),
         (VALID, {"unknown": 1}),
     ],
 )
