@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from calibration.evaluation import Evaluation, RiskResult
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
     from calibration.recalibration import Reindexed, recalibrate, reindex
-    from calibration.screen import NOTHING_CERTIFIED, cost, print_evaluation, print_table, promise
+    from calibration.screen import NOTHING_CERTIFIED, cost, print_outcome, print_table, promise
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
@@ -25,7 +25,7 @@ _HOMES = {
     "calibration.screen": (
         "NOTHING_CERTIFIED",
         "cost",
-        "print_evaluation",
+        "print_outcome",
         "print_table",
         "promise",
     ),
@@ -44,7 +44,7 @@ __all__ = [
     "certify",
     "cost",
     "evaluate_retriever",
-    "print_evaluation",
+    "print_outcome",
     "print_table",
     "promise",
     "recalibrate",

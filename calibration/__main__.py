@@ -18,12 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = "Give a trained encoder a guarantee."
         config = parse(CalibrationConfig, argv, "rcir calibrate", summary, reads_folders=True)
         from calibration.pipeline import calibrate
-        from calibration.screen import NOTHING_CERTIFIED, print_evaluation
+        from calibration.screen import print_outcome
 
-        outcome = calibrate(config)
-        print_evaluation(outcome.evaluation)
-        print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
+        return print_outcome(calibrate(config))
 
 
 if __name__ == "__main__":

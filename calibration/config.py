@@ -13,7 +13,10 @@ from rcir.retrieval.queries import Metric
 from rcir.retrieval.query_uncertainty import check_uncertainty
 from rcir.retrieval.tuning import Tuning
 from rcir.risk import Bound, check_level
+from rcir.risk.bounds import check_levels
 from rcir.risk.selection import ScoreFunctionName
+
+NO_CLUSTERS = "none"  # in place of a column of clusters
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class CalibrationConfig:
         bound: confidence bound; "binomial" is exact, "hoeffding" that of Cai et al. (AAAI 2025).
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
-            independent of each other; queries are then divided, and calibrated with, by clusters.
+            independent of each other; whole clusters are then divided, and each counts once.
         queries: "new-labels" divides the queries so that tuning, calibration and test queries have
             different labels, "shared-labels" so that they share them; as in `data.options` of the
             run unless given.
@@ -66,7 +69,8 @@ class CalibrationConfig:
     use_gpu: bool = False
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas, self.delta)
+        check_levels(self.alphas)
+        check_level("delta", self.delta)
         check_uncertainty(self.query_uncertainty)
         check_max_rejects(self.max_rejects)
         if self.num_workers < 0:
@@ -92,10 +96,8 @@ class EvaluationConfig:
     ood: str | None = None
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas, self.delta)
-
-
-NO_CLUSTERS = "none"  # in place of a column of clusters
+        check_levels(self.alphas)
+        check_level("delta", self.delta)
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,8 @@ class CertificationConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas, self.delta)
+        check_levels(self.alphas)
+        check_level("delta", self.delta)
         check_depth(self.depth)
         if self.seed is not None and self.seed < 0:
             raise InvalidConfig(f"seed is {self.seed}; at least 0")
-
-
-def check_levels(alphas: tuple[float, ...], delta: float) -> None:
-    """Raise `InvalidConfig` unless there are levels, each in (0, 1)."""
-    for alpha in alphas:
-        check_level("alpha", alpha)
-    check_level("delta", delta)
-    if not alphas:
-        raise InvalidConfig("alphas is empty; give at least one level, for instance 0.1")

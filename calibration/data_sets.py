@@ -7,6 +7,7 @@ import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +49,52 @@ from rcir.runs.folder import TrainedOn, classes_of
 from rcir.runs.results import names_digest
 from rcir.terminal import console
 
+QUERIES = ("tuning", "calibration", "test")  # splits that are queries
 CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the training's own table
 
 
-class TrainedRun(Source):
+class _DataSet(Source):
+    """The queries of a data set, and those of another one; a subclass opens them."""
+
+    _data: DataConfig
+    _splits: Splits
+    _outside: ImageSet | None
+    _embedder: Embedder
+
+    def search(self, retriever: Retriever) -> Opened:
+        """See `Source`."""
+        splits = self._splits
+        with self._embedder.open() as opened:
+            tuning, calibration, test = search_splits(retriever, splits, opened)
+        return Opened(
+            self._data.name,
+            tuning,
+            calibration,
+            test,
+            images=splits.test,
+            gallery=splits.gallery,
+            ids=(list(splits.calibration.ids), list(splits.test.ids)),
+            splits=splits,
+        )
+
+    def example(self, retriever: Retriever) -> Any:
+        """See `Source`."""
+        return image_example(self._splits.test.images[0])
+
+    def uncertainty_outside(self, retriever: Retriever) -> NDArray[np.float64] | None:
+        """See `Source`."""
+        if self._outside is None:
+            return None
+        name = "out-of-distribution queries"
+        with embedding(name, self._outside, self._embedder) as watched:
+            return retriever.search(self._outside.images, watched).uncertainty
+
+    def pixel_recall(self) -> float | None:
+        """See `Source`."""
+        return pixel_recall(self._splits)
+
+
+class TrainedRun(_DataSet):
     """The encoder of a training run, with the data set that it was trained on.
 
     What was embedded is kept in a folder until the retriever is saved.
@@ -83,6 +126,7 @@ class TrainedRun(Source):
         data = with_cluster(run.data, cluster)
         if config.queries is not None:
             data = replace(data, options={**data.options, "queries": config.queries})
+        self._data = data
         encoder, trained = run.encoder(), TrainedOn.read(run.path)
         rejects = read_rejects(run.path / REJECTS_FILE)
         splits = load_splits(data, partial(console.print, soft_wrap=True), rejects)
@@ -125,11 +169,6 @@ class TrainedRun(Source):
             console.print(printable(line), soft_wrap=True)
         return rejects
 
-    def search(self, retriever: Retriever) -> Opened:
-        """See `Source`."""
-        name = self._run.data.name
-        return _opened(name, retriever, self._splits, self._outside, self._embedder)
-
     def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
         return start_tracking("calibration", self._config, output, evaluation, self.training)
@@ -144,7 +183,7 @@ class TrainedRun(Source):
         self._embedder.clear()
 
 
-class StoredRetriever(Source):
+class StoredRetriever(_DataSet):
     """A calibrated retriever that `rcir calibrate` made, with the queries of its data set.
 
     Args:
@@ -153,6 +192,7 @@ class StoredRetriever(Source):
 
     def __init__(self, config: EvaluationConfig) -> None:
         self._config = config
+        self._embedder = Embedder()
 
     def open(self) -> Retriever:
         """Load the retriever and its data set.
@@ -167,8 +207,7 @@ class StoredRetriever(Source):
         self._retriever = retriever = api.load(config.retriever)
         if not {"data", "queries"} <= retriever.origin.keys() or retriever.calibration is None:
             raise InvalidData(
-                f"{config.retriever} was not made by `rcir calibrate`: it does not say which "
-                "queries it was calibrated with"
+                f"{config.retriever} was not made by `rcir calibrate`: it does not name its queries"
             )
         if retriever.calibration.sequential:
             raise InvalidData(
@@ -176,30 +215,23 @@ class StoredRetriever(Source):
                 "data set may be among them"
             )
         if retriever.changes():
-            raise StaleCalibration(
-                f"{config.retriever} has changed since calibration: calibrate again"
-            )
+            raise StaleCalibration(f"{config.retriever} has changed: calibrate again")
         self._data = data = from_plain(DataConfig, retriever.origin["data"])
         rejects = retriever.origin.get("rejects", ())
-        splits = _without_repeats(
-            load_splits(data, partial(console.print, soft_wrap=True), rejects)
-        )
+        loaded = load_splits(data, partial(console.print, soft_wrap=True), rejects)
+        splits = _without_repeats(loaded)
         if not _is_of(retriever, splits.gallery):
             raise InvalidData(
-                f"{data.name} gives another gallery than the one in {config.retriever}: restore "
-                "the data set's files as they were, or calibrate again"
+                f"{data.name} has another gallery than {config.retriever}: restore the data set's "
+                "files, or calibrate again"
             )
         if retriever.origin["queries"] != _digests(splits):
             raise InvalidData(
-                f"{data.name} gives other queries than those {config.retriever} was calibrated "
-                "with, so that some may be both: restore the data set's files, or calibrate again"
+                f"{data.name} has other queries than those that calibrated {config.retriever}: "
+                "restore the data set's files, or calibrate again"
             )
         self._splits, self._outside = splits, images_outside(data, config.ood)
         return retriever
-
-    def search(self, retriever: Retriever) -> Opened:
-        """See `Source`."""
-        return _opened(self._data.name, retriever, self._splits, self._outside, Embedder())
 
     def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
@@ -207,31 +239,6 @@ class StoredRetriever(Source):
         if training is None:
             return None
         return start_tracking("evaluation", self._config, output, evaluation, training)
-
-
-def _opened(
-    dataset: str,
-    retriever: Retriever,
-    splits: Splits,
-    outside: ImageSet | None,
-    embedder: Embedder,
-) -> Opened:
-    """Search the three splits of a data set."""
-    with embedder.open() as opened:
-        tuning, calibration, test = search_splits(retriever, splits, opened)
-    return Opened(
-        dataset,
-        tuning,
-        calibration,
-        test,
-        images=splits.test,
-        gallery=splits.gallery,
-        ids=(list(splits.calibration.ids), list(splits.test.ids)),
-        example=lambda: image_example(splits.test.images[0]),
-        outside=lambda: uncertainty_outside(retriever, outside, embedder),
-        baseline=lambda: pixel_recall(splits),
-        splits=splits,
-    )
 
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
@@ -246,13 +253,11 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
 
 def check_group(splits: Splits, group: str | None) -> None:
     """Raise `InvalidData` unless the queries of all three splits have that attribute."""
-    for name in ("tuning", "calibration", "test") if group is not None else ():
+    for name in QUERIES:
         attributes = getattr(splits, name).attributes
-        if group not in attributes:
-            raise InvalidData(
-                f"the {name} queries have no attribute {group!r}; they have "
-                f"{', '.join(attributes) or 'none'}"
-            )
+        if group is not None and group not in attributes:
+            names = ", ".join(attributes) or "none"
+            raise InvalidData(f"the {name} queries have no attribute {group!r}; they have {names}")
 
 
 def search_splits(
@@ -261,10 +266,10 @@ def search_splits(
     """Search the queries of the three splits; the origin names their groups and clusters."""
     group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
     results = []
-    for name in ("tuning", "calibration", "test"):
+    for name in QUERIES:
         images = getattr(splits, name)
         with embedding(f"{name} queries", images, embedder) as watched, warnings.catch_warnings():
-            # Said before, of all splits at once.
+            # `TrainedRun.open` has warned of all splits at once.
             warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
             results.append(retriever.search_labelled(images, group, watched, cluster))
     return results
@@ -288,24 +293,13 @@ def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
     return dataset.read(data_root(other), **options).queries
 
 
-def uncertainty_outside(
-    retriever: Retriever, images: ImageSet | None, embedder: Embedder
-) -> NDArray[np.float64] | None:
-    """(n,) of images of another data set, as queries; None without any."""
-    if images is None:
-        return None
-    with embedding("out-of-distribution queries", images, embedder) as watched:
-        return retriever.search(images.images, watched).uncertainty
-
-
 def _without_repeats(splits: Splits) -> Splits:
     """Return the splits without queries that repeat other images, and print how many these were."""
     with step("pictures that stand twice"):
         kept, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
-        message = f"left out, for the same picture stands elsewhere: {counts}"
-        console.print(message, soft_wrap=True)
+        console.print(f"left out, for the same picture stands elsewhere: {counts}", soft_wrap=True)
     return kept
 
 
@@ -321,6 +315,4 @@ def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
 
 def _digests(splits: Splits) -> dict[str, str]:
     """Return a digest of the names of the queries of each split, in order."""
-    return {
-        name: names_digest(getattr(splits, name).ids) for name in ("tuning", "calibration", "test")
-    }
+    return {name: names_digest(getattr(splits, name).ids) for name in QUERIES}

@@ -32,6 +32,13 @@ from rcir.risk.selection import ComparedSizes
 
 CURVE_ALPHAS = tuple(round(0.02 * step, 2) for step in range(1, 21))
 CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
+DECILES = 10
+SHOWN_CLASSES = 10  # classes, those that are missed most
+CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
+# What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
+HEADLINE_LEVELS = 3
+HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
+HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc")
 
 
 @dataclass(frozen=True)
@@ -112,11 +119,17 @@ def rows(
             if requests[0].distinct is not None:
                 queries = queries.first_of_each_label()
             scored[id(rule)] = score(rule.score_function, queries)
-        return [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
+        results = [_measure(guarantee, request, rule, scored[id(rule)]) for request in requests]
+        if requests[0].abstain:
+            return results
+        constant, of_test = rule.of_constant_size(), scored[id(rule)].of_constant_size()
+        sizes = [_constant_size(constant, request, of_test) for request in requests]
+        return [replace(row, constant_size=s) for row, s in zip(results, sizes, strict=True)]
 
     others = [row for name, changes in options.items() for row in measured(name, changes)]
     curve = measured("miss", {}, sorted({*CURVE_ALPHAS, *alphas}))
-    return measured("miss", {}), others, [row for row in curve if row.certified]
+    by_alpha = {row.alpha: row for row in curve}
+    return [by_alpha[alpha] for alpha in alphas], others, [row for row in curve if row.certified]
 
 
 def curve_sizes(
@@ -136,18 +149,9 @@ def curve_sizes(
 def _measure(
     guarantee: str, request: GuaranteeRequest, rule: SetRule, test: ScoredResults
 ) -> RiskResult:
-    """Measure one guarantee on the test queries that it covers.
-
-    Args:
-        guarantee: its name.
-        request: what to certify.
-        rule: that certifies it.
-        test: the test queries, scored by the rule.
-    """
+    """Measure a request on the test queries that it covers, which its rule has scored."""
     alpha, delta = float(request.alpha), float(request.delta or 0)  # type: ignore[arg-type]
     row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
-    if not request.abstain:
-        row = replace(row, constant_size=_constant_size(rule, request, test))
     try:
         certified = rule.guarantee(request)
     except RiskUnattainable as error:
@@ -159,8 +163,8 @@ def _measure(
         sizes = (test.require("selection_score") <= certified.selection_threshold).astype(np.int64)
     else:
         sizes = test.sizes(certified.threshold)
-    answered = np.flatnonzero(covered & (sizes > 0))
     row = replace(row, bound=certified.bound, threshold=certified.threshold)
+    answered = np.flatnonzero(covered & (sizes > 0))
     if len(answered) == 0:
         return replace(row, answered=0.0 if covered.any() else None)
     risk, queries = request.one_risk, test[answered]
@@ -180,16 +184,11 @@ def _measure(
 
 
 def _constant_size(rule: SetRule, request: GuaranteeRequest, test: ScoredResults) -> float | None:
-    """Return the mean size if every query gets the same; None if that certifies nothing."""
+    """Return the mean size by a rule of constant size; None if that certifies nothing."""
     try:
-        certified = rule.of_constant_size().guarantee(request)
+        return float(test.sizes(rule.guarantee(request).threshold).mean())
     except RiskUnattainable:
         return None
-    return float(test.of_constant_size().sizes(certified.threshold).mean())
-
-
-DECILES = 10
-SHOWN_CLASSES = 10  # classes, those that are missed most
 
 
 @dataclass(frozen=True)
@@ -223,12 +222,12 @@ class Part:
 def subgroups(
     retriever: Retriever, test: LabelledResults, images: ImageSet, threshold: float
 ) -> list[Part]:
-    """Misses by decile of uncertainty, by class (of many those missed most) and by group.
+    """Count misses by decile of uncertainty, class (those missed most) and group.
 
     Args:
         retriever: that searched the queries.
         test, images: the test queries.
-        threshold: of the guarantee for misses that they are answered with.
+        threshold: of the guarantee for misses.
     """
     scored = score(retriever.require_calibration().main.score_function, test)
     sizes = scored.sizes(threshold)
@@ -254,6 +253,7 @@ def _parts(
     sizes: NDArray[np.int64],
     independent: bool,
 ) -> list[Part]:
+    """Return a part for each name."""
     unique_names, which = np.unique(names, return_inverse=True)
     n = np.bincount(which)
     misses = np.bincount(which, weights=missed).astype(np.int64)
@@ -263,13 +263,6 @@ def _parts(
         low, high = risk_interval(int(lost), int(count)) if independent else (None, None)
         parts.append(Part(kind, str(name), int(count), int(lost), low, high, float(size)))
     return parts
-
-
-# What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
-HEADLINE_LEVELS = 3
-HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
-HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc")
-CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
 
 
 @dataclass(frozen=True)
@@ -332,7 +325,7 @@ class Evaluation:
 
     @property
     def certified(self) -> list[RiskResult]:
-        """The results of `rows` that are certified."""
+        """The certified results of `rows`."""
         return [row for row in self.rows if row.certified]
 
     @property
@@ -350,22 +343,16 @@ class Evaluation:
     @property
     def depth_advice(self) -> str | None:
         """Advice if many test queries have no true match among the candidates."""
-        limit = min(row.alpha for row in self.rows) * self.n_test / 2
-        unmatched = self.quality.unmatched
-        if self.beyond_depth + unmatched < limit:
+        beyond, unmatched, n = self.beyond_depth, self.quality.unmatched, self.n_test
+        if beyond + unmatched < min(row.alpha for row in self.rows) * n / 2:
             return None
-        reasons = []
-        if self.beyond_depth:
-            reasons.append(
-                f"{self.beyond_depth} of {self.n_test} test queries have their true matches beyond "
-                "the search depth, and are missed whatever the set size: search deeper (depth)"
-            )
-        if unmatched:
-            reasons.append(
-                f"{unmatched} of {self.n_test} test queries have no true match anywhere in "
-                "the gallery, and are missed whatever the depth and the set size"
-            )
-        return ". ".join(reasons)
+        reasons = {
+            f"{beyond} of {n} test queries have their true matches beyond the search depth, and "
+            "are missed whatever the set size: search deeper (depth)": beyond,
+            f"{unmatched} of {n} test queries have no true match in the gallery, and are missed "
+            "whatever the depth and the set size": unmatched,
+        }
+        return ". ".join(reason for reason, count in reasons.items() if count)
 
     @property
     def is_chance(self) -> bool:
@@ -415,18 +402,16 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
-        names = (
-            "dataset",
-            "encoder",
-            "uncertainty",
-            "n_calibration",
-            "n_test",
-            "beyond_depth",
-            "cluster",
-            "n_clusters",
-            "n_test_clusters",
-        )
-        return {name: getattr(self, name) for name in names} | {
+        return {
+            "dataset": self.dataset,
+            "encoder": self.encoder,
+            "uncertainty": self.uncertainty,
+            "n_calibration": self.n_calibration,
+            "n_test": self.n_test,
+            "beyond_depth": self.beyond_depth,
+            "cluster": self.cluster,
+            "n_clusters": self.n_clusters,
+            "n_test_clusters": self.n_test_clusters,
             "unmatched": self.quality.unmatched,
             "quality": self.quality.numbers,
             "rows": [asdict(row) for row in self.rows],
@@ -453,7 +438,7 @@ def evaluate(
     """Measure a calibrated retriever.
 
     Args:
-        dataset: its name, for the report.
+        dataset: name of the data set, for the report.
         retriever: the one to measure.
         test: the test queries, searched by it, with the uncertainty that it was calibrated with.
         images: the test queries.
@@ -462,7 +447,8 @@ def evaluate(
         outside: (m,) uncertainties of out-of-distribution queries.
         baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
-    rule = retriever.require_calibration().main
+    calibration = retriever.require_calibration()
+    rule, cluster = calibration.main, calibration.main.calibration.cluster
     misses, others, curve = rows(retriever, test, alphas, delta)
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
@@ -473,7 +459,7 @@ def evaluate(
         uncertainties.pop("encoder", None)
     evaluation = Evaluation(
         dataset=dataset,
-        uncertainty=retriever.require_calibration().uncertainty,
+        uncertainty=calibration.uncertainty,
         encoder=retriever.searcher.options.model or "vectors"
         if retriever.encoder is None
         else retriever.encoder.config.method,
@@ -487,19 +473,18 @@ def evaluate(
         quality=quality,
         parts=[],
         parts_alpha=None,
-        cluster=rule.calibration.cluster,
-        n_clusters=rule.calibration.units if rule.calibration.cluster else None,
+        cluster=cluster,
+        n_clusters=rule.calibration.units if cluster else None,
         n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
         curve=curve,
         curve_sizes=curve_sizes(rule, test, curve),
         beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
-        chosen_among=retriever.require_calibration().chosen_among,
+        chosen_among=calibration.chosen_among,
         labels=_tested_labels(retriever, calibrated_share),
         other_labels=f"{test.query_label}s" if calibrated_share == 0 else None,
-        left_out=retriever.require_calibration().left_out,
+        left_out=calibration.left_out,
     )
-    headline = evaluation.headline
-    if headline is None:
+    if (headline := evaluation.headline) is None:
         return evaluation
     parts = subgroups(retriever, test, images, float(headline.threshold or 0))
     return replace(evaluation, parts=parts, parts_alpha=headline.alpha)

@@ -1,5 +1,4 @@
-"""The steps of every command that calibrates or measures a retriever; `calibration.sources` says
-where the retriever and its queries come from."""
+"""The steps of every command that calibrates or measures a retriever."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from calibration.config import CalibrationConfig, CertificationConfig, Evaluatio
 from calibration.evaluation import Evaluation, evaluate
 from calibration.report import draw_figures, render
 from calibration.screen import step
-from calibration.sources import Source, VectorFiles
+from calibration.sources import Opened, Source, VectorFiles
 from rcir import api, figures, tracking
-from rcir.data import ImageSet, Splits
+from rcir.data import Splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
@@ -143,7 +142,7 @@ def run(
                     opened.tuning, opened.calibration, **options
                 )
         test = retriever.searcher.judged(opened.test, retriever.require_calibration().uncertainty)
-        outside = opened.outside()
+        outside = source.uncertainty_outside(retriever)
         with step("evaluation"):
             evaluation = evaluate(
                 opened.dataset,
@@ -152,9 +151,9 @@ def run(
                 opened.images,
                 alphas,
                 delta,
-                calibrated,
-                outside,
-                opened.baseline(),
+                calibrated=calibrated,
+                outside=outside,
+                baseline=source.pixel_recall(),
             )
         tracked = source.track(output, evaluation)
     with tracked.active() if tracked else nullcontext():
@@ -162,16 +161,7 @@ def run(
             if tracked is not None:
                 retriever.origin["calibration"] = tracked.id
             place = retriever.save(place)
-        page = publish(
-            output,
-            retriever,
-            evaluation,
-            test,
-            opened.images,
-            opened.gallery,
-            tracked,
-            started,
-        )
+        page = publish(output, retriever, evaluation, test, opened, tracked, started)
         if options is not None:
             results = measured(retriever, evaluation, test, *opened.ids)
             results.write(output / TEST)
@@ -180,7 +170,7 @@ def run(
                 from rcir.registry.logged_model import log_calibration  # imports torch
 
                 with step("model"):
-                    log_calibration(tracked, output, retriever, opened.example())
+                    log_calibration(tracked, output, retriever, source.example(retriever))
     source.close()
     identity = None if tracked is None else tracked.id
     return Outcome(retriever, place, page, evaluation, test, opened.splits, identity)
@@ -206,8 +196,7 @@ def publish(
     retriever: Retriever,
     evaluation: Evaluation,
     test: LabelledResults,
-    images: ImageSet,
-    gallery: ImageSet,
+    opened: Opened,
     tracked: tracking.TrackedRun | None,
     started: float,
 ) -> Path:
@@ -216,18 +205,18 @@ def publish(
     Args:
         output: the folder to write to.
         retriever, evaluation: what was measured.
-        test, images: what was found for the test queries, and these.
-        gallery: what was searched.
+        test: search results of the test queries.
+        opened: the images of test queries and gallery.
         tracked: a run in MLflow, if there is one.
         started: when the work began.
     """
     with step("report"):
-        figures_by_name = draw_figures(retriever, evaluation, test, images, gallery)
-        pictures = {name: figures.to_svg(figure) for name, figure in figures_by_name.items()}
+        drawn = draw_figures(retriever, evaluation, test, opened.images, opened.gallery)
+        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
         text = render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
     output.mkdir(parents=True, exist_ok=True)
-    # Results first: they are what says that a page is ours.
+    # Results first: `check_output` recognises a page by them.
     write_results(results, evaluation, time.monotonic() - started)
     write_file(page, text.encode())
     if tracked is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from rich.status import Status
 from rich.table import Table
 
-from calibration.evaluation import Evaluation, RiskResult
+from calibration.evaluation import Evaluation
 from rcir.data import ImageSet
 from rcir.data.bursts import MOMENT_SECONDS
 from rcir.errors import as_option
@@ -24,16 +24,14 @@ from rcir.risk.guarantee import in_plural, stated_confidence
 from rcir.terminal import console, progress_bar
 
 if TYPE_CHECKING:
+    from calibration.pipeline import Outcome
     from rcir.encoders.embedder import Embedder
 
 
 UNCERTAINTY_ALONE = ("minmax", "quantile")  # score functions that use nothing but an uncertainty
-
-
-def sentences(evaluation: Evaluation) -> list[str]:
-    """Return the promise, its cost and its limit."""
-    parts = (promise(evaluation), cost(evaluation), limit(evaluation))
-    return [sentence for sentence in parts if sentence is not None]
+NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested alpha is certified
+LONG = 10.0  # seconds
+SHOWN_MOMENTS = 3
 
 
 def promise(evaluation: Evaluation) -> str:
@@ -93,19 +91,18 @@ def cost(evaluation: Evaluation) -> str | None:
 
 def limit(evaluation: Evaluation) -> str:
     """State what the guarantee does not cover."""
+    covered, advice = "queries drawn like the calibration queries.", ""
     if kind := evaluation.left_out:
-        return (
-            f"The promise covers {in_plural(kind)} drawn from this gallery. For new ones it is an "
-            "estimate: it needs the same labels in the same shares, photographed alike, and no "
-            "undeclared bursts. Queries of labels that did not calibrate and queries from another "
-            "source are not covered, nor is each kind of query by itself: some kinds are missed "
-            "more often than others."
+        covered = (
+            f"{in_plural(kind)} drawn from this gallery. For new ones it is an estimate: it needs "
+            "the same labels in the same shares, photographed alike, and no undeclared bursts."
         )
+    else:
+        advice = f" ({as_option('query_labels', 'any')} does)"
     return (
-        "The promise covers queries drawn like the calibration queries. It does not cover queries "
-        f"of labels that did not calibrate ({as_option('query_labels', 'any')} does), queries from "
-        "another source, or each kind of query by itself: some kinds are missed more often than "
-        "others."
+        f"The promise covers {covered} It does not cover queries of labels that did not "
+        f"calibrate{advice}, queries from another source, or each kind of query by itself: some "
+        "kinds are missed more often than others."
     )
 
 
@@ -161,7 +158,13 @@ def remarks(evaluation: Evaluation) -> list[str]:
             tested = f"{evaluation.n_test} test queries"
             if evaluation.cluster:
                 tested = f"{evaluation.n_test_clusters} clusters of test queries"
-            reason = _above_alpha(row, tested)
+            reason = (
+                f"by more than the noise of the {tested}: this is one of the calibrations that the "
+                f"guarantee allows to fail (probability {row.delta:g}), or the test queries differ "
+                "from the calibration queries"
+            )
+            if row.risk_low is not None and row.risk_low <= row.alpha:
+                reason = f"but within the noise of the {tested}"
             measured = f"the measured risk {row.test_risk:.4f} is above alpha"
             sentences.append(f"{level}: {measured}, {reason}.")
         elif row.mean_size == 1:
@@ -178,24 +181,19 @@ def remarks(evaluation: Evaluation) -> list[str]:
     return sentences
 
 
-def _above_alpha(row: RiskResult, tested: str) -> str:
-    if row.risk_low is not None and row.risk_low <= row.alpha:
-        return f"but within the noise of the {tested}"
-    return (
-        f"by more than the noise of the {tested}: this is one of the calibrations "
-        f"that the guarantee allows to fail (probability {row.delta:g}), or the test queries "
-        "differ from the calibration queries"
-    )
-
-
-NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested alpha is certified
-
-
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print what was measured, then the promise, its cost and its limit."""
     print_table(evaluation)
-    for sentence in sentences(evaluation):
-        console.print(sentence)
+    for sentence in (promise(evaluation), cost(evaluation), limit(evaluation)):
+        if sentence is not None:
+            console.print(sentence)
+
+
+def print_outcome(outcome: Outcome) -> int:
+    """Print a calibration, and where it is; return the exit status of the command."""
+    print_evaluation(outcome.evaluation)
+    print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
+    return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
 
 
 def print_table(evaluation: Evaluation) -> None:
@@ -204,7 +202,13 @@ def print_table(evaluation: Evaluation) -> None:
     for column in table.columns:
         column.justify = "right"
     for row in evaluation.rows:
-        table.add_row(f"{row.alpha:g}", *_cells(row))
+        constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
+        cells = ["-", "-", "-"]
+        if row.certified and row.test_risk is not None:
+            interval = f"{row.risk_low:.4f} to {row.risk_high:.4f}"
+            cells = [f"{row.test_risk:.4f}", interval, f"{row.mean_size:.2f}"]
+        certified = "yes" if row.certified else "no"
+        table.add_row(f"{row.alpha:g}", certified, *cells, constant)
     console.print(table)
     console.print(
         "Mean size: images per query. One size: what every query would need if all sets were "
@@ -212,17 +216,6 @@ def print_table(evaluation: Evaluation) -> None:
     )
     for sentence in (*remarks(evaluation), size_source(evaluation)):
         console.print(sentence)
-
-
-def _cells(row: RiskResult) -> tuple[str, ...]:
-    constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
-    if not row.certified or row.test_risk is None:
-        return ("yes" if row.certified else "no", "-", "-", "-", constant)
-    interval = f"{row.risk_low:.4f} to {row.risk_high:.4f}"
-    return ("yes", f"{row.test_risk:.4f}", interval, f"{row.mean_size:.2f}", constant)
-
-
-LONG = 10.0  # seconds
 
 
 @contextmanager
@@ -244,9 +237,6 @@ def step(name: str) -> Iterator[None]:
             log.removeHandler(handler)
             log.setLevel(level)
             log.propagate = propagated
-
-
-SHOWN_MOMENTS = 3
 
 
 def print_population(searcher: Searcher) -> None:

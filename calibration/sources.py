@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -58,10 +57,6 @@ class Opened:
         images: the test queries.
         gallery: what is searched.
         ids: of the calibration and the test queries.
-        example: returns a query, for the model in MLflow.
-        outside: returns (m,) uncertainties of queries of another data set, once the retriever is
-            calibrated; None without any.
-        baseline: returns the recall at 1 of pixels; None where there are none.
         splits: the data set that they come from, if they come from one.
     """
 
@@ -72,9 +67,6 @@ class Opened:
     images: ImageSet
     gallery: ImageSet
     ids: tuple[list[str], list[str]]
-    example: Callable[[], Any]
-    outside: Callable[[], NDArray[np.float64] | None] = lambda: None
-    baseline: Callable[[], float | None] = lambda: None
     splits: Splits | None = None
 
 
@@ -89,9 +81,21 @@ class Source(Protocol):
         """Search the queries."""
         ...
 
+    def example(self, retriever: Retriever) -> Any:
+        """Return a query, for the model in MLflow."""
+        ...
+
     def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """Start a run in MLflow for the outcome; None if nothing is tracked."""
         ...
+
+    def uncertainty_outside(self, retriever: Retriever) -> NDArray[np.float64] | None:
+        """Return (m,) uncertainties of queries of another data set; None without any."""
+        return None
+
+    def pixel_recall(self) -> float | None:
+        """Return the recall at 1 of pixels; None if there are none."""
+        return None
 
     @property
     def training(self) -> tracking.TrackedRun | None:
@@ -128,8 +132,8 @@ class VectorFiles(Source):
         """
         if self._tracks:
             tracking.require_experiment()  # fail now, not when the results are logged
-        column = _cluster_column(self._config)
-        self._table = read_all_vectors(Path(self._config.queries or self._config.gallery), column)
+        file = Path(self._config.queries or self._config.gallery)
+        self._table = read_all_vectors(file, _cluster_column(self._config))
         if "split" in self._table.columns:
             console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
         with step("index"):
@@ -145,12 +149,13 @@ class VectorFiles(Source):
         config, table = self._config, self._table
         labelled = _labelled(retriever, config, table)
         different = _different(labelled)
-        identities = np.array(_names(table, labelled, different))
+        queries = labelled[different]
+        names = np.array(table.ids or [one.hex() for one in digests(labelled.vectors).tolist()])
         options = CalibrationOptions(config.score_function)
-        tuning = chosen_tuning(retriever.searcher, labelled[different], config.tuning, options)
+        tuning = chosen_tuning(retriever.searcher, queries, config.tuning, options)
         if tuning == "labels":
             warn_of_other_labels(labelled.label)
-        divided = _divided(retriever.searcher, labelled[different], identities, config, tuning)
+        divided = _divided(retriever.searcher, queries, names[different], config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
             *tuned, calibration, test = (
@@ -164,9 +169,14 @@ class VectorFiles(Source):
             test=test,
             images=images,
             gallery=images,
-            ids=(_names(table, labelled, splits[-2]), _names(table, labelled, splits[-1])),
-            example=lambda: _vector_example(retriever),
+            ids=(names[splits[-2]].tolist(), names[splits[-1]].tolist()),
         )
+
+    def example(self, retriever: Retriever) -> Any:
+        """See `Source`."""
+        from rcir.registry.logged_model import vector_example  # imports torch
+
+        return vector_example(retriever)
 
     def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
         """See `Source`."""
@@ -176,7 +186,7 @@ class VectorFiles(Source):
 
 
 def warn_of_other_labels(label: str = LABEL) -> None:
-    """Warn that test queries have other labels, or what else they are called, than calibration."""
+    """Warn that no test query has the label of a calibration query."""
     print(
         f"warning: no test query has the {label} of a calibration query; guarantees for the "
         f"{label}s of the calibration queries are measured on queries of other {label}s",
@@ -210,22 +220,13 @@ def start_tracking(
     return tracked
 
 
-def _vector_example(retriever: Retriever) -> Any:
-    from rcir.registry.logged_model import vector_example  # imports torch
-
-    return vector_example(retriever)
-
-
-# Files of vectors
-
-
 def _cluster_column(config: CertificationConfig) -> str | None:
     """Return the column of clusters that the configuration names, if it does."""
     return None if config.cluster == NO_CLUSTERS else config.cluster
 
 
 def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
-    """The retriever of the gallery, whose vectors are mapped into memory where it is in shards."""
+    """Return the retriever of the gallery; vectors in shards are mapped into memory."""
     gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
     own = config.queries is None or _overlap(gallery, query_table)
     if own and config.queries is not None:
@@ -238,7 +239,7 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     retriever = Retriever.from_embeddings(
         gallery.vectors,
         gallery.ids,
-        _gallery_labels(config, gallery),
+        None if config.matches is not None else _gallery_labels(config, gallery),
         config.metric,
         gallery.uncertainty,
         config.depth,
@@ -256,22 +257,22 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
 
 def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
     """Return what matches gallery items, as their file states."""
-    labels: object = gallery.labels
-    if config.matches is not None:
-        labels = None
-    elif gallery.places is not None:
-        labels = _places(config, gallery)
-    elif config.radius is not None:
-        raise InvalidConfig(
-            f"--radius is {config.radius}, and {gallery.file} has no places: give columns x and y"
-        )
-    elif labels is None:
-        raise missing_column(
-            gallery.file,
-            "label, labels, or x and y, which define true matches (or pass --matches)",
-            gallery.columns,
-        )
+    labels = _labels_of(config, gallery)
+    if config.radius is not None and gallery.places is None:
+        raise InvalidConfig(f"--radius needs places: {gallery.file} has no places (columns x, y)")
+    if labels is None:
+        names = "label, labels, or x and y, which define true matches (or pass --matches)"
+        raise missing_column(gallery.file, names, gallery.columns)
     return labels
+
+
+def _labels_of(config: CertificationConfig, table: VectorTable) -> object:
+    """Return the labels or the places in a file; None if it has neither."""
+    if table.places is None:
+        return table.labels
+    if config.radius is None:
+        raise InvalidConfig(f"{table.file} has places: pass the --radius within which they match")
+    return WithinRadius(table.places, config.radius)
 
 
 def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
@@ -279,33 +280,26 @@ def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
 
     If only some are, these are refused as queries that find themselves.
     """
-    if (
-        gallery.ids is None
-        or query_table.ids is None
-        or gallery.vectors.shape[1:] != (query_table.vectors.shape[1:])
-    ):
+    if gallery.ids is None or query_table.ids is None:
         return False
     row = {name: number for number, name in enumerate(gallery.ids)}
-    pairs = [(n, row[name]) for n, name in enumerate(query_table.ids) if name in row]
-    if len(pairs) < len(query_table):
+    if gallery.vectors.shape[1:] != query_table.vectors.shape[1:] or not all(
+        name in row for name in query_table.ids
+    ):
         return False
-    first, second = np.array(pairs).T
-    mine, theirs = (
-        np.asarray(table.vectors[rows], np.float32)
-        for table, rows in ((query_table, first), (gallery, second))
-    )
-    return bool((mine == theirs).all())
+    rows = np.array([row[name] for name in query_table.ids])
+    items = np.asarray(gallery.vectors[rows], np.float32)
+    return bool((np.asarray(query_table.vectors, np.float32) == items).all())
 
 
 def _labelled(
     retriever: Retriever, config: CertificationConfig, query_table: VectorTable
 ) -> Queries:
     """The queries with what they match."""
-    labels: object = query_table.labels
-    if config.matches is not None:
+    if config.matches is None:
+        labels = _labels_of(config, query_table)
+    else:
         labels = _listed(Path(config.matches), query_table)
-    elif query_table.places is not None:
-        labels = _places(config, query_table)
     return retriever.labelled(
         query_table.vectors,
         labels,
@@ -330,30 +324,19 @@ def _listed(path: Path, query_table: VectorTable) -> list[list[str]]:
         else:
             unknown += 1
     if not any(matches.values()):
-        raise InvalidData(
-            f"{path} names no query of {query_table.file}: give ids as they are there"
-        )
+        raise InvalidData(f"{path} names no query of {query_table.file}: use the ids in that file")
     if unknown:
         console.print(f"{unknown} rows of {path} are of other queries, and were not used")
     return list(matches.values())
 
 
-def _places(config: CertificationConfig, table: VectorTable) -> WithinRadius:
-    if config.radius is None:
-        raise InvalidConfig(
-            f"{table.file} has places: say within which radius they match (--radius)"
-        )
-    assert table.places is not None
-    return WithinRadius(table.places, config.radius)
-
-
 def _different(queries: Queries) -> NDArray[np.int64]:
-    """Rows of queries that are all different: the first of those of the very same vector."""
+    """Return the rows of different queries: the first of those with the same vector."""
     rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
     if len(rows) < len(queries):
         console.print(
-            f"{len(queries) - len(rows)} of {len(queries)} queries came before among them, and are "
-            "left out: the guarantee is for different ones",
+            f"{len(queries) - len(rows)} of {len(queries)} queries repeat others and are left out: "
+            "the guarantee is for different ones",
             soft_wrap=True,
         )
     return rows
@@ -371,24 +354,20 @@ def _divided(
     Names divide the queries, so that vectors of several models are measured on the same ones. Of
     gallery items, one of each cluster calibrates or measures.
     """
-    n = len(queries)
     shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
     units_of_queries = searcher.units(queries)
     clusters = None if units_of_queries is None else units_of_queries[0]
-    units = n if clusters is None else len(np.unique(clusters))
-    alpha = max(config.alphas)
-    needed = required_calibration(alpha, config.delta)
-    share = shares["calibration"]
-    apart = ""
+    units = len(queries) if clusters is None else len(np.unique(clusters))
+    alpha, share, apart = max(config.alphas), shares["calibration"], ""
+    needed = required_calibration(alpha, config.delta) or 0
     if searcher.options.left_out not in (None, "item"):
         kinds = in_plural(searcher.options.cluster)
         apart = f", or keep the items of the {units} {kinds} apart (--cluster none)"
-    if units < 4 or (needed or 0) > share * units:
+    if units < 4 or needed > share * units:
+        kind = "queries" if clusters is None else "clusters of queries"
         raise InvalidData(
-            f"{units} {'queries' if clusters is None else 'clusters of queries'}, of which "
-            f"{round(share * units)} calibrate: no alpha up to {alpha:g} can be certified at delta "
-            f"{config.delta:g} with fewer than {needed}; label "
-            f"{round((needed or 0) / share)} at least{apart}"
+            f"{round(share * units)} of {units} {kind} calibrate, and alpha {alpha:g} at delta "
+            f"{config.delta:g} needs {needed}: label at least {round(needed / share)}{apart}"
         )
     rng, order = division_rng(names, config.seed)
     unit = "clusters"
@@ -399,8 +378,8 @@ def _divided(
         if searcher.options.leave_one_out:
             parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
         return parts
-    numbers = [round(part * n) for part in shares.values()]
-    return np.split(order[rng.permutation(n)], np.cumsum(numbers))
+    numbers = [round(part * units) for part in shares.values()]
+    return np.split(order[rng.permutation(units)], np.cumsum(numbers))
 
 
 def _image_set(
@@ -415,10 +394,3 @@ def _image_set(
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
     ids = query_table.ids or [str(row) for row in range(len(queries))]
     return ImageSet(queries.vectors, labels, ids, attributes, relevance).subset(rows)
-
-
-def _names(query_table: VectorTable, queries: Queries, rows: NDArray[np.int64]) -> list[str]:
-    """Return names of some of the queries: their ids, or else digests of their vectors."""
-    if query_table.ids is not None:
-        return [query_table.ids[row] for row in rows]
-    return [digest.hex() for digest in digests(queries.vectors[rows]).tolist()]

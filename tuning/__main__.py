@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.calibrate:
             print(f"next: rcir calibrate --run {run.path}")
             return 0
-        from calibration import CalibrationConfig, calibrate, print_evaluation
+        from calibration import CalibrationConfig, calibrate, print_outcome
 
         levels = tuple(sorted({*CalibrationConfig.alphas, config.alpha}))
         outcome = calibrate(
@@ -40,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 max_rejects=config.training.max_rejects,
             )
         )
-        print_evaluation(outcome.evaluation)
-        print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
+        print_outcome(outcome)
     return 0
 
 

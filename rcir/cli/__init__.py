@@ -11,15 +11,12 @@ from importlib.metadata import version
 from rcir import trust
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
-from rcir.options import spelled
+from rcir.options import ALPHAS, DELTA, spelled
 
 # File and summary; the file has `add_NAME_arguments(parser)` and `run_NAME(options)`.
 COMMANDS = {
     "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
-    "certify": (
-        "calibration",
-        "calibrate and evaluate a retriever on precomputed embeddings",
-    ),
+    "certify": ("calibration", "calibrate and evaluate a retriever on precomputed embeddings"),
     "recalibrate": (
         "calibration",
         "change the gallery of a retriever, and calibrate with the queries it keeps",
@@ -82,3 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _ = COMMANDS[options.command]
         getattr(import_module(f"rcir.cli.{module}"), f"run_{options.command}")(options)
     return 0
+
+
+def add_levels(parser: ArgumentParser) -> None:
+    """Add the levels of guarantees that are measured or compared."""
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)

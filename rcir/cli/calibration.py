@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rcir.cli import add_levels
 from rcir.errors import InvalidConfig
-from rcir.options import ALPHAS, DELTA
 
 
 def add_certify_arguments(parser: ArgumentParser) -> None:
@@ -24,8 +24,7 @@ def add_certify_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--queries", help="labelled vectors of queries; without, the gallery's own items ask"
     )
-    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
-    parser.add_argument("--delta", type=float, default=DELTA)
+    add_levels(parser)
     parser.add_argument("--output", default="runs/certified", help="folder to write to")
     parser.add_argument(
         "--matches", help="table of true matches: columns query and gallery, of ids"
@@ -59,18 +58,15 @@ def add_certify_arguments(parser: ArgumentParser) -> None:
 
 def run_certify(options: Namespace) -> None:
     """Calibrate, measure, write the retriever and its report, and print the table."""
-    from calibration import NOTHING_CERTIFIED, CertificationConfig, certify, print_evaluation
+    from calibration import CertificationConfig, certify, print_outcome
     from rcir.index import IndexConfig
 
     values = vars(options)
     values.pop("command")
     index = IndexConfig(values.pop("index"), option_values(values.pop("index_option")))
     config = CertificationConfig(alphas=tuple(values.pop("alpha")), index=index, **values)
-    outcome = certify(config)
-    print_evaluation(outcome.evaluation)
-    print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    if outcome.evaluation.refusal:
-        sys.exit(NOTHING_CERTIFIED)
+    if status := print_outcome(certify(config)):
+        sys.exit(status)
 
 
 def add_evaluate_arguments(parser: ArgumentParser) -> None:
@@ -78,23 +74,17 @@ def add_evaluate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--retriever", required=True, help="folder or MLflow URI")
     parser.add_argument("--ood", help="data set whose test images are asked as well")
     parser.add_argument("--output", help="folder to write to (default: evaluation, beside it)")
-    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
-    parser.add_argument("--delta", type=float, default=DELTA)
+    add_levels(parser)
 
 
 def run_evaluate(options: Namespace) -> None:
     """Measure, write the report, and print its table."""
-    from calibration import (
-        NOTHING_CERTIFIED,
-        EvaluationConfig,
-        evaluate_retriever,
-        print_evaluation,
-    )
+    from calibration import NOTHING_CERTIFIED, EvaluationConfig, evaluate_retriever
+    from calibration.screen import print_evaluation
 
-    alphas = tuple(options.alpha)
-    outcome = evaluate_retriever(
-        EvaluationConfig(options.retriever, options.output, alphas, options.delta, options.ood)
-    )
+    place, alphas = options.retriever, tuple(options.alpha)
+    config = EvaluationConfig(place, options.output, alphas, options.delta, options.ood)
+    outcome = evaluate_retriever(config)
     print_evaluation(outcome.evaluation)
     print(f"report: {outcome.report}")
     if outcome.evaluation.refusal:
@@ -135,9 +125,8 @@ def run_recalibrate(options: Namespace) -> None:
     """Change the gallery, calibrate anew, print what is certified."""
     from calibration import recalibrate
 
-    print(
-        recalibrate(options.retriever, options.add, options.remove, options.feedback, options.since)
-    )
+    changes = options.add, options.remove, options.feedback, options.since
+    print(recalibrate(options.retriever, *changes))
     print(f"retriever: {options.retriever}")
 
 

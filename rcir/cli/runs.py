@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from rcir.options import ALPHAS, DELTA
+from rcir.cli import add_levels
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
@@ -41,8 +41,7 @@ def add_compare_arguments(parser: ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
     )
-    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
-    parser.add_argument("--delta", type=float, default=DELTA)
+    add_levels(parser)
     parser.add_argument(
         "--choose",
         action="store_true",

@@ -102,6 +102,7 @@ def test_the_command_prints_and_replaces(folder, tmp_path, capsys):
         (["--index-option", "nlist=3"], "required: --index"),
         (["--index", "flat", "--index-option", "nlist=3"], "nlist"),
         (["--index", "ivf", "--index-option", "nlist"], "NAME=VALUE"),
+        (["--index", "hnsw", "--index_option", "nprobe=3"], "no option nprobe"),
         (["--index", "round"], "'round'"),
     ],
 )

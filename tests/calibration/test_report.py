@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from calibration import RiskResult, print_evaluation, screen
+from calibration import RiskResult, screen
 from rcir.terminal import console
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -150,7 +150,7 @@ def test_a_table_has_every_number_once(outcome, tables):
 
 def test_the_screen_shows_the_same_numbers(outcome, capsys, monkeypatch):
     monkeypatch.setattr(console, "width", 120)
-    print_evaluation(outcome.evaluation)
+    screen.print_evaluation(outcome.evaluation)
     shown = capsys.readouterr().out
     lines = [re.sub(r"[^\w.,-]+", " ", line) for line in shown.splitlines()]
     assert any(line.split() == ["0.001", "no", "-", "-", "-", "-"] for line in lines)
