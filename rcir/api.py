@@ -1,4 +1,4 @@
-"""The calls most users need: load a retriever, name a default one, ask it."""
+"""The calls most users need: load a retriever, name a default one, retrieve."""
 
 from __future__ import annotations
 
@@ -109,7 +109,6 @@ def default_retriever() -> Retriever:
     source = os.environ.get(VARIABLE)
     if not source:
         raise NoRetriever(
-            f'no retriever is named: call rcir.use("FOLDER") or set {VARIABLE}; `rcir demo` makes '
-            "one"
+            f'no retriever: call rcir.use("FOLDER") or set {VARIABLE} (`rcir demo` makes one)'
         )
     return use(source)

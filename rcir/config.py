@@ -17,6 +17,7 @@ from rcir.errors import InvalidConfig, RcirError
 from rcir.options import spelled
 
 Config = TypeVar("Config")
+MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1 << 20, 50, 20_000
 
 
 def parse(
@@ -26,21 +27,18 @@ def parse(
     description: str,
     reads_folders: bool = False,
 ) -> Config:
-    """A configuration from a command line: `--config FILE` and dotted overrides.
+    """Return a configuration from a command line: `--config FILE` and dotted overrides.
 
-    Options are spelled with hyphens or underscores. Where the configuration has `alphas`, `--alpha`
-    takes one or several of them, as in other commands.
-
-    `--help` and `--print_config` print and exit; what cannot be parsed is reported with the
-    argument's name, and ends the process with status 2. A value that the configuration itself
-    refuses raises its `InvalidConfig`.
+    Options are spelled with hyphens or underscores. If the configuration has `alphas`, `--alpha`
+    takes one or several of them. `--help` and `--print_config` print and exit. An argument that
+    cannot be parsed ends the process with status 2; a value that the configuration refuses raises
+    its `InvalidConfig`.
 
     Args:
         kind: the dataclass to fill.
         argv: arguments without the program's name; None for those of this process.
-        prog: shown in the help.
-        description: shown in the help.
-        reads_folders: whether there are options to trust folders, which `rcir.trust` applies.
+        prog, description: shown in the help.
+        reads_folders: True to add the options of `rcir.trust`.
     """
     usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # not all of them before every error
     parser = ArgumentParser(prog=prog, description=description, usage=usage)
@@ -63,16 +61,8 @@ def parse(
     return kind(**values)
 
 
-MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1 << 20, 50, 20_000
-
-
 def _check_yaml(file: Path) -> None:
-    """Refuse a file that would end the parser, or keep it busy for hours.
-
-    Raises:
-        InvalidConfig: it is not text, or is too large, nested too deeply, or holds too many values
-            once its aliases are replaced.
-    """
+    """Raise `InvalidConfig` for a file that would end the parser, or keep it busy for hours."""
     if not file.is_file():
         return  # jsonargparse says so
     refused = f"{file} is no configuration: it"
@@ -110,8 +100,7 @@ def _check_yaml(file: Path) -> None:
 
 def _joined_alphas(words: Sequence[str]) -> list[str]:
     """Return the words with the levels that follow `--alpha` as the one value of `--alphas`."""
-    joined: list[str] = []
-    rest = list(words)
+    joined, rest = [], list(words)
     while rest:
         word = rest.pop(0)
         name, _, value = word.partition("=")
@@ -125,7 +114,7 @@ def _joined_alphas(words: Sequence[str]) -> list[str]:
 
 
 def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """A configuration from nested plain values, each checked against its type.
+    """Return a configuration from nested plain values, each checked against its type.
 
     Raises:
         InvalidConfig: an option does not exist, or a value is not of its type or refused.

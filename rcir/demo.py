@@ -94,11 +94,9 @@ def _clear(output: Path) -> None:
     if output.exists():
         names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
         aside = {name for name in names if name.startswith(tuple(f".{part}-" for part in OUTPUTS))}
-        marked = MARKER in names or (output / "training" / "run.json").is_file()
-        if names and not (marked and names <= {*OUTPUTS, *aside, MARKER, EMBEDDED}):
+        if names and not (MARKER in names and names <= {*OUTPUTS, *aside, MARKER, EMBEDDED}):
             raise InvalidConfig(
-                f"{output} exists and is not the output of a demo: it is left alone; name another "
-                "folder with --output"
+                f"{output} is not the output of a demo and is left alone: name another --output"
             )
         for name in names - {MARKER}:
             path = output / name

@@ -15,6 +15,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from io import TextIOWrapper
 
+_as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ADVICE = {
+    **dict.fromkeys(_FULL, "make room there, and give the command again"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "change the permissions of the file or its folder, or choose another place",
+    ),
+}
+
 
 class RcirError(Exception):
     """Base class of every error that rcir raises on purpose."""
@@ -93,8 +103,7 @@ class RiskUnattainable(RcirError):
             looking: to rely on it, calibrate on new queries.
         required_calibration: the number of calibration queries from which the asked alpha can be
             certified if the share of queries without a match within the search depth stays as it
-            is, or None if no number of queries would do: ask for less, or search deeper if the
-            message says that matches are there.
+            is; None if no number of queries would do.
     """
 
     def __init__(
@@ -103,9 +112,6 @@ class RiskUnattainable(RcirError):
         super().__init__(message)
         self.minimum_alpha = minimum_alpha
         self.required_calibration = required_calibration
-
-
-_as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
 
 
 def as_option(name: str, value: object = True) -> str:
@@ -134,16 +140,6 @@ def naming_flags(flags: bool = True) -> Iterator[None]:
         _as_flags.reset(token)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ADVICE = {
-    **dict.fromkeys(_FULL, "make room there, and give the command again"),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS),
-        "change the permissions of the file or its folder, or choose another place",
-    ),
-}
-
-
 def _with_advice(error: RcirError | OSError) -> str:
     """Return the message of an error, with what to do about one of the operating system."""
     if not isinstance(error, OSError) or error.errno not in _ADVICE:
@@ -157,11 +153,10 @@ def _with_advice(error: RcirError | OSError) -> str:
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """End the process with one line, not a traceback, for what its user can mend.
+    """End the process with one line, not a traceback, for errors that its user can solve.
 
-    Status 1 for what rcir raises on purpose and what the operating system refuses, 130 for Ctrl-C.
-    What standard output cannot encode, such as a name that is not UTF-8, is shown as escapes.
-    Advice names flags. Warnings are lines, too, without the source code that issued them.
+    The status is 1 for errors of rcir and of the operating system, 130 for Ctrl-C. Advice names
+    flags, warnings are lines, and text that standard output cannot encode is escaped.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is

@@ -18,7 +18,7 @@ from rcir.errors import InvalidConfig
 ALPHA = 0.1
 ALPHAS = (0.05, 0.1, 0.2)
 DELTA = 0.1
-GIVEN = ("root", "seed")  # to readers, but not as options
+GIVEN = {"root", "seed"}  # to readers, but not as options
 NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **{Path: "a path", NoneType: "null"},
@@ -45,32 +45,22 @@ def require_options(
         Traceback (most recent call last):
         rcir.errors.InvalidConfig: options: size is 2.5; it must be a whole number
     """
-    parameters = {
-        name: parameter
-        for name, parameter in signature(reader).parameters.items()
-        if name not in GIVEN
-    }
-    anything = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    further = further or {}
-    names = [*parameters, *further]
-    if (unknown := [name for name in options if name not in names]) and not anything:
+    parameters = {n: p for n, p in signature(reader).parameters.items() if n not in GIVEN}
+    catch_all = {n for n, p in parameters.items() if p.kind is Parameter.VAR_KEYWORD}
+    names = [*parameters, *(further or {})]
+    if (unknown := [name for name in options if name not in names]) and not catch_all:
         raise InvalidConfig(
             f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
             f"{', '.join(names) or 'none'}"
         )
-    needed = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_KEYWORD
-    ]
-    if missing := [name for name in needed if name not in options]:
+    needed = {n for n, p in parameters.items() if p.default is Parameter.empty} - catch_all
+    if missing := sorted(needed - options.keys()):
         raise InvalidConfig(f"{where}: {', '.join(missing)} is needed; give it")
-    kinds = get_type_hints(reader) | dict(further)
+    kinds = get_type_hints(reader) | dict(further or {})
     for name, value in options.items():
         if name in kinds and not _fits(value, kinds[name]):
-            raise InvalidConfig(
-                f"{where}: {name} is {value!r}; it must be {_kind_name(kinds[name])}"
-            )
+            expected = _kind_name(kinds[name])
+            raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {expected}")
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -106,10 +96,8 @@ def _kind_name(kind: Any) -> str:
 def require_at_least(options: object, **least: float) -> None:
     """Raise `InvalidConfig` of the first named option of a method that is too small."""
     for name, value in least.items():
-        if getattr(options, name) < value:
-            raise InvalidConfig(
-                f"encoder.options.{name} is {getattr(options, name)}; at least {value}"
-            )
+        if (given := getattr(options, name)) < value:
+            raise InvalidConfig(f"encoder.options.{name} is {given}; at least {value}")
 
 
 def require_choices(options: object, *names: str) -> None:

@@ -113,7 +113,6 @@ PARTIAL = [
     [".rcir-demo", "training/.run.json-0"],
     [".rcir-demo", "training/run.json", "embeddings/part-0", "retriever/lock", ".report.html-0"],
     [".rcir-demo", "queries/easy.png", "results.json"],  # while it removes an earlier output
-    ["training/run.json", "results.json"],  # written by a version without the marker file
 ]
 
 
