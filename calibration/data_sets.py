@@ -287,9 +287,10 @@ def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
         raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
     dataset = find_dataset(name)
     other = DataConfig(name, data.root, data.download)
-    if dataset.composed:
+    if dataset.splitter:
         return load_splits(other).test
-    options = {"download": True} if data.download and dataset.downloads else {}
+    downloads = data.download and "download" in dataset.options_of_reader()
+    options = {"download": True} if downloads else {}
     return dataset.read(data_root(other), **options).queries
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rcir.data.datasets.user_images import Pictures
+    from rcir.data.folders import Pictures
     from rcir.data.preprocessing import Preprocessing
     from rcir.embedding import Embedding
     from rcir.encoders import Encoder
@@ -189,17 +189,8 @@ def _write(
     vectors = embedding.vectors.numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     uncertainty = None if embedding.uncertainty is None else embedding.uncertainty.numpy()
-    write_vectors(
-        file,
-        vectors,
-        pictures.ids,
-        pictures.columns,
-        uncertainty,
-        model,
-        shards,
-        source,
-        rejects,
-    )
+    ids, columns = pictures.ids, pictures.columns
+    write_vectors(file, vectors, ids, columns, uncertainty, model, shards, source, rejects)
     return int(vectors.shape[1])
 
 
@@ -216,16 +207,13 @@ def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
     ends = [n * number // shards for number in range(shards + 1)]
     rows = map(slice, ends, ends[1:])
     files = {output / shard_name(number): part for number, part in enumerate(rows)}
-    if others := sorted(path.name for path in output.iterdir() if _is_other(path, files)):
+    written = (path for path in sorted(output.iterdir()) if not path.name.startswith("."))
+    if other := next((path.name for path in written if path not in files), None):
         raise InvalidConfig(
-            f"{output} holds {others[0]}, which is none of the {shards} files to write: choose "
-            "another folder, or the --shards that it was begun with"
+            f"{output} holds {other}, which is none of the {shards} files to write: choose another "
+            "folder, or the --shards that it was begun with"
         )
     return files
-
-
-def _is_other(path: Path, files: Container[Path]) -> bool:
-    return path not in files and not path.name.startswith(".")
 
 
 def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) -> str:
@@ -238,20 +226,15 @@ def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) 
 
 
 def _plain(value: Any) -> Any:
-    """Return an array, a date and the like as JSON can hold them."""
+    """Return an array, a date and the like for JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _written(
     file: Path, pictures: Pictures, model: str, source: str, preprocessing: Preprocessing
 ) -> tuple[int, dict[str, str]] | None:
-    """The dimensions of the vectors in a file that was written before, of the same pictures as they
-    are now, with what is known of them now, and its rejects; None if there is none, or if one of
-    its rejects can be read now.
-
-    Raises:
-        InvalidConfig: it is of other pictures, or of another model.
-    """
+    """The dimensions of the vectors in a complete file of these pictures, and its rejects; None if
+    there is none, or if one of its rejects can be read now."""
     from pyarrow import ArrowException, parquet
 
     from rcir.data.vector_files import MODEL, REJECTS, SOURCE
@@ -285,9 +268,6 @@ def _model(
     model: str, checkpoint: str | None, projected: bool
 ) -> tuple[Encoder, Preprocessing, str]:
     """An encoder, its preprocessing, and its name with a digest of weights and preprocessing."""
-    import json
-    from hashlib import sha256
-
     import timm
 
     from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
@@ -318,4 +298,5 @@ def _model(
         trained = find_run(model)
         encoder, preprocessing, model = trained.encoder(), trained.preprocessing, trained.path.name
     described = encoder.weights_digest() + json.dumps(preprocessing.identity(), sort_keys=True)
-    return encoder, preprocessing, f"{model}@{sha256(described.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(described.encode()).hexdigest()[:12]
+    return encoder, preprocessing, f"{model}@{digest}"

@@ -20,6 +20,9 @@ from rcir.errors import InvalidConfig
 from rcir.torch_settings import copied
 
 RATIOS = (3 / 4, 4 / 3)
+LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601
+# Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
+PIXELS_AT_ONCE = 1 << 19
 
 
 def draw_warps(
@@ -75,9 +78,6 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
     return F.grid_sample(images, grid.permute(0, 2, 3, 1), "bilinear", "zeros", align_corners=False)
 
 
-LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601
-
-
 def adjust_brightness(images: Tensor, factor: Tensor) -> None:
     """Scale values by factors of at least 0."""
     images.mul_(factor).clamp_(0, 255)
@@ -123,10 +123,6 @@ def shift_hue(images: Tensor, shift: Tensor) -> None:
         away = hue - own
         away.sub_(away.round()).abs_()  # of the circle, at most half
         torch.sub(high, away.mul_(6).sub_(1).clamp_(0, 1).mul_(chroma), out=images[:, channel])
-
-
-# Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
-PIXELS_AT_ONCE = 1 << 19
 
 
 def occlude(

@@ -20,6 +20,9 @@ from rcir.data.relevance import Relevance, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
 QueryDivision = Literal["shared-labels", "new-labels"]
+PARTS = ("validation", "gallery", "tuning", "calibration")
+CLASSES, PAIR = 3, 2  # a recall of one class, or of single images, is no choice between epochs
+CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
 def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
@@ -68,7 +71,7 @@ def draw_by_cluster(
     counts = [_count(asked, n, len(clusters)) for asked in parts.values()]
     if sum(counts) >= n:
         sizes = " + ".join(f"{name} {share:g}" for name, share in parts.items())
-        remedy = f"at least {len(parts) + 1} {unit} are needed, better many"
+        remedy = f"at least {len(parts) + 1} {unit} are needed, preferably many"
         if n > len(parts):
             remedy = f"use smaller parts, or have more {unit}"
         raise InvalidData(
@@ -198,11 +201,6 @@ def _count(share: float, clusters: int, images: int) -> int:
     if share < 1:
         return max(1, round(share * clusters))
     return max(1, math.ceil(share * clusters / max(1, images)))
-
-
-PARTS = ("validation", "gallery", "tuning", "calibration")
-CLASSES, PAIR = 3, 2  # a recall of one class, or of single images, is no choice between epochs
-CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
 @dataclass(frozen=True)
@@ -351,7 +349,7 @@ def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
     shares_stated = " + ".join(f"{name} {share:g}" for name, share in parts.items())
     remedy = "ask for less"
     if n <= len(parts):  # each takes one at least
-        remedy = f"have at least {len(parts) + 1} {what}, better many"
+        remedy = f"have at least {len(parts) + 1} {what}, preferably many"
         if what == "queries":
             remedy += "; they are the images of the classes that evaluate which are not searched"
     return InvalidData(f"{shares_stated} must leave some of {n} {what} over: {remedy}")

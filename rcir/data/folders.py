@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rcir.data.images import ENDINGS
 from rcir.data.labelling import MISSING_VALUES
@@ -36,30 +37,49 @@ SHOWN_ENDINGS = 3
 
 
 @dataclass(frozen=True)
-class PictureFolder:
-    """The n pictures below a folder, sorted by name.
+class Pictures:
+    """Pictures and what is known of them.
 
     Attributes:
-        ids: their paths in the folder, with slashes.
-        labels: the class of each, the folder that holds it, below the split; None for a picture
-            that lies in no class folder.
-        splits: of each, "train", "val", "test", "query" or "gallery", None beside the folders of
-            the splits; None if the folder is not divided into splits.
-        notes: what was skipped, and what else a user should know, one sentence each.
+        paths: n image files.
+        ids: n names, unique: the path in the folder, with slashes, or from the table.
+        columns: what is known, by name, n values each; None where it is not known of a picture.
+        notes: what was left out, and what else a user should know, one sentence each.
     """
 
-    ids: list[str]
-    labels: list[str | None]
-    splits: list[str | None] | None
-    notes: tuple[str, ...]
+    paths: Sequence[Path]
+    ids: Sequence[str]
+    columns: Mapping[str, Sequence[Any]]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: slice) -> Pictures:
+        """Return some of them."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Pictures(self.paths[rows], self.ids[rows], columns)
+
+    def without(self, rows: Collection[int]) -> Pictures:
+        """Return those that are not in some rows."""
+        if not rows:
+            return self
+        others = [row for row in range(len(self)) if row not in rows]
+        columns = {name: [values[row] for row in others] for name, values in self.columns.items()}
+        return Pictures(
+            [self.paths[row] for row in others], [self.ids[row] for row in others], columns
+        )
 
 
-def scan_folder(folder: Path) -> PictureFolder:
+def scan_folder(folder: Path) -> Pictures:
     """List the pictures below a folder.
 
         apple/1.jpg                   label "apple"
         pear/conference/2.jpg         label "pear/conference"
         train/apple/1.jpg             label "apple", split "train"
+
+    Their columns are ``label``, None outside of class folders, if there are any, and ``split``,
+    "train", "val", "test", "query" or "gallery", if the folder is divided into splits.
 
     A picture has the ending of one; no file is opened. The folders `train`, `val` (or `valid`,
     `validation`), `test`, `query` and `gallery`, in any capitals, are splits if no other folder
@@ -81,8 +101,10 @@ def scan_folder(folder: Path) -> PictureFolder:
         ...         (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
         ...         (Path(place) / name).touch()
         ...     scanned = scan_folder(Path(place))
-        >>> scanned.ids, scanned.labels, scanned.splits
-        (['Test/apple/2.jpg', 'Train/apple/1.jpg'], ['apple', 'apple'], ['test', 'train'])
+        >>> scanned.ids
+        ['Test/apple/2.jpg', 'Train/apple/1.jpg']
+        >>> scanned.columns
+        {'label': ['apple', 'apple'], 'split': ['test', 'train']}
         >>> scanned.notes
         ('left out: files that are not pictures (1: .txt)', 'splits: test (1), train (1)')
     """
@@ -104,11 +126,12 @@ def scan_folder(folder: Path) -> PictureFolder:
             label = label.partition("/")[2]
         labels.append(composed(label) or None)
     _require_present(folder, labels)
-    splits = [split_of.get(name.partition("/")[0]) for name in ids] if split_of else None
-    if splits is not None:
-        sizes = Counter(split or "none" for split in splits)
+    columns = {"label": labels} if any(labels) else {}
+    if split_of:
+        columns["split"] = [split_of.get(name.partition("/")[0]) for name in ids]
+        sizes = Counter(split or "none" for split in columns["split"])
         notes.append(f"splits: {', '.join(f'{name} ({n:,})' for name, n in sizes.items())}")
-    return PictureFolder(ids, labels, splits, tuple(notes))
+    return Pictures([folder / name for name in ids], ids, columns, tuple(notes))
 
 
 def _require_present(folder: Path, labels: Iterable[str | None]) -> None:

@@ -31,6 +31,45 @@ from rcir.imports import naming_extras
 MAX_PIXELS = 200_000_000  # of a picture by default; the largest sensors of phones have as many
 Interpolation = Literal["bilinear", "bicubic", "nearest", "pillow-bilinear", "pillow-bicubic"]
 CropRounding = Literal["nearest", "down"]
+WITH_TRANSPARENCY = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBa")  # modes that may have some
+MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
+TURNS = {  # what makes an image upright, by its EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+FORMATS = {  # by Pillow's name, with the endings of their files
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
+}
+# Read from paths, bytes and PIL images, but not from uploads: these are stills of video codecs,
+# whose decoders run beyond any deadline. Pillow decodes AVIF, and the extra "heif" HEIC.
+CODEC_FORMATS = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
+# Pillow gives libtiff the whole file: neither the deadline nor the number of reads would end it.
+UNTRUSTED_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
+# The names of pictures. One whose format needs an extra that is missing fails when it is read.
+ENDINGS = tuple(ending for endings in (FORMATS | CODEC_FORMATS).values() for ending in endings)
+HIGH_BIT_DEPTH = re.compile(rb"av1C\x81.[\x40-\x7f\xc0-\xff]", re.DOTALL)  # 10 or 12 bits in AVIF
+ImageLike: TypeAlias = (
+    "str | os.PathLike[str] | bytes | UntrustedImage | Image.Image | NDArray[Any]"
+)
+MAX_SEGMENTS = 1_000  # of a JPEG file; the longest ones, 64 KiB each, are 62 MiB
+MAX_SCANS = 100  # of a progressive JPEG file; encoders write about 10
+MAX_READS = 50_000  # of the parts of a file; 32 MiB of PNG chunks of 8 KiB are read in 12,289
+UNTRUSTED_BLOCK = 1 << 12  # bytes decoded between two looks at the deadline; a scan may be shorter
+MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
+LARGE_PIXELS = 1 << 25  # a larger picture takes some 300 MB or more while it is decoded
+_large = Lock()
+_runs_pillow: ContextVar[bool] = ContextVar("runs_pillow", default=False)
 
 
 @dataclass(frozen=True)
@@ -93,13 +132,15 @@ class Resizing:
 
     def one(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
-        scaled = self.scaled(*pixels.shape[:2])
-        resized = resize_one(pixels, scaled, self.interpolation)
-        return resized[self.window(*scaled)]
+        resized = self.batch(pixels[None])[0]
+        array: NDArray[np.uint8] = (
+            resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
+        ).numpy()
+        return array
 
 
 def resize(
-    images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation = "bilinear"
+    images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation
 ) -> Tensor:
     """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size), antialiased unless "nearest"."""
     values = np.require(images, requirements=["C", "W"]).reshape(-1)
@@ -122,17 +163,6 @@ def _by_pillow(
     resized = [np.asarray(Image.fromarray(each).resize(size[::-1], method)) for each in images]
     tensor = torch.from_numpy(np.stack(resized))
     return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
-
-
-def resize_one(
-    pixels: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation = "bilinear"
-) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
-    resized = resize(pixels[None], size, interpolation)[0]
-    array: NDArray[np.uint8] = (
-        resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
-    ).numpy()
-    return array
 
 
 def mode_of(channels: int) -> str:
@@ -175,19 +205,6 @@ def as_pixels(
     return np.asarray(Image.fromarray(array).convert(mode_of(channels)))
 
 
-WITH_TRANSPARENCY = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBa")  # modes that may have some
-MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
-TURNS = {  # what makes an image upright, by its EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
 def _upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
     """Pixels of a PIL image, turned as its EXIF orientation says."""
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -223,35 +240,6 @@ def decode_jpeg(content: Tensor, channels: int) -> Tensor:
     mode = "GRAY" if channels == 1 else "RGB"
     pixels: Tensor = torchvision.io.decode_jpeg(content, torchvision.io.ImageReadMode[mode])
     return pixels
-
-
-FORMATS = {  # by Pillow's name, with the endings of their files
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "TIFF": (".tif", ".tiff"),
-    "BMP": (".bmp",),
-    "GIF": (".gif",),
-    "PPM": (".pgm", ".ppm", ".pbm", ".pnm"),
-}
-# Read from paths, bytes and PIL images, but not from uploads: these are stills of video codecs,
-# whose decoders run beyond any deadline. Pillow decodes AVIF, and the extra "heif" HEIC.
-CODEC_FORMATS = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
-# Pillow gives libtiff the whole file: neither the deadline nor the number of reads would end it.
-UNTRUSTED_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
-# The names of pictures. One whose format needs an extra that is missing fails when it is read.
-ENDINGS = tuple(ending for endings in (FORMATS | CODEC_FORMATS).values() for ending in endings)
-HIGH_BIT_DEPTH = re.compile(rb"av1C\x81.[\x40-\x7f\xc0-\xff]", re.DOTALL)  # 10 or 12 bits in AVIF
-
-ImageLike: TypeAlias = (
-    "str | os.PathLike[str] | bytes | UntrustedImage | Image.Image | NDArray[Any]"
-)
-
-MAX_SEGMENTS = 1_000  # of a JPEG file; the longest ones, 64 KiB each, are 62 MiB
-MAX_SCANS = 100  # of a progressive JPEG file; encoders write about 10
-MAX_READS = 50_000  # of the parts of a file; 32 MiB of PNG chunks of 8 KiB are read in 12,289
-UNTRUSTED_BLOCK = 1 << 12  # bytes decoded between two looks at the deadline; a scan may be shorter
-MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
 
 
 class UntrustedImage(BytesIO):
@@ -488,10 +476,6 @@ def _register_heif() -> None:
     pillow_heif.register_heif_opener()
 
 
-LARGE_PIXELS = 1 << 25  # a larger picture takes some 300 MB or more while it is decoded
-_large = Lock()
-
-
 def _read(
     source: ImageLike, channels: int, resizing: Resizing | None, max_pixels: int
 ) -> NDArray[np.uint8]:
@@ -525,9 +509,6 @@ def _read(
 
 def _resized(pixels: NDArray[np.uint8], resizing: Resizing | None) -> NDArray[np.uint8]:
     return pixels if resizing is None else resizing.one(pixels)
-
-
-_runs_pillow: ContextVar[bool] = ContextVar("runs_pillow", default=False)
 
 
 class _InPillow(type):

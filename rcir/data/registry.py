@@ -27,6 +27,18 @@ DIVISION: dict[str, Any] = {
     "cluster": str | None,
     "queries": QueryDivision,
 }
+_CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
+_FETCHED = "data.download=true fetches it"
+_MNIST = ("mnist", "MNIST/raw")  # the latter is torchvision's
+# Of training, database and queries together, then database and queries of what evaluates.
+_PITTSBURGH = (
+    ({"version": "30k", "split": "test"}, 10_000 + 7_416 + 10_000 + 6_816),
+    ({"version": "30k", "split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
+    ({"version": "250k", "split": "test"}, 91_464 + 7_824 + 83_952 + 8_280),
+    ({"version": "250k", "split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
+)
+LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
+LEAST_VALIDATION = 3  # images
 
 
 @dataclass(frozen=True)
@@ -38,12 +50,11 @@ class DataSet:
         get: how to get it.
         places: where it may be, below the folder of all data sets; none if it needs no files.
         images: the published number of images, of training and evaluation; None if there is none.
-        reader: module and function below `rcir.data` that read it; imported when it is used.
+        reader: module and function below `rcir.data.datasets` that read it as published; empty if
+            it only exists as splits.
         parts: sizes of its splits that differ from the defaults of `divide`.
         options: of the reader.
-        downloads: whether the reader can fetch it.
-        composed: whether the reader draws the splits itself.
-        whole: module and function that read a composed set without drawing; empty if there is none.
+        splitter: module and function that read its splits; empty if `divide` draws them.
         counts: options, and the published number of images with them; where it is given, other
             options have no such number.
     """
@@ -55,9 +66,7 @@ class DataSet:
     reader: str
     parts: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    downloads: bool = False
-    composed: bool = False
-    whole: str = ""
+    splitter: str = ""
     counts: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
     def is_on_disk(self, root: Path) -> bool:
@@ -98,8 +107,8 @@ class DataSet:
 
         The seed decides what a reader draws too, such as the classes of a folder that train.
         """
-        if self.composed:
-            splits: Splits = self._call(_function(self.reader), root, {"seed": seed, **options})
+        if self.splitter:
+            splits: Splits = self._call(_function(self.splitter), root, {"seed": seed, **options})
             return splits
         how = {name: options.pop(name) for name in DIVISION if name in options}
         if "seed" in self.options_of_reader():
@@ -116,16 +125,16 @@ class DataSet:
 
     def function(self) -> Callable[..., Any]:
         """The function that reads the set as published."""
-        return _function(self.whole if self.composed else self.reader)
+        return _function(self.reader)
 
     def options_of_reader(self) -> set[str]:
-        """The names of the arguments of the reader."""
-        return set(signature(_function(self.reader)).parameters)
+        """The names of the arguments of what reads the splits or the set."""
+        return set(signature(_function(self.splitter or self.reader)).parameters)
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""
-        if self.composed:
-            require_options(where, _function(self.reader), options)
+        if self.splitter:
+            require_options(where, _function(self.splitter), options)
         else:
             require_options(where, self.function(), options, DIVISION)
 
@@ -136,25 +145,14 @@ def _function(name: str) -> Callable[..., Any]:
     return reader
 
 
-_CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
-_FETCHED = "data.download=true fetches it"
-_MNIST = ("mnist", "MNIST/raw")  # the latter is torchvision's
-# Of training, database and queries together, then database and queries of what evaluates.
-_PITTSBURGH = (
-    ({"version": "30k", "split": "test"}, 10_000 + 7_416 + 10_000 + 6_816),
-    ({"version": "30k", "split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
-    ({"version": "250k", "split": "test"}, 91_464 + 7_824 + 83_952 + 8_280),
-    ({"version": "250k", "split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
-)
-
 DATASETS: dict[str, DataSet] = {
     "digits": DataSet(
         "two-digit numbers of scikit-learn's handwritten digits",
         "comes with scikit-learn",
         (),
         None,
-        "handwriting:load_two_digits",
-        composed=True,
+        "",
+        splitter="handwriting:load_two_digits",
     ),
     "mnist": DataSet(
         "MNIST, handwritten digits",
@@ -163,7 +161,6 @@ DATASETS: dict[str, DataSet] = {
         70_000,
         "small_images:read_mnist",
         _CLOSED,
-        downloads=True,
     ),
     "fashion-mnist": DataSet(
         "Fashion-MNIST, clothes",
@@ -172,7 +169,6 @@ DATASETS: dict[str, DataSet] = {
         70_000,
         "small_images:read_fashion_mnist",
         _CLOSED,
-        downloads=True,
     ),
     "cifar10": DataSet(
         "CIFAR-10, colour pictures of ten kinds of things",
@@ -180,7 +176,6 @@ DATASETS: dict[str, DataSet] = {
         ("cifar-10-batches-bin",),
         60_000,
         "small_images:read_cifar10",
-        downloads=True,
     ),
     "svhn": DataSet(
         "SVHN, cropped digits of house numbers",
@@ -188,24 +183,21 @@ DATASETS: dict[str, DataSet] = {
         ("svhn",),
         99_289,
         "small_images:read_svhn",
-        downloads=True,
     ),
     "n-digit-mnist": DataSet(
         "numbers of N MNIST digits, zero-shot",
-        "made of MNIST",
+        "made of MNIST, which data.download=true fetches",
         _MNIST,
         None,
         "handwriting:read_n_digit_mnist",
-        downloads=True,
     ),
     "omniglot": DataSet(
         "Omniglot's background set, handwritten characters",
         "images_background.zip of github.com/brendenlake/omniglot",
         ("omniglot/images_background.zip",),
         19_280,
-        "handwriting:load_omniglot",
-        composed=True,
-        whole="handwriting:read_omniglot",
+        "handwriting:read_omniglot",
+        splitter="handwriting:load_omniglot",
     ),
     "cub200": DataSet(
         "CUB-200-2011, birds, zero-shot",
@@ -306,12 +298,8 @@ def find_dataset(name: str) -> DataSet:
     return DATASETS[name]
 
 
-LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
-LEAST_VALIDATION = 3  # images
-
-
 def shortages(splits: Splits) -> list[str]:
-    """Say of each part that is too small to be used what it has and what it needs; [] if none is.
+    """Return what each part that is too small to be used has and needs.
 
     Example:
         >>> def part(*labels):
@@ -319,25 +307,25 @@ def shortages(splits: Splits) -> list[str]:
         ...     return ImageSet(np.zeros((len(labels), 2, 2), np.uint8), np.array(labels), ids)
         >>> good = part(0, 0, 1, 1)
         >>> shortages(Splits(good, good, good, part(0), good, good))
-        ['tuning has 1 queries, needed are 2']
+        ['tuning has 1 queries, at least 2 are needed']
     """
     lacking = []
     if not can_train(splits.train):
         lacking.append(
-            f"no anchor has a positive and a negative: of {len(splits.train)} training images one "
-            "must match another one and not match a third"
+            f"no anchor has a positive and a negative: one of {len(splits.train)} training images "
+            "must match a second one and not match a third"
         )
     if (
         len(splits.validation) < LEAST_VALIDATION
         or not _matches(splits.validation.relevance)[0].any()
     ):
         lacking.append(
-            f"validation has {len(splits.validation)} images, needed are {LEAST_VALIDATION}, two "
-            "of which match"
+            f"validation has {len(splits.validation)} images, at least {LEAST_VALIDATION} are "
+            "needed, two of which match"
         )
     sizes = {name: len(getattr(splits, name)) for name in LEAST}
     lacking += [
-        f"{name} has {sizes[name]} queries, needed are {least}"
+        f"{name} has {sizes[name]} queries, at least {least} are needed"
         for name, least in LEAST.items()
         if sizes[name] < least
     ]
@@ -355,7 +343,7 @@ def calibration_note(splits: Splits) -> str | None:
     return (
         f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
         f"= {DELTA:g}, whatever the encoder; for alpha = {ALPHA:g} it takes {needed}, "
-        "better some hundred: have more images of the classes that evaluate"
+        "preferably a few hundred: have more images of the classes that evaluate"
     )
 
 
@@ -474,7 +462,7 @@ def load_splits(
     dataset, root = find_dataset(config.name), data_root(config)
     dataset.require(f"data.options of {config.name}", config.options)
     options = dict(config.options)
-    if config.download and dataset.downloads:
+    if config.download and "download" in dataset.options_of_reader():
         options["download"] = True
     try:
         splits = dataset.load(root, config.seed, tell, **options)
@@ -491,9 +479,9 @@ def require_enough(config: DataConfig, splits: Splits) -> None:
         hint = _hint(config) or "have more images of each class, and more classes"
         n_queries = len(splits.tuning) + len(splits.calibration) + len(splits.test)
         raise InvalidData(
-            f"{config.name} has too few images: {len(splits.train)} train, "
-            f"{len(splits.validation)} validate, {len(splits.gallery)} are searched and "
-            f"{n_queries} ask; {'; '.join(lacking)}: {hint}"
+            f"{config.name} has too few images ({len(splits.train)} train, "
+            f"{len(splits.validation)} validation, {len(splits.gallery)} gallery, {n_queries} "
+            f"queries): {'; '.join(lacking)}: {hint}"
         )
 
 
@@ -511,7 +499,7 @@ def _hint(config: DataConfig) -> str:
     if shortages(splits):
         return ""
     return (
-        "with open_set false in data.options, by which every class both trains and is asked about, "
+        "with open_set false in data.options, by which every class both trains and is queried, "
         "there are enough"
     )
 
@@ -577,7 +565,7 @@ def verify(
     from rcir.data.images import MAX_PIXELS, faults  # imports torch; to list the sets needs none
 
     dataset = find_dataset(name)
-    if dataset.composed and not dataset.whole:
+    if not dataset.reader:
         raise InvalidConfig(f"{name} {dataset.get}: it needs no check")
     require_options(f"options of {name}", dataset.function(), options)
     source = dataset.read(root, **options)

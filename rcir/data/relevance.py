@@ -22,6 +22,12 @@ from rcir.errors import InvalidData
 
 Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+BLOCK = 2**22  # entries, or bytes, of what is held at a time, about
+WORD = 64
+CELL = 10.0  # side of the cells that stand for labels of places, of the radius
+CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
+TABLE = "table."  # begins the names of the arrays of a table of matches
+PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
 
 
 @runtime_checkable
@@ -100,10 +106,6 @@ def require_kind(relevance: Relevance, others: Relevance) -> None:
             f"images that match by {relevance.kind} cannot be joined with images that match by "
             f"{others.kind}: give the same kind"
         )
-
-
-BLOCK = 2**22  # entries, or bytes, of what is held at a time, about
-WORD = 64
 
 
 def count_overlaps(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
@@ -202,10 +204,6 @@ def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64
     return first, which
 
 
-CELL = 10.0  # side of the cells that stand for labels of places, of the radius
-CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
-
-
 @dataclass(frozen=True)
 class WithinRadius:
     """Images match if they were taken within a distance of each other.
@@ -246,8 +244,8 @@ class WithinRadius:
             )
         if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
             raise InvalidData(
-                f"places have shape {self.places.shape} and radius is {self.radius}; needed are "
-                "(n, d) finite coordinates and a radius above 0"
+                f"places have shape {self.places.shape} and radius is {self.radius}; give (n, d) "
+                "finite coordinates and a radius above 0"
             )
 
     def __len__(self) -> int:
@@ -487,9 +485,6 @@ class SharedLabel:
         return {prefix + name: values for name, values in arrays.items()}
 
 
-TABLE = "table."  # begins the names of the arrays of a table of matches
-
-
 def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
     """The relevance that was given as `Relevance.arrays`; raises KeyError for other arrays."""
     if "labels" in arrays:
@@ -509,9 +504,6 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     """A gallery's calibration depends on it."""
     values.setflags(write=False)
     return values
-
-
-PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
 
 
 @singledispatch

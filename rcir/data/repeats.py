@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from rcir.data.images import ImageLike
 
 BYTES = 16  # of 2**64 different pictures, two would have the same digest
+NEAR = 0.02  # of the median distance to the second nearest item
+BURST = 0.4  # members of a burst are within this share of the distance to the gallery
+MATES = 0.2  # per query: so many make delta = 0.1 fail in 0.12 of the calibrations
+LEVEL, PERMUTATIONS = 0.01, 199  # of the tests for bursts
+SHOWN = 5
+RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
+Digests: TypeAlias = NDArray[np.bytes_]
+Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
@@ -80,17 +88,6 @@ def _digest(image: ImageLike) -> str:
     digest = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.hexdigest()
-
-
-NEAR = 0.02  # of the median distance to the second nearest item
-BURST = 0.4  # members of a burst are within this share of the distance to the gallery
-MATES = 0.2  # per query: so many make delta = 0.1 fail in 0.12 of the calibrations
-LEVEL, PERMUTATIONS = 0.01, 199  # of the tests for bursts
-SHOWN = 5
-RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
-
-Digests: TypeAlias = NDArray[np.bytes_]
-Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:

@@ -134,8 +134,8 @@ def test_a_missing_gallery_is_drawn_where_the_classes_are(tmp_path, test, galler
         (["a/notes.txt", ".a/1.png"], "no pictures"),
         (["a/1.png", "a/2.png"], "one class"),
         (["train/a/1.png", "test/notes.txt"], "train"),
-        (["train/a/1.png", "test/1.png"], "needed"),
-        (["train/a/1.png", "query/a/1.png", "test/a/1.png"], "needed"),
+        (["train/a/1.png", "test/1.png"], "exactly one"),
+        (["train/a/1.png", "query/a/1.png", "test/a/1.png"], "exactly one"),
         (["train/a/1.png", "Train/a/1.png", "test/a/1.png"], "same split"),
         (["train/a/1.png", "test/a/1.png", "cat/1.png"], "cat"),
         (["all/train/a/1.png", "all/val/a/1.png"], "all"),
@@ -336,8 +336,11 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        *[({"group": ["a", "b"]}, "needed"), ({"x": [1, 2]}, "exactly one")],
-        *[({"label": [1, 2], "labels": [1, 2]}, "exactly one"), ({"x": [1], "y": [1]}, "one row")],
+        *[({"group": ["a", "b"]}, "exactly one"), ({"x": [1, 2]}, "exactly one")],
+        *[
+            ({"label": [1, 2], "labels": list("ab")}, "exactly one"),
+            ({"x": [1], "y": [1]}, "one row"),
+        ],
         ({"label": [1, 2], "x": [1, 2], "y": [1, 2]}, "exactly one"),
         ({"label": ["a", None, "b", " "]}, "label: 2 of 4 .*row 2"),
         ({"label": list("ab"), "key": ["u", None]}, "key: 1 of 2"),
@@ -346,8 +349,8 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
         ({"x": ["1", "2"], "y": ["3", "4 m"]}, r"y is not a finite number .*'4 m'"),
         ({"x": [None, np.inf, 1.0], "y": [1.0, 2.0, 3.0]}, "2 of 3 rows"),
         ({"label": list("aba"), "split": ["train", "query", "dev"]}, "'dev'"),
-        ({"label": list("aba"), "split": ["train", "query", "test"]}, "needed"),
-        ({"label": list("ab"), "split": ["train", "gallery"]}, "needed"),
+        ({"label": list("aba"), "split": ["train", "query", "test"]}, "exactly one"),
+        ({"label": list("ab"), "split": ["train", "gallery"]}, "exactly one"),
         *[({"labels": [" ", ";"]}, "labels is empty"), ({"label": ["a", "a"]}, "one class")],
     ],
     ids=str,
@@ -363,7 +366,7 @@ def test_unusable_columns_are_refused(tmp_path, form, columns, word):
     [
         ({"path": ["0.png", None], "label": ["a", "b"]}, "path: 1 of 2"),
         ({"path": ["0.png", "0.png"], "label": ["a", "b"]}, "path .*twice"),
-        ({"file": ["0.png"], "label": ["a"]}, "needed are path"),
+        ({"file": ["0.png"], "label": ["a"]}, "no column path"),
     ],
     ids=str,
 )

@@ -79,30 +79,6 @@ def picture(height, width, seed=0):
     return Image.fromarray((0.9 * upscaled + 0.1 * fine).astype(np.uint8))
 
 
-def by_pillow(path, channels, size, orientation=1):
-    """A full decode and Pillow's resize."""
-    turn = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270}[orientation]
-    image = Image.open(path).convert("L" if channels == 1 else "RGB")
-    image = image if turn is None else image.transpose(turn)
-    resized = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
-    return resized.reshape(*size, channels).transpose(2, 0, 1).astype(int)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    ("mode", "orientation"), [("RGB", 1), ("RGB", 3), ("RGB", 6), ("L", 1), ("CMYK", 1)]
-)
-@pytest.mark.parametrize("shape", [(30, 45), (150, 200), (400, 300), (900, 1203)], ids=str)
-def test_jpeg_files_have_the_values_of_a_full_decode(tmp_path, shape, orientation, channels, mode):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    picture(*shape).convert(mode).save(tmp_path / "a.jpg", quality=90, exif=exif)
-    preprocessing = Preprocessing(RGB.size, channels, (0.0,) * channels, (1.0,) * channels)
-    resized = preprocessing.resized([tmp_path / "a.jpg"])[0].numpy()
-    expected = by_pillow(tmp_path / "a.jpg", channels, RGB.size, orientation)
-    assert np.abs(resized - expected).max() <= 1
-
-
 @pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()

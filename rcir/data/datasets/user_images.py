@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 from pyarrow import ArrowException
 
 from rcir.data.division import Source
-from rcir.data.folders import SPLITS, scan_folder
-from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts
+from rcir.data.folders import SPLITS, Pictures, scan_folder
+from rcir.data.labelling import (
+    as_ids,
+    as_label_lists,
+    as_labels,
+    as_texts,
+    gallery_relevance,
+)
 from rcir.data.listing import require_images
 from rcir.data.names import composed, require_utf8
 from rcir.data.records import ImageSet
-from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.relevance import WithinRadius
 from rcir.data.tables import (
     column_values,
     finite_numbers,
@@ -30,10 +36,11 @@ from rcir.data.tables import (
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 TABLES = (".csv", ".tsv", ".parquet")
+COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
 NEEDED = (
-    "needed are class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the "
-    "label or the place of each picture"
+    "use class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the label or "
+    "the place of each picture"
 )
 
 
@@ -133,20 +140,17 @@ def read_class_folders(
 
 def _class_folders(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
     """Return the pictures in class folders, and what to say of the others."""
-    scanned, notes = scan_folder(folder), list[str]()
-    rows = [row for row, label in enumerate(scanned.labels) if label is not None]
-    outside = len(scanned.ids) - len(rows)
-    if not rows:
-        raise InvalidData(f"{folder} has {outside} pictures but no class folders: {NEEDED}")
+    scanned = scan_folder(folder)
+    notes = scanned.notes
+    if "label" not in scanned.columns:
+        raise InvalidData(f"{folder} has {len(scanned)} pictures but no class folders: {NEEDED}")
+    outside = {row for row, label in enumerate(scanned.columns["label"]) if label is None}
     if outside:
-        notes.append(f"left out: pictures outside of class folders ({outside:,})")
-    ids = [scanned.ids[row] for row in rows]
-    attributes = {}
-    if scanned.splits is not None:
-        attributes["split"] = np.array([scanned.splits[row] for row in rows])
-    labels = [str(scanned.labels[row]) for row in rows]
-    images = labelled([folder / name for name in ids], ids, labels, attributes)
-    return images, (*scanned.notes, *notes)
+        notes += (f"left out: pictures outside of class folders ({len(outside):,})",)
+    inside = scanned.without(outside)
+    columns = {name: np.array(values, np.str_) for name, values in inside.columns.items()}
+    labels = columns.pop("label").tolist()
+    return labelled(inside.paths, inside.ids, labels, columns), notes
 
 
 def labelled(
@@ -179,7 +183,7 @@ def halves_of_classes(
     if n < 2:
         raise InvalidData(
             f"all {len(labels)} images are of one class, {str(names[0])!r}: at least two are "
-            "needed, one to train and one to evaluate on; better many"
+            "needed, one to train and one to evaluate on; preferably many"
         )
     if train is None:
         order = np.random.default_rng((seed, HALVES)).permutation(n)
@@ -229,8 +233,8 @@ def published(images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[s
     if not {"train", evaluation} <= rows.keys() or {"query", "test"} <= rows.keys():
         counts = ", ".join(f"{name} ({len(of):,})" for name, of in rows.items())
         raise InvalidData(
-            f"{where}: the splits are {counts}; needed are train and one of query, test and val "
-            "to evaluate on, or images without splits, which are then divided at random"
+            f"{where}: the splits are {counts}: have train and exactly one of query and test (or "
+            "val) to evaluate on, or no splits, and images are divided at random"
         )
     if evaluation == "val":
         notes += ("there is no split test: val is used to evaluate",)
@@ -244,9 +248,6 @@ def published(images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[s
     elif train.labels is not None and np.isin(np.asarray(queries.labels), train.labels).all():
         gallery = "train"
     return Source(train, queries, gallery, notes, validation)
-
-
-COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
 
 
 def read_table(
@@ -303,38 +304,46 @@ def read_table(
     if not radius > 0 or not np.isfinite(radius):
         raise InvalidConfig(f"data.options.radius is {radius}; it must be above 0")
     file = root / path
-    table = _table(file)
-    kind = _kind(file, table)
-    names, ids = _named(file, table)
-    paths = require_images(file.parent, names, file.name, "correct the column path")
+    if not file.is_file():
+        raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
+    table = dict(_read_pictures(file))
+    matching = tuple(name for name in ("label", "labels", "x", "y") if name in table)
+    if matching not in (("label",), ("labels",), ("x", "y")):
+        raise InvalidData(
+            f"{file} has the columns {', '.join(map(printable, table))}: give path and exactly one "
+            "of label, labels, and x with y"
+        )
+    paths = require_images(file.parent, table["path"], file.name, "correct the column path")
+    ids = table.get("key", table["path"])
     attributes: dict[str, NDArray[np.str_]] = {
         name: np.array(as_texts(table[name], f"{file}: column {name}", first=1), np.str_)
         for name in ("group", "cluster")
         if name in table
     }
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
-    if kind == "label":
-        images = labelled(paths, ids, _labels(file, table), attributes)
-    elif kind == "labels":
-        shared = _several(file, table)
-        alone = int((np.diff(shared.labels.indptr) == 0).sum())
-        notes += [f"{alone} images have no label and match nothing"] if alone else []
-        images = ImageSet(paths, None, ids, attributes, shared)
+    if "label" in table:
+        images = labelled(paths, ids, table["label"], attributes)
+    elif "labels" in table:
+        if alone := table["labels"].count([]):
+            notes.append(f"{alone} images have no label and match nothing")
+        if alone == len(paths):
+            raise InvalidData(f"{file}: column labels is empty in all rows: nothing would match")
+        images = ImageSet(paths, None, ids, attributes, gallery_relevance(table["labels"], ids)[0])
     else:
-        x, y = (finite_numbers(file, name, table[name]) for name in ("x", "y"))
-        places = WithinRadius(np.column_stack([x, y]), float(radius))
+        places = WithinRadius(np.column_stack([table["x"], table["y"]]), float(radius))
         images = ImageSet(paths, None, ids, attributes, places)
     if "cluster" in table:
         images = replace(images, cluster="cluster")
 
     if "split" in table:
-        return _published_rows(file, table["split"], images, tuple(notes))
-    if kind == "label" and open_set:
+        splits = _splits(file, table["split"])
+        return published(images, splits, f"{file}, column split", tuple(notes))
+    if "label" in table and open_set:
         return halves_of_classes(images, None, seed, tuple(notes))
-    if kind == "label":
+    if "label" in table:
         return halves_of_each_class(images, seed, tuple(notes))
     if len(images) < 2:
-        raise InvalidData(f"{file} has one row: at least two are needed, better thousands")
+        raise InvalidData(f"{file} has one row: at least two are needed, preferably thousands")
     order = np.random.default_rng((seed, HALVES)).permutation(len(images))
     first, second = np.split(order, [(len(order) + 1) // 2])
     return Source(
@@ -342,31 +351,22 @@ def read_table(
     )
 
 
-def read_columns(file: Path) -> dict[str, list[Any]]:
-    """The columns of a table of pictures, of which `path` alone is needed.
+def _read_pictures(file: Path) -> dict[str, list[Any]]:
+    """Return the columns of a table of pictures, with None for missing values.
 
-    Args:
-        file: the table, see `read_table`; all of its columns are kept.
-
-    Returns:
-        By name: `path`, `key` and `label` as text, `labels` as lists, `x` and `y` as numbers, and
-        others as they are; None where a value is missing.
-
-    Raises:
-        DataUnavailable, InvalidData: as `read_table`.
+    `path`, `key` and `label` are texts, `labels` lists, `x` and `y` numbers, others as they are.
     """
-    table = _table(file)
+    table = _read_columns(file)
     if "path" not in table:
         raise missing_column(file, "path", list(table))
     columns: dict[str, list[Any]] = {
         name: [None if isinstance(each, float) and np.isnan(each) else each for each in values]
         for name, values in table.items()
     }
-    columns["path"], ids = _named(file, table)
-    if "key" in table:
-        columns["key"] = ids
+    columns |= _names(file, table)
     if "label" in table:
-        columns["label"] = _labels(file, table)
+        labels = as_labels(table["label"], f"{file}: column label", first=1)
+        columns["label"] = [str(label) for label in labels]
     if "labels" in table:
         columns["labels"] = as_label_lists(table["labels"], f"{file}: column labels", first=1)
     for name in ("x", "y"):
@@ -375,12 +375,10 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _table(file: Path) -> dict[str, list[Any]]:
-    """Return the columns of a table by name."""
-    if not file.is_file():
-        raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
+def _read_columns(file: Path) -> dict[str, list[Any]]:
+    """Return the columns of a table by name, as they are."""
     if file.suffix.lower() not in TABLES:
-        raise InvalidData(f"{file} is none of {', '.join(TABLES)}: give one of these")
+        raise InvalidData(f"{file} is none of {', '.join(TABLES)}: give one of these, or a folder")
     columns: dict[str, list[Any]] = {}
     try:
         if file.suffix.lower() != ".parquet":
@@ -401,20 +399,8 @@ def _table(file: Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _kind(file: Path, table: Mapping[str, Sequence[Any]]) -> str:
-    """Return the columns that decide what matches."""
-    present = [name for name in ("label", "labels", "x", "y") if name in table]
-    kinds = {("label",): "label", ("labels",): "labels", ("x", "y"): "places"}
-    if "path" not in table or tuple(present) not in kinds:
-        raise InvalidData(
-            f"{file} has the columns {', '.join(map(printable, table))}; needed are path and "
-            "exactly one of: label, labels, x with y"
-        )
-    return kinds[tuple(present)]
-
-
-def _named(file: Path, table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
-    """Return the paths of a table, and the ids of its rows.
+def _names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """Return the columns `path` and, if there is one, `key`, of which the last has unique names.
 
     A backslash separates folders, as Windows writes it, unless it is part of a file's name.
     """
@@ -423,7 +409,7 @@ def _named(file: Path, table: Mapping[str, Sequence[Any]]) -> tuple[list[str], l
         for name in ("path", "key")
         if name in table
     }
-    names = columns["path"] = [
+    columns["path"] = [
         name.replace("\\", "/") if "\\" in name and not (file.parent / name).is_file() else name
         for name in columns["path"]
     ]
@@ -436,71 +422,18 @@ def _named(file: Path, table: Mapping[str, Sequence[Any]]) -> tuple[list[str], l
             "copies, or add a column key"
         )
     require_utf8(ids, str(file))
-    return names, ids
+    return columns
 
 
-def _labels(file: Path, table: Mapping[str, Sequence[Any]]) -> list[str]:
-    labels = as_labels(table["label"], f"{file}: column label", first=1)
-    return labels if isinstance(labels, list) else [str(label) for label in labels.tolist()]
-
-
-def _several(file: Path, table: Mapping[str, Sequence[Any]]) -> SharedLabel:
-    """Read text with separators, or lists; labels are numbered in the order of their names."""
-    lists = as_label_lists(table["labels"], f"{file}: column labels", first=1)
-    names = sorted({name for some in lists for name in some})
-    if not names:
-        raise InvalidData(f"{file}: column labels is empty in all rows: nothing would match")
-    number = {name: place for place, name in enumerate(names)}
-    return SharedLabel.of_lists([[number[name] for name in some] for some in lists], len(names))
-
-
-def _published_rows(
-    file: Path, split: Sequence[Any], images: ImageSet, notes: tuple[str, ...]
-) -> Source:
-    names = as_texts(split, f"{file}: column split", first=1)
+def _splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
+    names = as_texts(values, f"{file}: column split", first=1)
     for row, name in enumerate(names, 1):
         if name.lower() not in SPLITS:
             raise InvalidData(
                 f"{file}: column split has {printable(repr(name))} in row {row}; it must be one of "
                 f"{', '.join(SPLITS)}"
             )
-    splits = np.array([SPLITS[name.lower()] for name in names])
-    return published(images, splits, f"{file}, column split", notes)
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures and what is known of them.
-
-    Attributes:
-        paths: n image files.
-        ids: n names, unique: the path in the folder, or from the table.
-        columns: what is known, by name, n values each; None where it is not known of a picture.
-        notes: what was left out, and why.
-    """
-
-    paths: Sequence[Path]
-    ids: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, rows: slice) -> Pictures:
-        """Return some of them."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return Pictures(self.paths[rows], self.ids[rows], columns)
-
-    def without(self, rows: Collection[int]) -> Pictures:
-        """Return those that are not in some rows."""
-        if not rows:
-            return self
-        others = [row for row in range(len(self)) if row not in rows]
-        columns = {name: [values[row] for row in others] for name, values in self.columns.items()}
-        return Pictures(
-            [self.paths[row] for row in others], [self.ids[row] for row in others], columns
-        )
+    return np.array([SPLITS[name.lower()] for name in names])
 
 
 def list_pictures(source: Path) -> Pictures:
@@ -526,28 +459,12 @@ def list_pictures(source: Path) -> Pictures:
         >>> listing.ids, listing.columns
         (['apple/1.jpg', 'pear/1.jpg'], {'label': ['apple', 'pear']})
     """
-    if source.is_dir():
-        return _of_folder(source)
-    if not source.is_file():
+    if not source.exists():
         raise DataUnavailable(f"{source} is neither a folder nor a table: give one that is there")
-    if source.suffix.lower() not in TABLES:
-        raise InvalidData(
-            f"{source} is neither a folder nor a table ({', '.join(TABLES)}): give the folder of "
-            "the images, or a table with the column path"
-        )
-    columns = read_columns(source)
+    if source.is_dir():
+        return scan_folder(source)
+    columns = _read_pictures(source)
     names = columns.pop("path")
     ids = columns.pop("key", names)
     paths = require_images(source.parent, names, source.name, "correct the column path")
     return Pictures(paths, ids, columns)
-
-
-def _of_folder(folder: Path) -> Pictures:
-    scanned = scan_folder(folder)
-    columns: dict[str, list[Any]] = {}
-    if any(scanned.labels):
-        columns["label"] = scanned.labels
-    if scanned.splits is not None:
-        columns["split"] = scanned.splits
-    paths = [folder / name for name in scanned.ids]
-    return Pictures(paths, scanned.ids, columns, scanned.notes)
