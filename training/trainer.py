@@ -398,12 +398,7 @@ class Trainer:
     def _step_within(
         self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int
     ) -> tuple[Tensor, int]:
-        """Mine within a batch of images and compute the gradients; its loss and tuples.
-
-        Args:
-            own: embeddings of this worker's images of the batch, with gradients.
-            batch: (n, 1) rows of the images.
-        """
+        """Mine within a batch (n, 1) of images and compute the gradients; its loss and tuples."""
         device = self.workers.device
         embedding = self._of_all(own, len(batch))
         mined = None

@@ -140,17 +140,15 @@ class TrialWatch(Callback):
 
 def line(trial: Trial) -> str:
     """A trial in one line."""
-    values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.values.items())
+    values = ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in trial.values.items()
+    )
     state = trial.state if trial.state == "finished" else f"{trial.state} at epoch {trial.epochs}"
     size = trial.metrics.get("certified_size")
     stated = "" if size is None else f"certified size {size:.2f}, "
     reason = f" ({trial.reason})" if trial.reason else ""
     return f"{trial.name} {state}: {stated}{values}  {trial.seconds:.0f} s{reason}"
-
-
-def short_text(value: Any) -> str:
-    """An option's value, short."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _free(trial: TuneTrial) -> None:
