@@ -1,4 +1,4 @@
-"""A retriever as a model of MLflow: its signature, what it answers to tables, and its files."""
+"""A retriever as a model of MLflow: its signature, its answers to tables, and its files."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 
 
 IMAGE, VECTOR, UNCERTAINTY = "image", "vector", "uncertainty"
+CARD = "README.md"
+CODE = Path(__file__).with_name("model_code.py")
+DIGITS = 12  # of fingerprints
+VOIDS = (
+    "queries of labels that none of the calibration queries had",
+    "queries unlike the calibration queries: another camera, season or users",
+    "queries that depend on each other, or that are pictures of the gallery",
+    "a level that was chosen after looking, unless it is requested with `simultaneous`",
+    "keeping this retriever for its results on its calibration queries, unless it was marked by "
+    "`rcir compare --choose`",
+    "another encoder, preprocessing, gallery or index, which the retriever refuses by itself",
+)
 TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # as MLflow names them
 # Type and default of each option of a request.
 PARAMETERS: Mapping[str, tuple[str, Any]] = {
@@ -41,10 +53,10 @@ PARAMETERS: Mapping[str, tuple[str, Any]] = {
 
 
 def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
-    """The columns of queries ("inputs") and answers ("outputs"), and the parameters ("params").
+    """Return the columns of queries ("inputs") and answers ("outputs"), and the "params".
 
-    Queries are an `image` each or, without an encoder, a `vector`, with its `uncertainty` where
-    those that calibrated had theirs.
+    A query is an `image` or, without an encoder, a `vector`, with its `uncertainty` if the
+    calibration queries had one.
 
     Example:
         >>> import rcir
@@ -58,7 +70,6 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         inputs = [_list_column(VECTOR, "double")]
         if asks_uncertainty(retriever):
             inputs.append(_column(UNCERTAINTY, "double"))
-    has_labels = retriever.labels is not None
     outputs = [
         _list_column("ids", "string"),
         _list_column("labels", "string" if retriever.label_names else "long"),
@@ -69,9 +80,8 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         _column(UNCERTAINTY, "double"),
         _column("guarantee", "string"),
     ]
-    outputs = [
-        one for one in outputs if has_labels or one["name"] not in ("labels", "label_calibrated")
-    ]
+    if retriever.labels is None:
+        outputs = [each for each in outputs if each["name"] not in ("labels", "label_calibrated")]
     params = [
         {"name": name, "type": kind, "default": value, "shape": None}
         for name, (kind, value) in PARAMETERS.items()
@@ -80,27 +90,25 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
 
 
 def asks_uncertainty(retriever: Retriever) -> bool:
-    """Return whether vectors are queried with an uncertainty of their own."""
+    """Return True if query vectors come with an uncertainty."""
     if retriever.calibration is None or retriever.encoder is not None:
         return False
     return retriever.calibration.calibration_queries.uncertainty is not None
 
 
 def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:
-    """The answer to each row of a table, as `Retriever.retrieve` gives it.
+    """Return the answer of `Retriever.retrieve` to each row of a table.
 
     Args:
         retriever: calibrated.
-        table: with the columns of `signature`; an `image` is the bytes of a file.
-        params: some of `PARAMETERS`; the others have their values from there.
+        table: with the input columns of `signature`; an `image` is the bytes of a file.
+        params: some of `PARAMETERS`; the others have their defaults.
 
     Returns:
-        A row for each query: ids, labels (if items have them), distances, size, abstained,
-        label_calibrated (if items have labels), uncertainty of the query, and the sentence of the
-        guarantee.
+        A row for each query, with the output columns of `signature`.
 
     Raises:
-        InvalidData: the vectors are not of one length.
+        InvalidData: the vectors differ in length.
         RcirError: as `Retriever.retrieve` does.
     """
     from pandas import DataFrame
@@ -112,7 +120,7 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
     else:
         lengths = sorted({len(vector) for vector in table[VECTOR]})
         if len(lengths) > 1:
-            raise InvalidData(f"vectors of {lengths} numbers: give all queries the same length")
+            raise InvalidData(f"vectors of {lengths} numbers: pass vectors of the same length")
         vectors: Any = np.array(table[VECTOR].tolist(), np.float64)
         if asks_uncertainty(retriever):
             options["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
@@ -142,10 +150,9 @@ def _list_column(name: str, kind: str) -> dict[str, Any]:
 
 
 def requirements(retriever: Retriever) -> list[str]:
-    """Requirements of a retriever, each of the version that is installed here.
+    """Return the requirements of a retriever, in the versions that are installed here.
 
-    Classes of one's own that it names, "package.module:Class", are required as the package that
-    they are installed with; of one that is in none, nothing can be required.
+    They include the packages of your own classes ("package.module:Class") that it names.
 
     Example:
         >>> import numpy as np
@@ -170,26 +177,15 @@ def requirements(retriever: Retriever) -> list[str]:
     return lines
 
 
-VOIDS = (
-    "queries of labels that none of the calibration queries had",
-    "queries unlike the calibration queries: another camera, season or users",
-    "queries that depend on each other, or that are pictures of the gallery",
-    "a level chosen after looking, unless it is asked with `simultaneous`",
-    "keeping this retriever for its results on its calibration queries, unless it was marked by "
-    "`rcir compare --choose`",
-)
-DIGITS = 12  # of fingerprints
-
-
 def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
-    """The card of a retriever.
+    """Return the card of a calibrated retriever.
 
     Args:
-        retriever: calibrated.
-        results: what its evaluation wrote, `results.json`.
+        retriever: the retriever.
+        results: of its evaluation, `results.json`.
 
     Raises:
-        InvalidData: `results` are not of an evaluation, or of another calibration.
+        InvalidData: `results` are those of another version of rcir or of another calibration.
     """
     rule = retriever.require_calibration().main
     try:
@@ -217,11 +213,11 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidData(
-            f"the results are of another version of rcir ({error!r}): calibrate again"
+            f"the results come from another version of rcir ({error!r}): calibrate again"
         ) from error
     if n_calibration != len(rule.calibration):
         raise InvalidData(
-            f"the results are of {n_calibration} calibration queries, the retriever has "
+            f"the results have {n_calibration} calibration queries, the retriever "
             f"{len(rule.calibration)}: calibrate again"
         )
     fingerprints = retriever.require_calibration().fingerprints.items()
@@ -235,27 +231,24 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
         facts["training"] = f"MLflow run `{run}`"
     lines += ["", *(f"- {name}: {value}" for name, value in facts.items())]
     lines += ["", "What voids the guarantee:", "", *(f"- {text}" for text in VOIDS)]
-    lines.append("- another encoder, preprocessing, gallery or index, which it refuses by itself")
     return "\n".join(lines) + "\n"
 
 
 def require_measured(
     retriever: Retriever, measured: RunResults, results: Mapping[str, Any]
 ) -> None:
-    """Raise `InvalidData` where what was measured is not of this retriever."""
+    """Raise `InvalidData` unless the results are those of this retriever."""
     scores = retriever.require_calibration().main.calibration.match_score
     same = all(np.array_equal(part.scores, scores) for part in measured.parts)
-    if not measured.parts:  # of queries in clusters there are levels alone
+    if not measured.parts:  # queries in clusters have levels only
         rows = results.get("rows", [])
         same = [_threshold(retriever, row) for row in rows] == [row["threshold"] for row in rows]
     if not same:
-        raise InvalidData(
-            "what was measured is not of this retriever, which has changed since: calibrate again"
-        )
+        raise InvalidData("the retriever has changed since it was measured: calibrate again")
 
 
 def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
-    """The threshold at the level of a row, as it was measured: before any choice; or None."""
+    """Return the threshold at the level of a row before any choice; None if not certified."""
     try:
         request = GuaranteeRequest(row["alpha"], row["delta"])
         return retriever.require_calibration().main.guarantee(request).threshold  # type: ignore[no-any-return]
@@ -272,16 +265,19 @@ def _searched(retriever: Retriever) -> str:
 
 
 def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
-    """The sentence at the first level that is certified, and what a choice makes of the rows."""
+    """Return the sentence of the first certified level, and the effect of a choice on it."""
+    calibration = retriever.require_calibration()
     lines = []
     for row in rows:
-        request = GuaranteeRequest(row["alpha"], row["delta"])
         with suppress(RiskUnattainable):
-            lines = [f"> {retriever.require_calibration().guarantee(request)}"]
+            lines = [f"> {calibration.guarantee(GuaranteeRequest(row['alpha'], row['delta']))}"]
             break
-    if (among := retriever.require_calibration().chosen_among) > 1:
-        lines += ["", f"It answers at delta / {among}; measured was at delta."]
-    return lines or ["Nothing of what was asked is certified."]
+    if calibration.chosen_among > 1:
+        lines += [
+            "",
+            f"It answers at delta / {calibration.chosen_among}; it was measured at delta.",
+        ]
+    return lines or ["None of the requested levels is certified."]
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -297,14 +293,10 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-CARD = "README.md"
-CODE = Path(__file__).with_name("model_code.py")
-
-
 def log_calibration(
     run: tracking.TrackedRun, output: Path, retriever: Retriever, example: dict[str, Any]
 ) -> str:
-    """Log what a calibration wrote as the model of an MLflow run; return the model's id.
+    """Log a calibration as the model of an MLflow run; return the model's id.
 
     Args:
         run: in MLflow.
@@ -313,7 +305,7 @@ def log_calibration(
         example: a row of queries, see `image_example` and `vector_example`.
 
     Raises:
-        InvalidData: what was measured is missing, or of another retriever.
+        InvalidData: the results are missing, or are those of another retriever.
     """
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) / CARD
@@ -332,23 +324,19 @@ def log_calibration(
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The numbers of an evaluation in a folder.
-
-    Raises:
-        InvalidData: there are none.
-    """
+    """Read the results of an evaluation from its folder; `InvalidData` if there are none."""
     try:
         results: dict[str, Any] = json.loads((folder / RESULTS).read_text())
     except (OSError, ValueError) as error:
         raise InvalidData(
-            f"{folder} holds no results of a calibration ({error}): give the folder that "
+            f"{folder} contains no results of a calibration ({error}): pass the folder that "
             "`rcir calibrate` or `rcir certify` wrote to"
         ) from error
     return results
 
 
 def image_example(image: ImageLike) -> dict[str, Any]:
-    """A picture as a row of queries: the bytes of its file; of pixels, those of a PNG file."""
+    """Return a picture as a row of queries: the bytes of its file, or of a PNG file of pixels."""
     if isinstance(image, str | os.PathLike):
         return {IMAGE: Path(image).read_bytes()}
     if isinstance(image, bytes):
@@ -364,7 +352,7 @@ def image_example(image: ImageLike) -> dict[str, Any]:
 
 
 def vector_example(retriever: Retriever) -> dict[str, Any]:
-    """The first calibration query of a retriever of vectors, as a row of queries."""
+    """Return the first calibration query of a retriever of vectors as a row of queries."""
     queries = retriever.require_calibration().calibration_queries
     row: dict[str, Any] = {VECTOR: queries.vectors[0].astype(float).tolist()}
     if asks_uncertainty(retriever):
@@ -374,7 +362,7 @@ def vector_example(retriever: Retriever) -> dict[str, Any]:
 
 
 def example_of(retriever: Retriever) -> dict[str, Any]:
-    """A real query of a calibrated retriever: of vectors its own, else of its data set.
+    """Return a query of a calibrated retriever: a calibration vector, or a test image of its data.
 
     Raises:
         DataUnavailable: its data set is not on this machine.
@@ -386,7 +374,7 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
 
     if "data" not in retriever.origin:
         raise DataUnavailable(
-            "the retriever does not say of which data set it is: calibrate it with "
+            "the retriever does not name its data set: calibrate it with "
             "`rcir calibrate`, which tracks its model in MLflow"
         )
     data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
