@@ -1,17 +1,21 @@
 """A retriever of vectors in a folder, and servers of folders in this process."""
 
 import io
+import threading
+import time
 from contextlib import contextmanager
 from copy import copy
 
 import numpy as np
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from PIL import Image
 
 import rcir
 from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
+from rcir.serving.server import configuration, listen
 
 CLASSES, DIM = 20, 8
 
@@ -30,6 +34,33 @@ def png(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+@contextmanager
+def listening(app, settings, **options):
+    """The port of a server of an application, in a thread of this process."""
+    with listen(settings) as sockets:
+        server = uvicorn.Server(configuration(app, settings, **options))
+        thread = threading.Thread(target=server.run, args=([sockets],))
+        thread.start()
+        try:
+            until = time.monotonic() + 300
+            while not server.started:
+                assert thread.is_alive()
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            yield sockets.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def running(folder, **settings):
+    """The port of a server of a folder, in a thread of this process."""
+    settings = Settings(port=0, **settings)
+    with listening(create_app(source_of(folder), settings), settings) as port:
+        yield port
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,13 @@
 import io
 import re
 import shutil
-import threading
-import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
 import rcir
-from rcir.serving import Settings, create_app
-from rcir.serving.served import source_of
-from rcir.serving.server import listen
+from tests.serving.conftest import running
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -28,26 +22,6 @@ pytestmark = [
 SERVED_DATA = {"train": 400, "validation": 100, "gallery": 300, "tuning": 200, "test": 100}
 DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 TOKEN = "a-token-of-enough-letters"
-
-
-@contextmanager
-def running(folder, **settings):
-    """The address of a server of a retriever."""
-    settings = Settings(**({"port": 0, "poll": 0} | settings))
-    with listen(settings) as listening:
-        app = create_app(source_of(folder), settings)
-        config = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        until = time.monotonic() + 300
-        while not server.started:
-            assert thread.is_alive()
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +44,9 @@ def pictures(retriever, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(pictures, tmp_path_factory):
-    with running(pictures, store=tmp_path_factory.mktemp("store") / "feedback.db") as address:
-        yield address
+    store = tmp_path_factory.mktemp("store") / "feedback.db"
+    with running(pictures, poll=0, store=store) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +65,8 @@ def few(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vector_address(few):
-    with running(few) as address:
-        yield address
+    with running(few, poll=0) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -287,8 +262,8 @@ def test_refusals_are_shown_in_words_and_can_be_tried_again(visit, picture):
 
 
 def test_a_token_is_requested_and_kept(visit, pictures, picture):
-    with running(pictures, token=TOKEN) as address:
-        page = visit(address, refusals=[401])
+    with running(pictures, poll=0, token=TOKEN) as port:
+        page = visit(f"http://127.0.0.1:{port}", refusals=[401])
         dialog = page.get_by_role("dialog", name="Token")
         dialog.get_by_label("Token").fill("a-wrong-one")
         page.keyboard.press("Enter")

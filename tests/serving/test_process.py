@@ -119,16 +119,19 @@ def free_port():
     raise AssertionError("no port is free")
 
 
-@slow
-@distributed
-def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_path):
-    port, log = free_port(), tmp_path / "screen"
-    options = ["--port", port, "--replicas", 2, 2, "--poll", 0.5, "--feedback", tmp_path / "f.db"]
-    command = [Path(sys.executable).with_name("rcir"), "serve", place, *options]
+@contextmanager
+def replicated(place, log, *options):
+    """A client of two replicas of a server, `until(condition)`, and the process that started them.
+
+    Calls of `until` wait for a condition, and fail if the process ends.
+    """
+    port = free_port()
+    command = [Path(sys.executable).with_name("rcir"), "serve", place, "--port", port]
+    command = [str(part) for part in (*command, "--replicas", 2, 2, *options)]
     with (
         log.open("w") as screen,
-        subprocess.Popen(list(map(str, command)), stdout=screen, stderr=screen) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        subprocess.Popen(command, stdout=screen, stderr=screen) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
 
         def until(condition):
@@ -142,31 +145,9 @@ def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_
             with suppress(httpx.TransportError):
                 return client.get("/ready").status_code == 200
 
-        def all_replicas(path):
-            return [client.get(path).json() for _ in range(10)]  # whichever answers
-
         try:
             until(ready)
-            names = []
-            for query in drawn(40, 5)[0]:
-                body = {"vector": query.tolist(), "alpha": 0.2}
-                response = client.post("/retrieve", json=body).json()
-                assert_same(response, vectors.retrieve(query, 0.2, 0.1))
-                names.append(response["answer"])
-            for name in names:
-                feedback = {"answer": name, "match": False}
-                assert client.post("/feedback", json=feedback).json()["new"]
-            until(
-                lambda: all(
-                    [(row["n"], row["alarm"]) for row in monitor["guarantees"]] == [(40, True)]
-                    for monitor in all_replicas("/monitor")
-                )
-            )
-            retriever = rcir.load(place)
-            retriever.remove([str(retriever.ids[-1])])
-            retriever.recalibrate()
-            retriever.save(place)
-            until(lambda: {one["n_items"] for one in all_replicas("/guarantees")} == {499})
+            yield client, until, process
         finally:
             process.terminate()
             try:
@@ -175,17 +156,46 @@ def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_
                 process.kill()
 
 
+def shrunk(place):
+    """The retriever of a folder without its last item."""
+    retriever = rcir.load(place)
+    retriever.remove([str(retriever.ids[-1])])
+    retriever.recalibrate()
+    return retriever
+
+
+@slow
+@distributed
+def test_replicas_answer_follow_versions_and_share_feedback(vectors, place, tmp_path):
+    options = ["--poll", 0.5, "--feedback", tmp_path / "f.db"]
+    with replicated(place, tmp_path / "screen", *options) as (client, until, _):
+
+        def all_replicas(path):
+            return [client.get(path).json() for _ in range(10)]  # whichever answers
+
+        names = []
+        for query in drawn(40, 5)[0]:
+            body = {"vector": query.tolist(), "alpha": 0.2}
+            response = client.post("/retrieve", json=body).json()
+            assert_same(response, vectors.retrieve(query, 0.2, 0.1))
+            names.append(response["answer"])
+        for name in names:
+            feedback = {"answer": name, "match": False}
+            assert client.post("/feedback", json=feedback).json()["new"]
+        until(
+            lambda: all(
+                [(row["n"], row["alarm"]) for row in monitor["guarantees"]] == [(40, True)]
+                for monitor in all_replicas("/monitor")
+            )
+        )
+        shrunk(place).save(place)
+        until(lambda: {one["n_items"] for one in all_replicas("/guarantees")} == {499})
+
+
 @slow
 @distributed
 def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
-    port, log = free_port(), tmp_path / "screen"
-    options = ["--port", port, "--replicas", 2, 2, "--poll", 0.2]
-    command = [Path(sys.executable).with_name("rcir"), "serve", place, *options]
-    with (
-        log.open("w") as screen,
-        subprocess.Popen(list(map(str, command)), stdout=screen, stderr=screen) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
-    ):
+    with replicated(place, tmp_path / "screen", "--poll", 0.2) as (client, until, process):
 
         def replicas():
             running = psutil.Process(process.pid).children(recursive=True)
@@ -201,46 +211,25 @@ def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
                     assert_same(response.json(), expected)
             return set(codes)
 
-        def until(condition):
-            end = time.monotonic() + 240
-            while not condition():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < end, log.read_text()
-                time.sleep(0.5)
-
-        def ready():
-            with suppress(httpx.TransportError):
-                return client.get("/ready").status_code == 200
-
         expected = vectors.retrieve(np.array(BODY["vector"], np.float32), 0.2, 0.1)
-        try:
-            until(lambda: ready() and len(replicas()) == 2)
-            before = {one.pid for one in replicas()}
-            replicas()[0].kill()
-            assert answered(3) <= {200, 503}
-            until(lambda: len(replicas()) == 2 and {one.pid for one in replicas()} != before)
-            assert answered(2) == {200}
-            # In place of its folder there is nothing, a damaged version, then a whole one.
-            other = rcir.load(place)
-            other.remove([str(other.ids[-1])])
-            other.recalibrate()
-            damaged = Path(other.save(shutil.copytree(place, tmp_path / "damaged")))
-            whole = shutil.copytree(damaged, tmp_path / "whole")
-            for file in damaged.rglob("controller.safetensors"):
-                file.write_bytes(b"damaged")
-            place.rename(tmp_path / "away")
-            assert answered(2) == {200}
-            damaged.rename(place)
-            assert answered(2) == {200}
-            shutil.rmtree(place)
-            whole.rename(place)
-            until(lambda: client.get("/guarantees").json()["n_items"] == 499)
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            finally:
-                process.kill()
+        until(lambda: len(replicas()) == 2)
+        before = {one.pid for one in replicas()}
+        replicas()[0].kill()
+        assert answered(3) <= {200, 503}
+        until(lambda: len(replicas()) == 2 and {one.pid for one in replicas()} != before)
+        assert answered(2) == {200}
+        # In place of its folder there is nothing, a damaged version, then a whole one.
+        damaged = Path(shrunk(place).save(shutil.copytree(place, tmp_path / "damaged")))
+        whole = shutil.copytree(damaged, tmp_path / "whole")
+        for file in damaged.rglob("controller.safetensors"):
+            file.write_bytes(b"damaged")
+        place.rename(tmp_path / "away")
+        assert answered(2) == {200}
+        damaged.rename(place)
+        assert answered(2) == {200}
+        shutil.rmtree(place)
+        whole.rename(place)
+        until(lambda: client.get("/guarantees").json()["n_items"] == 499)
 
 
 # The image

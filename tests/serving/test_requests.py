@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-import uvicorn
 
 from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
@@ -21,8 +20,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings, create_app
 from rcir.serving.middleware import Bounded, Overloaded, TooSlow
 from rcir.serving.served import source_of
-from rcir.serving.server import configuration, listen
-from tests.serving.conftest import drawn, png
+from tests.serving.conftest import drawn, listening, png
 
 VECTOR = drawn(1, 5)[0][0]
 QUERY = VECTOR.tolist()
@@ -418,14 +416,8 @@ def address():
             await send({"type": "http.response.body", "body": b"ok"})
 
         def start(**settings):
-            listening = stack.enter_context(listen(Settings(port=0)))
-            settings = Settings(**settings)
-            running = uvicorn.Server(configuration(app, settings, lifespan="off"))
-            thread = threading.Thread(target=running.run, args=([listening],))
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(setattr, running, "should_exit", True)
-            return listening.getsockname()[:2]
+            server = listening(app, Settings(port=0, **settings), lifespan="off")
+            return "127.0.0.1", stack.enter_context(server)
 
         yield start
 

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import uvicorn
 
 import rcir
 from calibration import recalibrate
@@ -24,11 +23,9 @@ from rcir.data.records import ImageSet
 from rcir.encoders import build_encoder
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
-from rcir.serving.server import configuration, listen
 from tests.methods import CERTAIN, TRAINED, config_of
-from tests.serving.conftest import png
+from tests.serving.conftest import png, running
 
 THREADS, CLASSES, QUERIES, SHAPE = 16, 5, 12, (8, 16)
 ALPHA, DELTA = 0.3, 0.1
@@ -274,22 +271,6 @@ def body_of(picture):
 
 BODIES = [body_of(picture) for picture in PICTURES]
 HEADERS = {"content-type": "multipart/form-data; boundary=x"}
-
-
-@contextmanager
-def running(folder, **settings):
-    """The port of a server of a folder, in a thread of this process."""
-    settings = Settings(port=0, **settings)
-    with listen(settings) as listening:
-        app = create_app(source_of(folder), settings)
-        server = uvicorn.Server(configuration(app, settings))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @pytest.mark.usefixtures("interleaved")
