@@ -38,7 +38,7 @@ CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chanc
 # What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
 HEADLINE_LEVELS = 3
 HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
-HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc")
+HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ece", "ood_auroc")
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,6 @@ class Evaluation:
                 numbers[f"certified/alpha_{row.alpha:g}/{name}"] = getattr(row, field)
         for name in HEADLINE_QUALITY:
             numbers[f"quality/{name}"] = self.quality.numbers.get(name)
-        numbers["quality/ece"] = self.quality.reliability.error
         return {name: value for name, value in numbers.items() if value is not None}
 
     def curves(self) -> dict[str, dict[int, float]]:

@@ -270,6 +270,6 @@ def measured(
         "test",
         names_digest([*calibration_ids, *test_ids]),
         [part] if alone else [],
-        evaluation.quality.numbers | {"ece": evaluation.quality.reliability.error},
+        evaluation.quality.numbers,
         rule.score_function.name,
     )

@@ -74,18 +74,8 @@ def _of_uncertainty(
 ) -> dict[str, Figure]:
     quality = evaluation.quality
     sparse = quality.sparsification
-    width = {
-        name.replace("btl_width_at_", "mAP@"): curve
-        for name, curve in quality.curves.items()
-        if name.startswith("btl_width")
-    }
     figures_by_name = {
         "reliability": figures.reliability_diagram(quality.reliability),
-        "calibration": figures.calibration_curves(
-            {name: (curve.confidence, curve.accuracy) for name, curve in width.items()},
-            {name: curve.error for name, curve in width.items()},
-            "average precision",
-        ),
         "sparsification": figures.sparsification_curves(
             sparse.fractions,
             {
@@ -95,14 +85,6 @@ def _of_uncertainty(
             },
         ),
     }
-    if quality.cleaning is not None:
-        cleaning = quality.cleaning
-        figures_by_name["cleaning"] = figures.sparsification_curves(
-            cleaning.fractions,
-            {evaluation.encoder: cleaning.cleaned, "random": cleaning.random.mean(axis=1)},
-            "mean average precision",
-            "gallery images",
-        )
     if quality.outside is not None:
         figures_by_name["outside"] = figures.in_and_out(test.results.uncertainty, quality.outside)
     n, dim = test.results.require("vectors").shape
@@ -164,9 +146,7 @@ NUMBER_TITLES = {
     "map": "mean average precision, whole ranking (micro)",
     "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
     "map_at_r": "MAP@R",
-    "map_cleaned_20": "mean average precision without the 20% most uncertain gallery images",
-    "map_cleaned_20_random": "mean average precision without a random 20% of them",
-    "unmatched_cleaned_20": "queries whose only matches were among the 20%, which are left out",
+    "ece": "expected calibration error of R@1, 10 bins",
     "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
     **{
@@ -175,19 +155,11 @@ NUMBER_TITLES = {
     },
     "auroc_occlusion": "AUROC of an occluded query",
     "ausc": "AUSC (query and first image)",
-    "ausc_query_only": "AUSC (query alone)",
     "ausc_oracle": "AUSC of an oracle",
     "ausc_random": "AUSC of a random order",
     "pearson_average_precision": "Pearson: uncertainty and average precision",
-    "pearson_percentiles": "Pearson, over percentiles of uncertainty",
-    "knn_accuracy": "accuracy of 5 neighbours' vote, among the test queries",
-    "knn_accuracy_gallery": "accuracy of 5 neighbours' vote, in the gallery",
-    "kendall_knn": "Kendall: certainty and 5-neighbour accuracy, 20 bins",
-    "verification_ap": "average precision of distinguishing matching pairs",
-    "kendall_verification": "Kendall: certainty and pairs, 20 bins",
     "ood_auroc": "AUROC out of distribution",
     "ood_auprc": "AUPRC out of distribution",
-    "ood_auprc_trapezoid": "AUPRC out of distribution, trapezoids",
 }
 
 
@@ -204,11 +176,7 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
         for name, svg in figures_by_name.items()
     }
-    numbers = {
-        _title(name): value
-        for name, value in evaluation.quality.numbers.items()
-        if not name.startswith("ece")
-    }
+    numbers = {_title(name): value for name, value in evaluation.quality.numbers.items()}
     return environment.get_template("report.html").render(
         evaluation=evaluation,
         summary=screen,
@@ -220,7 +188,6 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         figures=pictures,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
         numbers=numbers,
-        errors=_errors(evaluation.quality.numbers),
     )
 
 
@@ -229,13 +196,3 @@ def _title(name: str) -> str:
         if name.startswith(start) and name[len(start) :].isdigit():
             return title + name[len(start) :]
     return NUMBER_TITLES.get(name, name.replace("_", " "))
-
-
-def _errors(numbers: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Expected calibration errors by flavour, then by k."""
-    table: dict[str, dict[str, float]] = {}
-    for name, value in numbers.items():
-        if name.startswith("ece_"):
-            flavour, k = name.removeprefix("ece_").split("_at_")
-            table.setdefault(flavour.replace("_", ", "), {})[k] = value
-    return table

@@ -42,7 +42,7 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preproces
 from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
-from rcir.metrics import OutOfDistribution, reliability_btl_width
+from rcir.metrics import OutOfDistribution, confidence, reliability
 from rcir.risk import Bound, Request, ScoredResults, certify, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
@@ -145,7 +145,7 @@ def scores(searched: Searched, test: ImageSet) -> dict[str, float]:
     uncertainty = searched.uncertainty
     first, second = np.array_split(np.random.default_rng(0).permutation(len(labels)), 2)
     low, high = uncertainty[first].min(), uncertainty[first].max()
-    error = reliability_btl_width(uncertainty[second], right[second].astype(float), low, high).error
+    error = reliability(confidence(uncertainty[second], low, high), right[second]).error
     return {
         "R@1": ranked["mAP@1"],
         "mAP@5": ranked["mAP@5"],

@@ -14,6 +14,7 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.spatial import cKDTree
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -24,16 +25,12 @@ from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
 from rcir.encoders.batches import draw_samples, embed
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
-from rcir.metrics import (
-    OutOfDistribution,
-    reliability_lam,
-    score_rankings,
-    sparsification,
-)
+from rcir.metrics import OutOfDistribution, score_rankings, sparsification
 from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
 FEW_DIMENSIONS = 4
+BINS = 10  # of confidences
 
 
 def options(description: str | None, encoders: tuple[str, ...] = ()) -> Namespace:
@@ -93,13 +90,19 @@ def outside(
 
 
 def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
-    """The ECE of Warburg et al. (2023): samples of the network vote with their nearest labels."""
+    """The ECE of Warburg et al. (NeurIPS 2023): samples vote with the labels of their neighbours.
+
+    The most frequent label is predicted, the smallest of several; its confidence is its share of
+    the votes. Bins have equal width, and their mean confidence is expected of them.
+    """
     drawn = draw_samples(encoder, run.preprocessing, images.images)
     if drawn is None:
         return None
     labels = np.asarray(images.labels)
-    votes = [labels[_nearest_other(one)] for one in drawn]
-    return reliability_lam(np.stack(votes), labels).error
+    predicted, count = stats.mode([labels[_nearest_other(one)] for one in drawn], axis=0)
+    share = count / len(drawn)
+    bins = np.minimum((share * BINS).astype(np.int64), BINS - 1)
+    return float(np.abs(np.bincount(bins, (predicted == labels) - share)).sum() / len(labels))
 
 
 def _nearest_other(vectors: torch.Tensor) -> NDArray[np.int64]:

@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
+from sklearn.metrics import average_precision_score
 from tables import options, show, sized, spread
 from torch import Tensor, nn
 
@@ -35,16 +37,10 @@ from rcir.encoders import Encoder, EncoderConfig
 from rcir.encoders.batches import embed
 from rcir.encoders.rerank import reranked
 from rcir.index import nearest_others
-from rcir.metrics import (
-    kendall_of_pairs,
-    kendall_over_bins,
-    knn_correct,
-    sample_pairs,
-    verification_ap,
-)
 from rcir.mining import MiningConfig
 from training import Change, OptimizerConfig, TrainingConfig, train
 
+BINS = 20  # of uncertainties
 COLUMNS = ("AP", "5-NN", "tau AP", "tau 5-NN")
 # Of point, MoG-1 (one Gaussian) and MoG-2 encoders.
 PUBLISHED = {
@@ -118,7 +114,7 @@ def scores(
     """Average precision of pairs, accuracy of neighbours, and how uncertainty goes with them."""
     embedding = embed(encoder, preprocessing, test.images)
     labels = np.asarray(test.labels)
-    left, other = sample_pairs(labels, 10_000, np.random.default_rng(0)).T
+    left, other = sample_pairs(labels, 10_000).T
     match = labels[left] == labels[other]
     positions = nearest_others(embedding.vectors, CANDIDATES)[1]
     pairs = embedding[torch.from_numpy(left)], embedding[torch.from_numpy(other)]
@@ -128,16 +124,57 @@ def scores(
             score = -encoder.rerank(*pairs).numpy()[:, 0]
     else:
         score = -(pairs[0].vectors - pairs[1].vectors).norm(dim=1).numpy()
-    right = knn_correct(labels[positions], labels, k=5)
-    numbers = {"AP": verification_ap(score, match), "5-NN": float(right.mean())}
+    right = voted_right(labels[positions[:, :5]], labels)
+    numbers = {"AP": float(average_precision_score(match, score)), "5-NN": float(right.mean())}
     if embedding.uncertainty is None:
         return numbers | {"tau AP": None, "tau 5-NN": None}
     uncertainty = embedding.uncertainty.numpy().astype(np.float64)
     pair = (uncertainty[left] + uncertainty[other]) / 2
+    precisions = [average_precision_score(match[rows], score[rows]) for rows in binned(pair)]
     return numbers | {
-        "tau AP": kendall_of_pairs(pair, score, match),
-        "tau 5-NN": kendall_over_bins(uncertainty, right),
+        "tau AP": falling(precisions),
+        "tau 5-NN": falling([right[rows].mean() for rows in binned(uncertainty)]),
     }
+
+
+def sample_pairs(labels: NDArray[np.int64], n_pairs: int) -> NDArray[np.int64]:
+    """(n_pairs, 2) rows of random pairs, first as many that match, then as many that do not.
+
+    Every matching pair is as likely as every other, and so is every other pair; drawn with
+    replacement, and no item with itself.
+    """
+    n, half, rng = len(labels), n_pairs // 2, np.random.default_rng(0)
+    _, of, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    # Items in the order of their labels: those of one label are a run.
+    order = np.argsort(of, kind="stable")
+    size = np.repeat(counts, counts)
+    start = np.repeat(np.cumsum(counts) - counts, counts)
+    first = rng.choice(n, half, p=(size - 1) / (size - 1).sum())
+    other = start[first] + rng.integers(0, size[first] - 1)
+    matching = np.stack([first, other + (other >= first)], axis=1)
+    first = rng.choice(n, half, p=(n - size) / (n - size).sum())
+    other = rng.integers(0, n - size[first])
+    other += np.where(other >= start[first], size[first], 0)
+    return order[np.concatenate([matching, np.stack([first, other], axis=1)])]
+
+
+def voted_right(neighbours: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(n,) whether the most frequent label of the neighbours is right; the nearest of several."""
+    votes = (neighbours[:, :, None] == neighbours[:, None, :]).sum(axis=2)
+    winner = np.take_along_axis(neighbours, votes.argmax(axis=1)[:, None], axis=1)
+    return np.asarray(winner[:, 0] == labels)
+
+
+def binned(uncertainty: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Rows in bins of equal count, from the least to the most uncertain."""
+    number = np.arange(len(uncertainty)) * BINS // len(uncertainty)
+    order = np.argsort(uncertainty, kind="stable")
+    return np.split(order, np.searchsorted(number, np.arange(1, BINS)))
+
+
+def falling(means: list[float]) -> float:
+    """Minus Kendall's tau-b of the order of bins and what they reach."""
+    return -float(stats.kendalltau(np.arange(len(means)), means).statistic)
 
 
 def legible(root: Path) -> float:

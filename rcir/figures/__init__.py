@@ -2,7 +2,6 @@
 
 from rcir.figures.axes import AMBER, BLUE, DARK, GREEN, GREY, PURPLE, RED, to_svg
 from rcir.figures.curves import (
-    calibration_curves,
     in_and_out,
     reliability_diagram,
     risk_curve,
@@ -21,7 +20,6 @@ __all__ = [
     "PURPLE",
     "RED",
     "QuerySet",
-    "calibration_curves",
     "in_and_out",
     "project",
     "projection",

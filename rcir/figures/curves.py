@@ -121,41 +121,12 @@ def reliability_diagram(diagram: Reliability) -> Figure:
     return figure
 
 
-def calibration_curves(
-    curves: Mapping[str, tuple[Floats, Floats]],
-    errors: Mapping[str, float],
-    metric: str = "recall at 1",
-) -> Figure:
-    """A metric against confidence for several encoders; on the diagonal they are calibrated.
-
-    Args:
-        curves: for each name, (bins,) confidences and (bins,) values of the metric, NaN in an
-            empty bin, such as those of `rcir.metrics.reliability`.
-        errors: for each name, its calibration error, for the legend.
-        metric: what the values are.
-
-    Example:
-        >>> curves = {"btl": (np.array([0.25, 0.75]), np.array([0.3, 0.7]))}
-        >>> calibration_curves(curves, {"btl": 0.05}).savefig("calibration.png")
-    """
-    figure, axes = one_panel(CONFIDENCE, metric, "Calibration")
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="calibrated")
-    for (name, (confidence, values)), style in styled(curves.items()):
-        not_empty = ~np.isnan(values)  # the line goes on over an empty bin
-        label = f"{name}: error {errors[name]:.3f}"
-        axes.plot(confidence[not_empty], values[not_empty], label=label, **style)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    legend_below(figure, 2)
-    return figure
-
-
 def sparsification_curves(
     fractions: Floats,
     curves: Mapping[str, Floats],
     metric: str = "recall at 1",
-    removed: str = "queries",
 ) -> Figure:
-    """A metric of what remains when the most uncertain queries, or gallery images, are removed.
+    """A metric of what remains when the most uncertain queries are removed.
 
     An uncertainty is the better the closer its curve is to that of the oracle, which removes the
     wrong queries first, and the farther from that of a random order.
@@ -165,14 +136,13 @@ def sparsification_curves(
         curves: for each name, (m,) values of the metric. Those named "oracle" and "random" are
             drawn as references.
         metric: what the values are.
-        removed: what is removed.
 
     Example:
         >>> curves = {"btl": np.array([0.8, 0.9]), "oracle": np.array([0.8, 1.0])}
         >>> sparsification_curves(np.array([0.0, 0.2]), curves).savefig("sparsification.png")
     """
-    title = f"Without the most uncertain {removed}"
-    figure, axes = one_panel(f"fraction of {removed} removed", metric, title)
+    title = "Without the most uncertain queries"
+    figure, axes = one_panel("fraction of queries removed", metric, title)
     references = {"oracle": (DARK, "--"), "random": (GREY, ":")}
     draw_curves(axes, fractions, {name: y for name, y in curves.items() if name not in references})
     for name, (color, line) in references.items():

@@ -1,4 +1,4 @@
-"""Rankings: recall, average precision, nearest neighbours, and cleaning of the gallery."""
+"""Quality of rankings: recall and average precision."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rcir.errors import InvalidData
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
+BLOCK_CELLS = 2**17  # candidates per block, so that intermediate results fit into a CPU's cache
 
 
 def check_columns(**arrays: NDArray[Any]) -> None:
@@ -54,10 +55,6 @@ def check_k(k: int, depth: int) -> None:
     """Raise `InvalidData` unless 1 <= k <= depth."""
     if not 1 <= k <= depth:
         raise InvalidData(f"k is {k}; allowed is 1 to {depth}, the depth of the rankings")
-
-
-# Candidates looked at at once: what is computed of them stays in the processor's cache.
-CELLS_TOGETHER = 2**17
 
 
 def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -199,7 +196,7 @@ def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArra
     """
     n, depth = len(relevant), min(relevant.shape[1], int(np.max(limit)))
     sums = np.empty(n)
-    step = max(1, CELLS_TOGETHER // max(1, depth))
+    step = max(1, BLOCK_CELLS // max(1, depth))
     for start in range(0, n, step):
         block = relevant[start : start + step, :depth]
         if isinstance(limit, np.ndarray):
@@ -220,41 +217,6 @@ def per_match(sums: NDArray[np.float64], matches: Integers) -> NDArray[np.float6
     return mean
 
 
-def knn_correct(neighbour_labels: Integers, labels: Integers, k: int = 5) -> NDArray[np.bool_]:
-    """Return whether the k nearest neighbours of each item vote for its class.
-
-    The most frequent class wins; of several, that of the nearest neighbour among them (Oh et al.,
-    ICLR 2019, with k = 5). The mean is the accuracy.
-
-    Args:
-        neighbour_labels: (n, at least k) of each item's neighbours, nearest first, the item itself
-            left out.
-        labels: (n,) of the items.
-        k: number of neighbours that vote, at least 1.
-
-    Returns:
-        (n,) bool.
-
-    Raises:
-        InvalidData: shapes do not fit, or there are fewer than k neighbours.
-
-    Example:
-        >>> neighbours = np.array([[3, 8, 8, 3, 1], [2, 2, 5, 5, 5]])
-        >>> knn_correct(neighbours, np.array([3, 2])).tolist()
-        [True, False]
-    """
-    if neighbour_labels.ndim != 2 or labels.shape != neighbour_labels.shape[:1]:
-        raise InvalidData(
-            f"neighbour_labels have shape {neighbour_labels.shape}, labels {labels.shape}; needed "
-            "are (n, at least k) and (n,)"
-        )
-    check_k(k, neighbour_labels.shape[1])
-    voters = neighbour_labels[:, :k]
-    votes = (voters[:, :, None] == voters[:, None, :]).sum(axis=2)
-    winner = np.take_along_axis(voters, votes.argmax(axis=1)[:, None], axis=1)
-    return np.asarray(winner[:, 0] == labels, np.bool_)
-
-
 @dataclass(frozen=True)
 class RankingScores:
     """The quality of n rankings, query by query and on average.
@@ -265,9 +227,9 @@ class RankingScores:
         ks: numbers of candidates, as they were asked for.
         hits: (n, number of ks) whether a match is among the first k.
         average_precisions: (n, number of ks) `average_precision_at_k`; NaN without a match.
-        average_precisions_at_r: (n,) of the first R candidates, R the number of matches (Musgrave
-            et al., ECCV 2020); NaN without a match, None where the rankings are shallower than the
-            largest R.
+        average_precisions_at_r: (n,) average precision of the first R candidates, R the number of
+            matches (Musgrave et al., ECCV 2020); NaN without a match, None where the rankings are
+            shallower than the largest R.
         unmatched: number of queries without a match in the gallery.
     """
 
@@ -339,129 +301,3 @@ def score_rankings(
         per_match(precision_sums(relevant, totals), totals) if deep else None,
         len(totals) - matched,
     )
-
-
-@dataclass(frozen=True)
-class Cleaning:
-    """mAP of a gallery without a growing part of its items.
-
-    Means are over the queries that still have a match.
-
-    Attributes:
-        fractions: (f,) of the gallery removed.
-        cleaned: (f,) mAP without the most uncertain items; NaN where no query has a match left.
-        unmatched: (f,) number of queries without a match left.
-        random: (f, repetitions) mAP without as many items drawn at random; NaN likewise.
-        random_unmatched: (f, repetitions) number of queries without a match left.
-    """
-
-    fractions: NDArray[np.float64]
-    cleaned: NDArray[np.float64]
-    unmatched: NDArray[np.int64]
-    random: NDArray[np.float64]
-    random_unmatched: NDArray[np.int64]
-
-
-def clean_gallery(
-    positions: Integers,
-    relevant: NDArray[np.bool_],
-    uncertainty: Floats,
-    rng: np.random.Generator,
-    fractions: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
-    repetitions: int = 5,
-) -> Cleaning:
-    """Remove the gallery's most uncertain items, and as many at random, and rank what is left.
-
-    The queries stay as they are; the number of matches of each is that of the gallery that is
-    left (Taha et al., 2019, with a fraction of 0.2 and 5 repetitions).
-
-    Args:
-        positions: (n, g) of all gallery items, nearest first. A query that is in the gallery
-            itself is the last of its own ranking, and not relevant.
-        relevant: (n, g) bool, whether the item at that rank is a true match.
-        uncertainty: (g,) of the gallery items, larger is less certain; of like ones, the first is
-            removed first.
-        rng: source of the random removals.
-        fractions: of the gallery to remove, rounded down to items; at least 0, below 1.
-        repetitions: number of random removals, each growing from fraction to fraction.
-
-    Raises:
-        InvalidData: shapes do not fit, the rankings are not of the whole gallery, an uncertainty
-            is NaN, or a fraction is outside [0, 1).
-
-    Example:
-        >>> positions = np.array([[0, 1, 2], [2, 0, 1]])
-        >>> relevant = np.array([[False, True, False], [True, False, True]])
-        >>> uncertainty = np.array([0.9, 0.1, 0.2])
-        >>> rng = np.random.default_rng(0)
-        >>> found = clean_gallery(positions, relevant, uncertainty, rng, [0.0, 0.4])
-        >>> found.cleaned.round(4), found.unmatched
-        (array([0.6667, 1.    ]), array([0, 0]))
-    """
-    check_columns(uncertainty=uncertainty)
-    g = len(uncertainty)
-    if (
-        positions.shape != relevant.shape
-        or positions.ndim != 2
-        or positions.shape[1] != g
-        or not len(positions)
-    ):
-        raise InvalidData(
-            f"positions have shape {positions.shape}, relevant {relevant.shape}; needed is (n, g) "
-            f"for both, n at least 1, with rankings of the whole gallery of g = {g} items"
-        )
-    parts = np.asarray(fractions, np.float64)
-    if not ((parts >= 0) & (parts < 1)).all():
-        raise InvalidData(f"fractions are {list(fractions)}; allowed is 0 up to, not including, 1")
-
-    if not _all_ranked(positions):
-        raise InvalidData(
-            f"some rankings do not hold each of the {g} gallery items once: search as deep as the "
-            "gallery is large"
-        )
-    orders = [np.argsort(-uncertainty, kind="stable")]
-    orders += [rng.permutation(g) for _ in range(repetitions)]
-    means = np.empty((len(parts), len(orders)))
-    unmatched = np.empty(means.shape, np.int64)
-    for row, part in enumerate(parts):
-        for column, order in enumerate(orders):
-            remaining = np.ones(g, bool)
-            remaining[order[: int(g * part)]] = False
-            precisions = _without(positions, relevant, remaining)
-            present = precisions[~np.isnan(precisions)]
-            unmatched[row, column] = len(precisions) - len(present)
-            means[row, column] = present.mean() if len(present) else np.nan
-    return Cleaning(parts, means[:, 0], unmatched[:, 0], means[:, 1:], unmatched[:, 1:])
-
-
-def _all_ranked(positions: Integers) -> bool:
-    """Return whether each row holds each position once."""
-    n, g = positions.shape
-    if positions.max() >= g:
-        return False
-    for start in range(0, n, max(1, CELLS_TOGETHER // g)):
-        block = positions[start : start + max(1, CELLS_TOGETHER // g)]
-        seen = np.zeros(block.shape, bool)
-        np.put_along_axis(seen, block, True, axis=1)
-        if not seen.all():
-            return False
-    return True
-
-
-def _without(
-    positions: Integers, relevant: NDArray[np.bool_], remaining: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """(n,) average precision of rankings of the kept items; NaN where no match is kept."""
-    n, g = positions.shape
-    precisions = np.empty(n)
-    step = max(1, CELLS_TOGETHER // g)
-    for start in range(0, n, step):
-        rows = slice(start, start + step)
-        # As many items are left of each ranking, in the order they had.
-        still_relevant = relevant[rows][remaining[positions[rows]]].reshape(
-            -1, np.count_nonzero(remaining)
-        )
-        precisions[rows] = average_precision(
-            still_relevant, np.count_nonzero(still_relevant, axis=1)
-        )
-    return precisions

@@ -13,7 +13,6 @@ from PIL import Image
 from scipy.spatial.distance import cdist
 from sklearn.decomposition import PCA
 from sklearn.metrics import (
-    average_precision_score,
     roc_auc_score,
 )
 from sklearn.metrics.pairwise import cosine_distances
@@ -24,21 +23,12 @@ from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.embedding import Embedding
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
-from rcir.encoders.batches import draw_samples
 from rcir.metrics import (
     OutOfDistribution,
     average_precision,
     average_precision_at_k,
-    clean_gallery,
-    kendall_of_pairs,
-    kendall_over_bins,
-    knn_correct,
-    pearson_over_percentiles,
-    reliability_btl_percentile,
-    reliability_btl_width,
-    reliability_lam,
-    reliability_rcir,
-    sample_pairs,
+    confidence,
+    reliability,
     score_rankings,
     sparsification,
 )
@@ -199,46 +189,6 @@ def case(request, cases):
     return cases[request.param]
 
 
-def calibration_errors(uncertainty, low, high, hits, precisions):
-    """The three flavours at each k."""
-    errors = {}
-    for k in hits:
-        errors |= {
-            f"ece_btl_width_at_{k}": reliability_btl_width(uncertainty, precisions[k], low, high),
-            f"ece_btl_percentile_at_{k}": reliability_btl_percentile(uncertainty, precisions[k]),
-            f"ece_rcir_at_{k}": reliability_rcir(uncertainty, hits[k], low, high),
-        }
-    return {name: found.error for name, found in errors.items()}
-
-
-def nearest_others(vectors):
-    """(n, n) the others of each row, the nearest first."""
-    apart = cdist(vectors, vectors)
-    np.fill_diagonal(apart, np.inf)
-    return np.argsort(apart, axis=1, kind="stable")
-
-
-def numbers_by_label(case, uncertainty, order, rows, rng):
-    """Numbers that need one label each."""
-    retriever, vectors = case.retriever, case.test.results.vectors
-    labels, gallery = case.images.labels, case.gallery.labels
-    found = {"knn_accuracy_gallery": knn_correct(gallery[order[rows]], labels[rows]).mean()}
-    votes = knn_correct(labels[nearest_others(vectors)], labels)
-    found["knn_accuracy"] = votes.mean()
-    found["kendall_knn"] = kendall_over_bins(uncertainty, votes)
-    pairs = sample_pairs(labels, 10_000, rng)
-    matching = labels[pairs[:, 0]] == labels[pairs[:, 1]]
-    cosine = np.sum(np.prod(vectors[pairs].astype(float), axis=1), axis=1)
-    found["verification_ap"] = average_precision_score(matching, cosine)
-    of_pairs = uncertainty[pairs].mean(axis=1)
-    found["kendall_verification"] = kendall_of_pairs(of_pairs, cosine, matching)
-    drawn = draw_samples(retriever.encoder, retriever.preprocessing, case.images.images)
-    if drawn is not None:
-        votes = [labels[nearest_others(each)[:, 0]] for each in drawn.double().numpy()]
-        found["ece_lam_at_1"] = reliability_lam(np.array(votes), labels).error
-    return found
-
-
 def expected_numbers(case):
     """All numbers, from searches of whole rankings; `tests/metrics` checks the metrics."""
     retriever, test, images, outside = case.retriever, case.test, case.images, case.quality.outside
@@ -257,7 +207,8 @@ def expected_numbers(case):
     if totals.max() <= depth:
         found["map_at_r"] = score_rankings(rankings, totals, (1,)).map_at_r
     tuning = retriever.calibration.main.tuning.uncertainty
-    found |= calibration_errors(uncertainty, tuning.min(), tuning.max(), hits, precisions)
+    certain = confidence(uncertainty, tuning.min(), tuning.max())
+    found["ece"] = reliability(certain, hits[1]).error
 
     items = retriever.searcher.item_uncertainty
     pair = uncertainty if items is None else uncertainty + items[order[rows, 0]]
@@ -267,7 +218,6 @@ def expected_numbers(case):
         judged = retriever.searcher.judged(test, kind).results.uncertainty[rows]
         found[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
     found["ausc"] = sparsification(pair, right).ausc
-    found["ausc_query_only"] = sparsification(uncertainty, right).ausc
     found["ausc_oracle"] = sparsification(-right, right).ausc
     found["ausc_random"] = right.mean()
     inside = (uncertainty >= tuning.min()) & (uncertainty <= tuning.max())
@@ -275,24 +225,14 @@ def expected_numbers(case):
     whole = average_precision(rankings, totals)
     found["map"] = whole.mean()
     found["pearson_average_precision"] = np.corrcoef(uncertainty, whole)[0, 1]
-    if len(rows) >= 100:
-        found["pearson_percentiles"] = pearson_over_percentiles(uncertainty, whole)
     if "occluded" in images.attributes:
         found["auroc_occlusion"] = roc_auc_score(images.attributes["occluded"], all_uncertain)
-    rng = np.random.default_rng(0)
     if images.labels is not None:
-        found |= numbers_by_label(case, all_uncertain, order, rows, rng)
         by_class = [whole[images.labels[rows] == one].mean() for one in set(images.labels[rows])]
         found["map_macro"] = np.mean(by_class)
-    if items is not None:
-        cleaning = clean_gallery(order[rows], rankings, items, rng, [0.2], 5)
-        found["map_cleaned_20"] = cleaning.cleaned[0]
-        found["map_cleaned_20_random"] = cleaning.random[0].mean()
-        found["unmatched_cleaned_20"] = cleaning.unmatched[0]
     if outside is not None:
         apart = OutOfDistribution.of(all_uncertain, outside)
         found["ood_auroc"], found["ood_auprc"] = apart.auroc, apart.auprc
-        found["ood_auprc_trapezoid"] = apart.auprc_trapezoid
     return found
 
 
@@ -311,7 +251,6 @@ def test_queries_without_a_match_are_counted_and_left_out(cases):
     assert quality.unmatched > 20
     assert quality.whole == n
     assert quality.reliability.count.sum() == n
-    assert all(curve.count.sum() == n for curve in quality.curves.values())
 
 
 def of_queries(case, rows):
@@ -323,21 +262,18 @@ def of_queries(case, rows):
 def test_few_queries_leave_out_what_needs_many(cases):
     case = cases["unmatched"]
     matched = np.flatnonzero(case.cross.any(axis=1))
-    numbers = of_queries(case, matched[:99])
-    assert "pearson_percentiles" not in numbers
-    assert "pearson_average_precision" in numbers
-    numbers = of_queries(case, matched[:2])
-    assert {"recall_at_1", "map", "ausc", "ece_rcir_at_1"} < numbers.keys()
-    assert not any("percentile" in name or name == "kendall_knn" for name in numbers)
-    assert of_queries(case, matched[:1])["map"] > 0
+    assert {"recall_at_1", "map", "ausc", "ece"} < of_queries(case, matched[:2]).keys()
+    numbers = of_queries(case, matched[:1])
+    assert numbers["map"] > 0
+    assert "pearson_average_precision" not in numbers
 
 
 def test_large_galleries_are_not_ranked_as_a_whole(cases, monkeypatch):
     case = cases["unmatched"]
     monkeypatch.setattr("calibration.quality.FULL_GALLERY", len(case.gallery) - 1)
     quality = assess(case.retriever, case.test, case.images)
-    assert (quality.cleaning, quality.whole) == (None, 0)
-    assert not {"map", "map_macro", "pearson_percentiles", "map_cleaned_20"} & set(quality.numbers)
+    assert quality.whole == 0
+    assert not {"map", "map_macro", "pearson_average_precision"} & set(quality.numbers)
 
 
 def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):

@@ -20,22 +20,6 @@ def test_the_reliability_diagram_has_a_bar_a_bin_with_queries():
     assert f"{diagram.error:.3f}" in axes.get_title("left")
 
 
-def test_calibration_curves_skip_empty_bins_and_state_their_errors(lines):
-    bins = (np.arange(4) + 0.5) / 4
-    encoders = {
-        "btl": (bins, np.array([0.1, np.nan, 0.6, 0.9])),
-        "mc-dropout": (bins, np.array([0.3, 0.2, 0.5, 0.8])),
-    }
-    figure = figures.calibration_curves(encoders, {"btl": 0.0123, "mc-dropout": 0.2})
-    (axes,) = figure.axes
-    curves = lines(axes)
-    assert list(curves) == ["calibrated", "btl: error 0.012", "mc-dropout: error 0.200"]
-    np.testing.assert_array_equal(curves["calibrated"], [[0, 0], [1, 1]])
-    expected = [[0.125, 0.1], [0.625, 0.6], [0.875, 0.9]]
-    np.testing.assert_array_equal(curves["btl: error 0.012"], expected)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(curves)
-
-
 def test_sparsification_shows_references_and_encoders(lines):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
