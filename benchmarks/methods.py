@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from birds import KINDS, MODEL, class_folders, weights
 from common import DIGITS, parser, report, sized, spread
-from cub import KINDS, MODEL, class_folders, weights
 from PIL import Image
 
 from calibration import CalibrationConfig, Outcome, calibrate

@@ -15,15 +15,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-HELPERS = {
-    "cai2025",
-    "common",
-    "cub",
-    "loops",
-    "papers/tables",
-}  # modules that scripts share
+HELPERS = {"cai2025", "common", "loops", "papers/tables"}  # modules that scripts share
 NEEDS_DATA = {
-    *("birds", "methods", "new_labels", "uncertainties", "vectors"),
+    *("birds", "methods", "uncertainties"),
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}

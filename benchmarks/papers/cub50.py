@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tables import Searched, markdown, options, retrieval_scores, search, show, sized, spread
 
 # isort: split
-from cub import KINDS, MODEL, class_folders, halves, weights
+from birds import KINDS, MODEL, class_folders, halves, weights
 
 import rcir
 from rcir.config import parse
