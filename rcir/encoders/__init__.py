@@ -13,16 +13,7 @@ from rcir.encoders.base import (
     method_name,
     require_encoder,
 )
-from rcir.encoders.btl import BayesianTriplet
-from rcir.encoders.deep_ensemble import DeepEnsemble
-from rcir.encoders.deterministic import Deterministic, NormSoftmax
-from rcir.encoders.features import Pretrained, build_features, model_preprocessing
-from rcir.encoders.hib import HedgedInstance
-from rcir.encoders.lam import LaplacianMetric
-from rcir.encoders.mc_dropout import MCDropout
-from rcir.encoders.pfe import ProbabilisticFaceEmbedding
-from rcir.encoders.tripreg import TripReg
-from rcir.encoders.vmf import VonMisesFisher
+from rcir.encoders.features import build_features, model_preprocessing
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
@@ -44,22 +35,11 @@ def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -
 
 __all__ = [
     "METHODS",
-    "BayesianTriplet",
-    "DeepEnsemble",
-    "Deterministic",
     "EmbeddedTuples",
     "Embedding",
     "Encoder",
     "EncoderConfig",
-    "HedgedInstance",
-    "LaplacianMetric",
-    "MCDropout",
     "NoOptions",
-    "NormSoftmax",
-    "Pretrained",
-    "ProbabilisticFaceEmbedding",
-    "TripReg",
-    "VonMisesFisher",
     "build_encoder",
     "build_features",
     "find_method",

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -32,7 +32,6 @@ Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
 
 N_DRAWS = 20  # of a query, where its encoder states a variance
-UNDIGESTED_DEFAULT = "undigested"  # marks options younger than calibrations of their method
 AT_ONCE = 1 << 14  # embeddings held by `TrainingImages.batches`: 16 replicas embed a block each
 
 METHODS = {
@@ -357,24 +356,9 @@ class Encoder(nn.Module):
 
     def fingerprint(self) -> str:
         """A digest of the configuration, of every module, hook and weight, and of `revision`."""
-        # Wherever the weights come from, they are digested themselves.
-        stated = {
-            name: value
-            for name, value in asdict(self.config).items()
-            if name != "checkpoint_path"
-            and (value or name not in ("freeze", "projected", "architecture"))
-        }
-        later = {
-            each.name: each.default
-            for each in fields(self.Options)
-            if UNDIGESTED_DEFAULT in each.metadata
-        }
-        stated["options"] = {  # older calibrations hold
-            name: value
-            for name, value in self.config.options.items()
-            if name not in later or value != later[name]
-        }
-        description = json.dumps(stated, sort_keys=True) + repr(self)
+        config = asdict(self.config)
+        del config["checkpoint_path"]  # wherever the weights come from, they are digested
+        description = json.dumps(config, sort_keys=True) + repr(self)
         if self.revision:
             description += f" revision {self.revision}"
         for hook in self.parts()[1]:

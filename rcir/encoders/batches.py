@@ -16,12 +16,13 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.memory import batch_within
 from rcir.errors import InvalidData, InvalidImage
-from rcir.losses import fuse_gaussians
+from rcir.losses.pairs import fuse_gaussians
 
 BATCH = 128  # images in a forward pass at most
 FEW = 8  # images that are embedded together whatever memory they take
 CHUNK = 8 * BATCH  # images of a block: those that are in memory as bytes
 AHEAD = 2  # batches that are read while one is computed
+LENGTH_TOLERANCE = 1e-3  # what rounding makes of a length of 1
 
 Source = TypeVar("Source")
 Embed: TypeAlias = Callable[[Encoder, Preprocessing, Images], Embedding]
@@ -130,9 +131,6 @@ def read_ahead(
 def blocks_of(images: Images) -> list[Images]:
     """Images in blocks of `CHUNK`; of none one block, which `Preprocessing.resized` refuses."""
     return [images[start : start + CHUNK] for start in range(0, max(1, len(images)), CHUNK)]
-
-
-LENGTH_TOLERANCE = 1e-3  # what rounding makes of a length of 1
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:

@@ -53,6 +53,7 @@ class BayesianTriplet(Encoder):
     LossOptions = BayesianTripletOptions
     revision = 1  # bounds of its variances
     mining = ("random", "semi-hard")
+    draws = True
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
@@ -72,11 +73,6 @@ class BayesianTriplet(Encoder):
         if variance is None:
             raise InvalidConfig("the Bayesian triplet loss needs embeddings with a variance")
         return bayesian_tuple_loss(tuples.vectors, tuples.by_role(variance), tuples.valid, options)
-
-    @property
-    def draws(self) -> bool:
-        """True if draws of the Gaussians rank candidates."""
-        return True
 
     @property
     def reranks(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import NormSoftmaxOptions, norm_softmax_loss
@@ -25,7 +25,7 @@ class DeterministicOptions:
         unit: divide the vectors by their length.
     """
 
-    unit: bool = field(default=True, metadata={UNDIGESTED_DEFAULT: True})
+    unit: bool = True
 
 
 class Deterministic(Encoder):

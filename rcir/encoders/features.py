@@ -17,6 +17,8 @@ from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.hub import HubBackbone, build_hub_backbone, hub_preprocessing, is_of_hub
 from rcir.errors import InvalidConfig
 
+FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0  # of `floored_softplus`
+
 
 class GeM(nn.Module):
     """Generalised-mean pooling, (n, C, h, w) to (n, C).
@@ -73,9 +75,6 @@ class ScalarHead(nn.Module):
     def forward(self, feature_map: Tensor) -> Tensor:
         numbers: Tensor = self.layers(feature_map)
         return numbers
-
-
-FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0
 
 
 def floored_softplus(values: Tensor) -> Tensor:

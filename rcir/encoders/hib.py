@@ -14,11 +14,10 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
 from rcir.encoders.features import MeanHead, build_features, floored_softplus
 from rcir.errors import InvalidConfig
-from rcir.losses import (
+from rcir.losses import kl_to_prior, mean_of_valid
+from rcir.losses.pairs import (
     HedgedOptions,
-    kl_to_prior,
     match_nll,
-    mean_of_valid,
     mismatch_probability,
     mixture_kl_to_normal,
     mixture_samples,

@@ -35,6 +35,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.imports import naming_extras
 
 HF_HUB = "hf-hub:"  # before the names of repositories, in timm and OpenCLIP
+RETRY_AFTER_S = 60  # a hub that did not answer is not tried again before that
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TimmBackbone(HubBackbone):
             return {}
         from timm.models import load_model_config_from_hf
 
-        with _from_repository(cls.library, name), one_attempt():
+        with _from_repository(cls.library, name):
             published, model, options = load_model_config_from_hf(name.removeprefix(HF_HUB))
         unused = ("label_names", "label_descriptions", "hf_hub_id", "source")
         kept = {key: value for key, value in published.items() if key not in unused}
@@ -265,7 +266,7 @@ def _repository(name: str) -> dict[str, Any]:
     """Return the configuration of OpenCLIP in a repository, "hf-hub:ORG/NAME"."""
     from huggingface_hub import hf_hub_download
 
-    with _from_repository("open_clip", name), one_attempt():
+    with _from_repository("open_clip", name):
         file = hf_hub_download(name.removeprefix(HF_HUB), "open_clip_config.json")
         settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
         if "vision_cfg" not in settings.get("model_cfg", {}):
@@ -351,11 +352,8 @@ class TransformersBackbone(HubBackbone):
         """The model's configuration, that of its image tower."""
         import transformers
 
-        try:
-            with one_attempt(folder=name):
-                whole = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise _unknown(name, error) from error
+        with _from_repository(cls.library, name):
+            whole = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         settings = getattr(whole, "vision_config", whole)
         if hasattr(settings, "projection_dim"):
             settings.projection_dim = whole.projection_dim
@@ -367,13 +365,10 @@ class TransformersBackbone(HubBackbone):
         """Return the preprocessing of the model's image processor."""
         import transformers
 
-        try:
-            with one_attempt(folder=name):
-                processor = transformers.AutoImageProcessor.from_pretrained(
-                    name, trust_remote_code=False
-                )
-        except (OSError, ValueError) as error:
-            raise _unknown(name, error) from error
+        with _from_repository(cls.library, name):
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                name, trust_remote_code=False
+            )
         return transformers_preprocessing(processor)
 
 
@@ -414,15 +409,6 @@ def _pretrained(name: str, settings: Any, kind: Any) -> Any:
     return model
 
 
-def _unknown(name: str, error: Exception) -> DataUnavailable:
-    reason = " ".join(str(error).split())[:300]
-    return DataUnavailable(
-        f"transformers:{name} is not a folder of an image model, and was not found in the cache or "
-        f"on the hub ({reason}): correct the model's name, connect once, or give a folder with "
-        "config.json, preprocessor_config.json and model.safetensors, transformers:FOLDER"
-    )
-
-
 @contextmanager
 def one_attempt(folder: str = "") -> Iterator[None]:
     """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
@@ -440,9 +426,6 @@ def one_attempt(folder: str = "") -> Iterator[None]:
         yield
     finally:
         _offline_mode.leave()
-
-
-RETRY_AFTER_S = 60  # a hub that did not answer is not tried again before that
 
 
 class _OfflineMode:
@@ -491,14 +474,20 @@ _offline_mode = _OfflineMode()
 
 @contextmanager
 def _from_repository(library: str, name: str) -> Iterator[None]:
-    """Turn what goes wrong while the configuration of a repository is read into one error."""
+    """Turn what goes wrong while the configuration of a model is read into one error."""
     try:
-        yield
+        with one_attempt(folder=name):
+            yield
     except Exception as error:  # network, cache, file: each library raises its own
-        reason = " ".join(str(error).split())[:300]
+        advice = "correct the model's name, or connect once"
+        if library == TransformersBackbone.library:
+            advice += (
+                "; or give a folder with config.json, preprocessor_config.json and "
+                "model.safetensors, transformers:FOLDER"
+            )
         raise DataUnavailable(
             f"the configuration of {library}:{name} was not found in the cache or on the hub "
-            f"({reason}): correct the model's name, or connect once"
+            f"({_shortened(error)}): {advice}"
         ) from error
 
 
@@ -642,15 +631,18 @@ def other_weights(path: str, error: Exception) -> InvalidData:
     )
 
 
+def _shortened(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def no_weights(backbone: str, error: Exception) -> DataUnavailable:
     """The error of weights that are neither cached nor can be downloaded."""
-    reason = " ".join(str(error).split())[:300]
     local = "a .safetensors file of them (rcir embed --checkpoint, encoder.checkpoint_path)"
     if backbone.startswith(f"{TransformersBackbone.library}:"):
         local = "a folder with config.json and model.safetensors, transformers:FOLDER"
     return DataUnavailable(
         f"the weights of {backbone} are not in the cache, or damaged there, and could not be "
-        f"downloaded ({reason}): connect once, or give {local}"
+        f"downloaded ({_shortened(error)}): connect once, or give {local}"
     )
 
 

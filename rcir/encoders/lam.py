@@ -20,8 +20,11 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.losses import HessianGeometry, PointLossOptions, pair_hessian_diagonal
+from rcir.losses import PointLossOptions
+from rcir.losses.pairs import HessianGeometry, pair_hessian_diagonal
 from rcir.options import require_at_least, require_choices
+
+Variant = Literal["full", "fixed", "positive"]
 
 PAIRED = 256  # images whose pairs a post-hoc fit takes at a time
 ONLINE_SCALE = 1e6
@@ -35,7 +38,7 @@ class LaplacianMetricOptions:
     Args:
         online: train under draws of the last layer, and follow its curvature meanwhile; without,
             the curvature is computed once, after training.
-        hessian: "euclidean" or "arccos", see `rcir.losses.pair_hessian_blocks`.
+        hessian: "euclidean" or "arccos", see `rcir.losses.pairs.pair_hessian_blocks`.
         variant: "full", "fixed" or "positive", see `PairCurvature`.
         negatives_weight: at least 0, of pairs within the margin that do not match; "auto" is
             their share of all pairs that do not match (online: of the pairs of different anchors).
@@ -263,9 +266,6 @@ def _extended(features: Tensor) -> Tensor:
     return F.pad(features, (0, 1), value=1.0)
 
 
-Variant = Literal["full", "fixed", "positive"]
-
-
 def _zero() -> Tensor:
     """Zero on the CPU, which can be added to tensors of any device."""
     return torch.zeros((), dtype=torch.float64, device="cpu")
@@ -276,7 +276,7 @@ class PairCurvature:
     """Sums of Hessian diagonals over pairs: of those that match, and of others in the margin.
 
     Attributes:
-        geometry: see `rcir.losses.pair_hessian_blocks`.
+        geometry: see `rcir.losses.pairs.pair_hessian_blocks`.
         variant: "full", all pairs with all their terms; "fixed", without what both of a pair have
             to do with each other; "positive", pairs that match alone.
         margin: of the loss; pairs that do not match and are farther apart have no curvature.

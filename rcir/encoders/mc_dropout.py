@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import UNDIGESTED_DEFAULT, Encoder, EncoderConfig
+from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
 from rcir.errors import InvalidConfig
@@ -44,9 +44,9 @@ class MCDropoutOptions:
 
     dropout: float = 0.1
     passes: int = 20
-    channels: bool = field(default=False, metadata={UNDIGESTED_DEFAULT: True})
-    masks: Masks = field(default="shared", metadata={UNDIGESTED_DEFAULT: True})
-    unit: bool = field(default=True, metadata={UNDIGESTED_DEFAULT: True})
+    channels: bool = False
+    masks: Masks = "shared"
+    unit: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.dropout < 1:

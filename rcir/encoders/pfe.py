@@ -26,11 +26,14 @@ from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages, find_meth
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import Pretrained, frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.losses import PointLossOptions, mutual_likelihood_loss, mutual_likelihood_score
+from rcir.losses import PointLossOptions
+from rcir.losses.pairs import mutual_likelihood_loss, mutual_likelihood_score
 from rcir.mining import genuine_batches
 from rcir.options import require_at_least, require_choices
 
 _Ranking = Literal["mean", "mls"]
+LEAST_VARIANCE = 1e-6
+LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
 
 
 @dataclass(frozen=True)
@@ -267,10 +270,6 @@ def base_config(config: EncoderConfig) -> EncoderConfig:
     """The configuration of the base."""
     options = config.method_options()
     return replace(config, method=options.base, options=options.base_options)
-
-
-LEAST_VARIANCE = 1e-6
-LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
 
 
 class VarianceBranch(nn.Module):

@@ -25,6 +25,7 @@ from rcir.losses import (
 )
 from rcir.options import require_at_least, require_choices
 
+LARGEST_CONCENTRATION = 1e10  # of draws: float64 does not tell others from their mean
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
@@ -122,9 +123,6 @@ def _concentration(embedding: Embedding) -> Tensor:
     return embedding.extra["concentration"]
 
 
-LARGEST_CONCENTRATION = 1e10
-
-
 def draw_von_mises_fisher(
     mean: Tensor, concentration: Tensor, draws: int, generator: torch.Generator
 ) -> Tensor:
@@ -148,16 +146,8 @@ def draw_von_mises_fisher(
         >>> (some @ mean.T).flatten()
         tensor([1.0000, 1.0000])
     """
-    direction = mean.detach().cpu().double()
-    # Beyond that, float64 does not tell a draw from its mean.
-    kappa = (
-        concentration.detach()
-        .cpu()
-        .double()
-        .squeeze(1)
-        .clamp(max=LARGEST_CONCENTRATION)
-        .expand(draws, -1)
-    )
+    direction, kappa = mean.detach().cpu().double(), concentration.detach().cpu().double()
+    kappa = kappa.squeeze(1).clamp(max=LARGEST_CONCENTRATION).expand(draws, -1)
     cosine = _cosines(kappa, mean.shape[1], generator)[..., None]
     shape = (draws, *direction.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -14,7 +14,7 @@ from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder, hib
 from rcir.encoders.batches import embed as embed_all
 from rcir.errors import InvalidConfig
-from rcir.losses import HedgedOptions
+from rcir.losses.pairs import HedgedOptions
 from rcir.retrieval.retriever import Retriever
 
 KINDS = [0, 1, 2]

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 from rcir.errors import InvalidConfig
-from rcir.losses import (
+from rcir.losses.pairs import (
     HedgedOptions,
     match_logits,
     match_nll,

@@ -6,7 +6,7 @@ from torch.autograd.functional import hessian, jacobian
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.losses import pair_hessian_blocks, pair_hessian_diagonal
+from rcir.losses.pairs import pair_hessian_blocks, pair_hessian_diagonal
 
 N, FEATURES, DIM = 7, 5, 4
 
