@@ -197,6 +197,10 @@ def clip_folder(tmp_path):
     )
     model = transformers.CLIPModel(settings).eval()
     model.save_pretrained(tmp_path / "clip")
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 80}, crop_size={"height": 64, "width": 64}
+    )
+    processor.save_pretrained(tmp_path / "clip")
     return model, tmp_path / "clip"
 
 
@@ -209,6 +213,9 @@ def test_clip_of_transformers_gives_the_pooled_or_the_projected_vector(clip_fold
         projected = model.visual_projection(pooled)
     plain = pretrained(backbone, (64, 64), pretrained=True)
     torch.testing.assert_close(plain.embed(images).vectors, normalize(pooled))
+    assert not any("text" in name for name in plain.state_dict())
+    prepared = model_preprocessing(plain.config)
+    assert (prepared.size, prepared.crop, prepared.interpolation) == ((64, 64), 0.8, "bicubic")
     encoder = pretrained(backbone, (64, 64), pretrained=True, projected=True)
     torch.testing.assert_close(encoder.embed(images).vectors, normalize(projected))
     assert encoder.config.dim == 8

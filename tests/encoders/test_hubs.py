@@ -144,25 +144,6 @@ def test_transformers_features_equal_transformers(vit_folder):
     torch.testing.assert_close(other.embed(pictures(size=(32, 96))).vectors, normalize(token))
 
 
-def test_the_image_tower_of_a_clip_model_is_used(tmp_path):
-    vision = {**TINY_VIT, "projection_dim": 8}
-    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
-    settings = transformers.CLIPConfig(vision_config=vision, text_config=text)
-    model = transformers.CLIPModel(settings).eval()
-    model.save_pretrained(tmp_path / "clip")
-    processor = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 80}, crop_size={"height": 64, "width": 64}
-    )
-    processor.save_pretrained(tmp_path / "clip")
-    encoder = pretrained(f"transformers:{tmp_path / 'clip'}", pretrained=True)
-    with torch.inference_mode():
-        pooled = model.vision_model(pixel_values=pictures()).pooler_output
-    torch.testing.assert_close(encoder.embed(pictures()).vectors, normalize(pooled))
-    assert not any("text" in name for name in encoder.state_dict())
-    found = model_preprocessing(encoder.config)
-    assert (found.size, found.crop, found.interpolation) == ((64, 64), 0.8, "bicubic")
-
-
 def test_maps_of_transformers_are_pooled_by_the_model(tmp_path):
     settings = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
     model = transformers.ResNetModel(settings).eval()
@@ -244,11 +225,6 @@ def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
 def test_unknown_models_and_weights_are_refused(backbone, options, word):
     with pytest.raises(InvalidConfig, match=word):
         pretrained(backbone, **options)
-
-
-def test_two_sources_of_weights_are_refused():
-    with pytest.raises(InvalidConfig, match="one of"):
-        EncoderConfig("btl", "timm:resnet18", pretrained=True, checkpoint_path="a.safetensors")
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_maxvit"])
