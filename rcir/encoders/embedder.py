@@ -232,12 +232,7 @@ def _completed(
     embedding: Embedding | None,
     rejects: Mapping[int, str],
 ) -> tuple[Embedding | None, dict[int, str]]:
-    """Return a finished block, and its rejects, after its rejected images were read again.
-
-    Args:
-        stored, stored_rejects: the block.
-        embedding, rejects: of the images that it rejected.
-    """
+    """Return a stored block and its rejects after its rejected images were read again."""
     tried = list(stored_rejects)
     remaining = {tried[row]: reason for row, reason in rejects.items()}
     if embedding is None or stored is None:

@@ -26,6 +26,9 @@ from torch.nn import functional as F
 from rcir.losses.tuples import require_not_negative
 from rcir.options import require_choice
 
+HessianGeometry = Literal["euclidean", "arccos"]
+VALUES = 1 << 24  # of a temporary tensor of pairs: their products of features are made in blocks
+
 
 @dataclass(frozen=True)
 class HedgedOptions:
@@ -268,10 +271,6 @@ def fuse_gaussians(
     fused = 1 / summed(precision)
     centre = fused * summed(precision * mean.double())
     return centre.to(mean.dtype), fused.to(variance.dtype)
-
-
-HessianGeometry = Literal["euclidean", "arccos"]
-VALUES = 1 << 24  # of a temporary tensor of pairs: their products of features are made in blocks
 
 
 def pair_hessian_blocks(

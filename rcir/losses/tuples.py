@@ -23,6 +23,18 @@ from rcir.errors import InvalidConfig
 from rcir.options import require_choice
 
 ContrastiveForm = Literal["squared-gap", "linear", "hadsell", "soft"]
+TripletForm = Literal["squared", "unsquared", "soft"]
+PointForm = Literal[
+    TripletForm, "contrastive", "contrastive-linear", "contrastive-hadsell", "contrastive-soft"
+]
+FORMS: tuple[str, ...] = get_args(PointForm)
+CONTRASTIVE: dict[str, ContrastiveForm] = {
+    "contrastive": "squared-gap",
+    "contrastive-linear": "linear",
+    "contrastive-hadsell": "hadsell",
+    "contrastive-soft": "soft",
+}
+BOUND = 10.0  # of a log variance, either way
 
 
 def contrastive_loss(
@@ -74,9 +86,6 @@ def contrastive_loss(
     return (squared if match else F.relu(margin - distance).square()) / 2
 
 
-TripletForm = Literal["squared", "unsquared", "soft"]
-
-
 def triplet_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -111,18 +120,6 @@ def triplet_loss(
     # The root has no gradient at 0, where a positive equals its anchor.
     near, far = (near + 1e-12).sqrt(), (far + 1e-12).sqrt()
     return F.softplus(near - far) if form == "soft" else F.relu(near - far + margin)
-
-
-PointForm = Literal[
-    TripletForm, "contrastive", "contrastive-linear", "contrastive-hadsell", "contrastive-soft"
-]
-FORMS: tuple[str, ...] = get_args(PointForm)
-CONTRASTIVE: dict[str, ContrastiveForm] = {
-    "contrastive": "squared-gap",
-    "contrastive-linear": "linear",
-    "contrastive-hadsell": "hadsell",
-    "contrastive-soft": "soft",
-}
 
 
 @dataclass(frozen=True)
@@ -233,9 +230,6 @@ def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOption
         return near.squeeze(1) + mean_of_valid(far, valid)
     losses = triplet_loss(anchor, positive, negatives, margin, cast(TripletForm, form))
     return mean_of_valid(losses, valid)
-
-
-BOUND = 10.0  # of a log variance, either way
 
 
 @dataclass(frozen=True)

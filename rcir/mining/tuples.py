@@ -24,6 +24,14 @@ Negatives = Literal["hardest", "margin-violating", "semi-hard", "top-random"]
 Scope = Literal["epoch", "batch"]
 Cache = Literal["full", "sampled"]
 
+BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
+CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB: a GPU is given as many kernels for a small block
+PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
+SQUARED = 1 << 14  # rows that are squared at a time
+GROUP = 64  # columns of which only the nearest is looked at first
+DIRECT = "donot_use_mm_for_euclid_dist"  # of differences, coordinate by coordinate
+EXTRA = 16  # candidates beyond those wanted
+
 
 @dataclass(frozen=True)
 class MiningConfig:
@@ -77,10 +85,11 @@ class MiningConfig:
             require_choice("mining.negatives", self.negatives, Negatives)
         require_choice("mining.scope", self.scope, Scope)
         require_choice("mining.cache", self.cache, Cache)
-        if self.num_negatives < 1:
-            raise InvalidConfig(
-                f"mining.num_negatives is {self.num_negatives}; at least 1 negative is needed"
-            )
+        at_least = {"num_negatives": 1, "sample": 2, "refresh": 1, "samples_per_class": 2}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidConfig(f"mining.{name} is {value}; at least {least}")
         if self.pool < self.num_negatives:
             raise InvalidConfig(
                 f"mining.pool is {self.pool}, smaller than mining.num_negatives "
@@ -88,34 +97,16 @@ class MiningConfig:
             )
         if not self.margin >= 0:
             raise InvalidConfig(f"mining.margin is {self.margin}; it must not be negative")
-        if self.sample < 2:
-            raise InvalidConfig(f"mining.sample is {self.sample}; at least 2 images are needed")
-        if self.refresh < 1:
-            raise InvalidConfig(f"mining.refresh is {self.refresh}; at least 1 step is needed")
         if self.cache == "sampled" and self.scope == "batch":
             raise InvalidConfig(
                 'mining.cache is "sampled" but mining.scope is "batch", which keeps no cache: '
                 'leave it "full", or mine by "epoch"'
-            )
-        if self.samples_per_class is not None and self.samples_per_class < 2:
-            raise InvalidConfig(
-                f"mining.samples_per_class is {self.samples_per_class}; at least 2 images make a "
-                "pair"
             )
         if self.samples_per_class is not None and self.scope != "batch":
             raise InvalidConfig(
                 f"mining.samples_per_class is {self.samples_per_class} but mining.scope is "
                 f'"{self.scope}": batches of labels need mining.scope "batch"'
             )
-
-
-BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
-CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB: a GPU is given as many kernels for a small block
-PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
-SQUARED = 1 << 14  # rows that are squared at a time
-GROUP = 64  # columns of which only the nearest is looked at first
-DIRECT = "donot_use_mm_for_euclid_dist"  # of differences, coordinate by coordinate
-EXTRA = 16  # candidates beyond those wanted
 
 
 class Search:
