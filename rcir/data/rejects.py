@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 REJECTS_FILE = "rejects.csv"  # in the folder of a run
 COLUMNS = ("id", "reason")
 CHUNK = 1024  # images that are checked together
-MAX_REJECTS_HELP = (
-    "unreadable images that are tolerated, left out and listed: a number, or a share below 1"
-)
 
 
 def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
