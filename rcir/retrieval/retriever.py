@@ -155,6 +155,16 @@ class Retriever:
                 raise InvalidData("the retriever changed meanwhile: repeat this change")
             self._version = after
 
+    @contextmanager
+    def _restored_label_names(self) -> Iterator[None]:
+        """Restore the names of labels if the block raises: a refused call leaves no trace."""
+        searcher, names = self.searcher, self.label_names
+        try:
+            yield
+        except BaseException:
+            searcher.label_names = names
+            raise
+
     @property
     def searcher(self) -> Searcher:
         """The search that finds the candidates."""
@@ -240,14 +250,15 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             350
         """
-        labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
-        chosen = CalibrationOptions(score_function, **options)
-        tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
-        tuning_split = None if tuned is None else self.searcher.search_labelled(tuned)
-        split = self.searcher.search_labelled(calibrated)
-        if tuned is None:  # nothing was divided
-            options["seed"] = None
-        return self.calibrate_splits(tuning_split, split, score_function, **options)
+        with self._restored_label_names():
+            labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
+            chosen = CalibrationOptions(score_function, **options)
+            tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
+            tuning_split = None if tuned is None else self.searcher.search_labelled(tuned)
+            split = self.searcher.search_labelled(calibrated)
+            if tuned is None:  # nothing was divided
+                options["seed"] = None
+            return self.calibrate_splits(tuning_split, split, score_function, **options)
 
     def calibrate_splits(
         self,
@@ -483,10 +494,11 @@ class Retriever:
         """
         before = self._version
         calibration = before.valid_calibration()
-        if not isinstance(queries, LabelledResults):
-            queries = self.search_labelled(self.labelled(queries, labels, **options))
-        made = extend(before.searcher, calibration, queries, recurring)
-        self._replace(before, Version(before.searcher, made))
+        with self._restored_label_names():
+            if not isinstance(queries, LabelledResults):
+                queries = self.search_labelled(self.labelled(queries, labels, **options))
+            made = extend(before.searcher, calibration, queries, recurring)
+            self._replace(before, Version(before.searcher, made))
 
     def check(
         self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA

@@ -736,14 +736,15 @@ class Searcher:
         embedded = self.prepared(queries, None, uncertainty, model)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
-        self.label_names = names
-        return replace(
+        labelled = replace(
             embedded,
             relevance=relevance,
             groups=None if groups is None else _as_names(groups, "groups"),
             clusters=None if clusters is None else _as_names(clusters, "clusters"),
             cluster=None if clusters is None else cluster,
         )
+        self.label_names = names  # the numbers of further labels, too, once nothing is refused
+        return labelled
 
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""

@@ -284,6 +284,8 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
         ({"uncertainty": [1.0]}, "1 uncertainty"),
         ({"uncertainty": np.full(500, np.nan)}, "NaN"),
         ({"groups": ["a"]}, "1 groups"),
+        ({"labels": ["unheard of"] * 500, "groups": ["a"]}, "1 groups"),
+        ({"labels": ["unheard of"] * 500}, "none of the"),
         ({"groups": "a"}, "type"),
         ({"groups": ["a"] * 499 + [None]}, "missing"),
         ({"clusters": np.r_[np.nan, np.arange(499)]}, "missing"),
@@ -300,8 +302,10 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
 )
 def test_queries_that_cannot_calibrate_are_refused(built, change, word):
     arguments = {"queries": QUERIES, "labels": KINDS[QUERY_LABELS]} | change
+    names = dict(built.label_names)
     with pytest.raises(InvalidData, match=word):
         built.calibrate(**arguments)
+    assert built.label_names == names
     with pytest.raises(StaleCalibration, match="not calibrated"):
         built.guarantee(0.5, 0.1)
 
