@@ -44,12 +44,7 @@ from rcir.risk.sequential import (
     band_required_calibration,
     local_level,
 )
-from rcir.risk.testing import (
-    bonferroni_holm,
-    fixed_sequence,
-    learn_then_test,
-    selective,
-)
+from rcir.risk.testing import fixed_sequence, learn_then_test, selective
 
 __all__ = [
     "RISKS",
@@ -79,7 +74,6 @@ __all__ = [
     "anytime_miss_rate_bound",
     "anytime_required_calibration",
     "band_required_calibration",
-    "bonferroni_holm",
     "certify",
     "check_exchangeability",
     "check_level",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,6 @@ from rcir.risk.results import ScoredResults, widened
 N_THRESHOLDS = 256
 N_SELECTION_THRESHOLDS = 200
 ALPHA_STEPS = 10_000  # the smallest attainable alpha is reported in these steps
-Procedure = Literal["fixed-sequence", "bonferroni-holm"]
 
 
 def learn_then_test(
@@ -32,16 +31,15 @@ def learn_then_test(
     calibration: ScoredResults,
     tuning: ScoredResults,
     bound: Bound = "hoeffding-bentkus",
-    procedure: Procedure = "fixed-sequence",
     by_label: bool = False,
 ) -> Certificate:
     """Certify several risks together, or one that need not fall as sets grow.
 
     Each of a few hundred thresholds is a hypothesis ("some risk is too large at this threshold"),
     which p-values of the calibration queries reject (Angelopoulos et al., "Learn Then Test", 2021,
-    theorem 1). The thresholds and, for fixed-sequence testing, the order in which they are tested
-    come from the tuning split: the most promising first. Of the certified thresholds the smallest
-    is used; for risks that small sets satisfy best, such as false discoveries, the largest.
+    theorem 1). The thresholds and the order in which they are tested (`fixed_sequence`) come from
+    the tuning split: the most promising first. Of the certified thresholds the smallest is used;
+    for risks that small sets satisfy best, such as false discoveries, the largest.
 
     Args:
         alphas: for each risk, its level in (0, 1).
@@ -50,12 +48,11 @@ def learn_then_test(
         tuning: the scored tuning split.
         bound: of mean losses, see `rcir.risk.p_value`; losses 0 or 1 of independent queries have
             the binomial bound.
-        procedure: controls the family-wise error.
         by_label: True to certify the mean over the labels of the queries as well, each label
             counted alike. A threshold is then rejected by the larger p-value, at the same delta.
 
     Raises:
-        InvalidConfig: no risk, an unknown one, or an unknown procedure.
+        InvalidConfig: no risk, or an unknown one.
         InvalidRiskLevel: a level is outside (0, 1).
         RiskUnattainable: no threshold is certified.
 
@@ -69,9 +66,6 @@ def learn_then_test(
     """
     if not alphas:
         raise InvalidConfig("there is no risk to control: give at least one with its alpha")
-    if procedure not in get_args(Procedure):
-        choices = ", ".join(get_args(Procedure))
-        raise InvalidConfig(f"procedure {procedure!r} is unknown; choose one of {choices}")
     risks = {name: find_risk(name) for name in alphas}
     for name, alpha in alphas.items():
         check_level(f"alpha of {name}", alpha)
@@ -107,14 +101,16 @@ def learn_then_test(
             )
             for split, of in zip(splits, sums, strict=True)
         ]
-        if procedure == "bonferroni-holm":
-            return thresholds[bonferroni_holm(largest[0], delta)]
         order = np.argsort(largest[1], kind="stable")
         return thresholds[order[fixed_sequence(largest[0][order], delta)]]
 
+    def certifies(name: str, alpha: float) -> bool:
+        """Return True if a threshold is certified for one risk alone."""
+        return len(certified({name: alpha})) > 0
+
     chosen = certified(alphas)
     if len(chosen) == 0:
-        smallest = {name: _smallest_alpha(certified, name) for name in alphas}
+        smallest = {name: _smallest_of_steps(partial(certifies, name)) for name in alphas}
         requested = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
         alone = ", ".join(f"{name} {alpha or 1:.4f}" for name, alpha in smallest.items())
         each = ", each alone" if len(alphas) > 1 else ""
@@ -148,34 +144,6 @@ def fixed_sequence(p_values: ArrayLike, delta: float) -> NDArray[np.bool_]:
     """
     check_level("delta", delta)
     return np.logical_and.accumulate(np.asarray(p_values, np.float64) <= delta)
-
-
-def bonferroni_holm(p_values: ArrayLike, delta: float) -> NDArray[np.bool_]:
-    """Reject the smallest p-value at delta / m, the next at delta / (m - 1), until one fails.
-
-    A true hypothesis is rejected with probability at most delta. Source: Holm (1979); needs no
-    order.
-
-    Example:
-        >>> bonferroni_holm([0.06, 0.02, 0.001], delta=0.1).tolist()
-        [True, True, True]
-        >>> bonferroni_holm([0.2, 0.06, 0.001], delta=0.1).tolist()
-        [False, False, True]
-    """
-    check_level("delta", delta)
-    values = np.asarray(p_values, np.float64)
-    order = np.argsort(values, kind="stable")
-    limits = delta / np.arange(len(values), 0, -1)
-    rejected = np.zeros(len(values), bool)
-    rejected[order] = np.logical_and.accumulate(values[order] <= limits)
-    return rejected
-
-
-def _smallest_alpha(
-    certified: Callable[[Mapping[str, float]], NDArray[np.float32]], risk: str
-) -> float | None:
-    """Return the smallest alpha, to 4 decimals, at which a threshold is certified for one risk."""
-    return _smallest_of_steps(lambda alpha: len(certified({risk: alpha})) > 0)
 
 
 def _smallest_of_steps(certifies: Callable[[float], bool]) -> float | None:

@@ -8,7 +8,6 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import (
     Quantile,
     ScoredResults,
-    bonferroni_holm,
     fixed_sequence,
     learn_then_test,
     selective,
@@ -33,33 +32,17 @@ def naive_fixed_sequence(values, delta):
     return rejected + [False] * (len(values) - len(rejected))
 
 
-def naive_bonferroni_holm(values, delta):
-    left, rejected = list(range(len(values))), [False] * len(values)
-    while left:
-        smallest = min(left, key=lambda i: values[i])
-        if values[smallest] > delta / len(left):
-            break
-        rejected[smallest] = True
-        left.remove(smallest)
-    return rejected
-
-
-@pytest.mark.parametrize(
-    ("procedure", "naive"),
-    [(fixed_sequence, naive_fixed_sequence), (bonferroni_holm, naive_bonferroni_holm)],
-)
 @pytest.mark.parametrize("delta", [0.01, 0.1, 0.6])
-def test_rejections_are_those_of_a_loop(procedure, naive, delta):
+def test_rejections_are_those_of_a_loop(delta):
     for seed in range(100):
         rng = np.random.default_rng(seed)
         values = rng.uniform(size=rng.integers(1, 12)) ** rng.integers(1, 8)
         values = np.round(values, 3) if seed % 2 else values  # with ties
-        assert procedure(values, delta).tolist() == naive(values.tolist(), delta)
+        rejected = fixed_sequence(values, delta).tolist()
+        assert rejected == naive_fixed_sequence(values.tolist(), delta)
 
 
 def test_a_p_value_equal_to_its_level_is_rejected():
-    assert bonferroni_holm([0.25, 0.125, 0.5], 0.375).tolist() == [False, True, False]
-    assert bonferroni_holm([0.1875, 0.125, 0.375], 0.375).tolist() == [True, True, True]
     assert fixed_sequence([0.375, 0.376, 0.1], 0.375).tolist() == [True, False, False]
 
 
@@ -98,30 +81,17 @@ def worst_p_values(labelled, thresholds, alphas, naive_p_value):
 
 
 @pytest.mark.parametrize(("alphas", "delta"), REQUESTS)
-def test_threshold_is_the_best_of_those_that_the_procedures_certify(
-    alphas, delta, pair, naive_p_value
-):
+def test_threshold_is_the_best_of_those_that_are_certified(alphas, delta, pair, naive_p_value):
     calibration, tuning = pair
     thresholds = tuning.size_thresholds(256)
     values = worst_p_values(calibration, thresholds, alphas, naive_p_value)
     tuning_values = worst_p_values(tuning, thresholds, alphas, naive_p_value)
     order = sorted(range(len(values)), key=lambda i: tuning_values[i])
-    rejections = {
-        "fixed-sequence": zip(
-            order, naive_fixed_sequence([values[i] for i in order], delta), strict=True
-        ),
-        "bonferroni-holm": enumerate(naive_bonferroni_holm(values, delta)),
-    }
-    for procedure, pairs in rejections.items():
-        certified = [float(thresholds[i]) for i, rejected in pairs if rejected]
-        options = {"procedure": procedure}
-        if not certified:
-            with pytest.raises(RiskUnattainable):
-                learn_then_test(alphas, delta, *pair, **options)
-        else:
-            best = max if alphas.keys() == {"false-discovery"} else min
-            assert learn_then_test(alphas, delta, *pair, **options).threshold == best(certified)
-            assert procedure == "bonferroni-holm" or len(certified) > 1
+    rejected = naive_fixed_sequence([values[i] for i in order], delta)
+    certified = [float(thresholds[i]) for i, each in zip(order, rejected, strict=True) if each]
+    assert len(certified) > 1
+    best = max if alphas.keys() == {"false-discovery"} else min
+    assert learn_then_test(alphas, delta, *pair).threshold == best(certified)
 
 
 def test_thresholds_span_all_sets_of_the_tuning_queries(pair, labelled):
@@ -157,12 +127,10 @@ def test_nothing_is_attainable_without_a_match():
     assert caught.value.minimum_alpha is None
 
 
-def test_no_risk_an_unknown_risk_and_an_unknown_procedure_are_refused(pair):
+def test_no_risk_and_an_unknown_risk_are_refused(pair):
     for alphas in ({}, {"precision": 0.1}):
         with pytest.raises(InvalidConfig, match="risk"):
             learn_then_test(alphas, 0.1, *pair)
-    with pytest.raises(InvalidConfig, match="procedure"):
-        learn_then_test({"miss": 0.1}, 0.1, *pair, procedure="bonferroni")
 
 
 def answered(selection_score, missed):

@@ -1,7 +1,6 @@
 """Requests: what is refused, what is certified, and the sets that follow from it."""
 
 import math
-import pickle
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
@@ -28,10 +27,10 @@ from rcir.risk import (
     anytime_miss_rate_bound,
     anytime_required_calibration,
     band_required_calibration,
-    bonferroni_holm,
     certify,
     check_exchangeability,
     check_level,
+    corrected,
     find_risk,
     fit_score_function,
     fixed_sequence,
@@ -287,12 +286,6 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelle
         certify(Request(SEVERAL, 0.1), calibration)
 
 
-def test_a_copy_between_processes_answers_alike(rule):
-    request = Request(0.1, 0.1)
-    expected = rule.guarantee(request)
-    assert pickle.loads(pickle.dumps(rule)).guarantee(request) == expected
-
-
 def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
     guarantee = rule.guarantee(Request(0.3, 0.1, anytime=True))
     assert (guarantee.bound, guarantee.risk_bound) == ("anytime", 0.3)
@@ -344,7 +337,7 @@ def test_every_function_refuses_an_invalid_level(value):
         lambda: Request(value, 0.1, abstain=True),
         lambda: p_value(1, 100, value),
         lambda: fixed_sequence([0.1], value),
-        lambda: bonferroni_holm([0.1], value),
+        lambda: corrected(value, 4),
         lambda: RiskMonitor(value),
         lambda: RiskMonitor(0.1, value),
         lambda: anytime_allowed_misses(100, value, 0.1),

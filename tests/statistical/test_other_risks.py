@@ -8,7 +8,6 @@ import pytest
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Bound,
-    bonferroni_holm,
     bounds,
     find_risk,
     fixed_sequence,
@@ -22,7 +21,6 @@ from tests.statistical.populations import first_matches_only, scored_queries
 pytestmark = pytest.mark.statistical
 
 MEANS = [bound for bound in get_args(Bound) if bound != "binomial"]
-PROCEDURES = ["fixed-sequence", "bonferroni-holm"]
 DELTA, RECALL = 0.1, find_risk("recall")
 
 
@@ -94,15 +92,14 @@ def test_a_mean_loss_over_n_instead_of_n_plus_one_would_be_noticed(
     assert excess(true_risk(population, "recall")(thresholds), 0.1) > 3
 
 
-@pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("bound", get_args(Bound))
 def test_false_discoveries_exceed_alpha_in_at_most_delta_of_the_calibrations(
-    worlds, violated, excess, bound, procedure
+    worlds, violated, excess, bound
 ):
     tuning, alphas = worlds["constant"].tuning, {"false-discovery": 0.38}
     failed = violated(
         worlds["constant"].population,
-        lambda queries: learn_then_test(alphas, DELTA, queries, tuning, bound, procedure).threshold,
+        lambda queries: learn_then_test(alphas, DELTA, queries, tuning, bound).threshold,
         alphas,
     )
     assert excess(failed, DELTA) <= 3
@@ -136,7 +133,6 @@ TWO = {"miss": 0.2, "false-discovery": 0.45}
 THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
 
 
-@pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize(
     ("name", "alphas"),
     [
@@ -152,12 +148,12 @@ THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} risks",
 )
 def test_one_of_several_risks_exceeds_its_alpha_in_at_most_delta_of_the_calibrations(
-    worlds, violated, excess, name, alphas, procedure
+    worlds, violated, excess, name, alphas
 ):
     tuning = worlds[name].tuning[:25]  # few queries, hence few thresholds to test
 
     def certify(calibration):
-        return learn_then_test(alphas, DELTA, calibration, tuning, procedure=procedure).threshold
+        return learn_then_test(alphas, DELTA, calibration, tuning).threshold
 
     failed = violated(worlds[name].population, certify, alphas, n=300)
     assert excess(failed, DELTA) <= 3
@@ -195,10 +191,9 @@ def p_values():
 
 def test_a_true_hypothesis_is_rejected_with_probability_delta_at_most(p_values, excess):
     values, true = p_values
-    for procedure in (fixed_sequence, bonferroni_holm):
-        rejected = np.array([procedure(row, DELTA) for row in values])
-        assert excess(rejected[:, true].any(axis=1), DELTA) <= 3
-        assert rejected[:, 0].mean() > 0.99  # the first hypothesis is false
+    rejected = np.array([fixed_sequence(row, DELTA) for row in values])
+    assert excess(rejected[:, true].any(axis=1), DELTA) <= 3
+    assert rejected[:, 0].mean() > 0.99  # the first hypothesis is false
 
 
 def test_a_sequence_ordered_by_the_p_values_themselves_would_be_noticed(p_values, excess):
