@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,7 @@ from rcir.errors import (
     InvalidRiskLevel,
     RiskUnattainable,
 )
-from rcir.retrieval.answer import MAX_SEARCH_BATCH_SIZE, Retrieval, search_batches
+from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, GuaranteeRequest
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
@@ -178,17 +177,6 @@ def test_more_queries_than_one_batch_get_the_answers_of_their_parts(certified):
     many = TEST + CALIBRATION + TEST
     answers = plain(retrieve(certified, 0.3, part=many))
     assert answers[:100] == answers[500:] == plain(retrieve(certified, 0.3))
-
-
-@pytest.mark.parametrize("dim", [32, 128, 250, 1024])
-@pytest.mark.parametrize("n", [1, 512, 5000, 8191, 9000])
-def test_batches_hold_every_query_once_and_are_large_enough_to_multiply_matrices(dim, n):
-    batches = search_batches(n, dim)
-    assert [row for batch in batches for row in range(n)[batch]] == list(range(n))
-    least = min(n, faiss.cvar.distance_compute_blas_threshold / dim)
-    sizes = [batch.stop - batch.start for batch in batches]
-    assert least <= min(sizes)
-    assert max(sizes) <= MAX_SEARCH_BATCH_SIZE
 
 
 def test_an_embedding_is_answered_as_its_vectors_are(certified):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rcir
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 
 RNG = np.random.default_rng(0)
 KINDS = np.array(["pear", "fig", "plum", "quince", "medlar"])
@@ -16,16 +16,13 @@ VECTORS = ((LABELS[:, None] == KINDS) + 0.3 * RNG.standard_normal((600, 5))).ast
 UNCERTAINTY = RNG.uniform(size=600)
 CONTAINERS = {
     "list": (np.ndarray.tolist, np.ndarray.tolist),
-    "list of arrays": (list, tuple),
-    "torch": (lambda x: torch.tensor(x, requires_grad=True), np.ndarray.tolist),
-    "list of tensors": (lambda x: list(torch.tensor(x)), np.ndarray.tolist),
+    "torch": (lambda x: torch.tensor(x, requires_grad=True), tuple),
     "pandas": (pd.DataFrame, pd.Series),
     "pandas categories": (lambda x: pd.Series(list(x)), lambda x: pd.Series(x, dtype="category")),
     "arrow table": (
         lambda x: pa.table({f"x{place}": column for place, column in enumerate(x.T)}),
         pa.array,
     ),
-    "arrow": (lambda x: pa.FixedSizeListArray.from_arrays(x.ravel(), 5), pa.array),
     "arrow chunks": (
         lambda x: pa.chunked_array([pa.array(x.tolist())]),
         lambda x: pa.array(list(x)),
@@ -108,13 +105,3 @@ def test_one_vector_gives_one_answer(vector):
 def test_columns_that_are_no_labels_are_refused(labels, word):
     with pytest.raises(InvalidData, match=word):
         rcir.Retriever.from_embeddings(VECTORS[:3], labels=labels)
-
-
-@pytest.mark.parametrize(
-    "query", ["photo.png", ["photo.png"], [VECTORS[0], VECTORS[0][:2]]], ids=str
-)
-def test_what_is_no_vector_is_refused_without_an_encoder(query):
-    retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=LABELS[:200])
-    retriever.calibrate(VECTORS[200:590], LABELS[200:590], "constant")
-    with pytest.raises((InvalidData, InvalidConfig)):
-        retriever.retrieve(query, 0.1, 0.1)

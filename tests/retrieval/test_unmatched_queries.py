@@ -170,14 +170,6 @@ def test_larger_sets_are_advised_only_if_matches_are_beyond_the_limit():
     assert "allow more" not in str(too_few.value)
 
 
-def test_the_sentence_of_full_coverage_names_no_remedy():
-    retriever = build(LABELS[GALLERY])
-    retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")
-    calibration = retriever.require_calibration()
-    assert calibration.can_cover_new_labels
-    assert "any" not in calibration.sentence_of(calibration.coverage)
-
-
 def test_advice_names_flags_on_a_command_line_and_keywords_elsewhere():
     retriever = build(LABELS[GALLERY])
     retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import (
     Certified,
     Constant,
@@ -108,14 +108,11 @@ def test_a_widened_interval_is_at_each_end_the_wider_of_percentile_and_normal():
     draws = np.repeat([4.0, 5.0], [980, 20])
     assert interval(draws) == (4, 4)
     low, high = interval(draws, widened=True)
+    few = skewed[:100]
+    reach = norm.ppf(0.995) * few.std()
+    assert interval(few, 0.99) == pytest.approx((few.mean() - reach, few.mean() + reach))
     assert low < 4
     assert high == pytest.approx(4.02 + norm.ppf(0.975) * np.sqrt(0.02 * 0.98))
-
-
-def test_few_draws_are_treated_as_normal():
-    draws = np.random.default_rng(0).exponential(size=100)
-    reach = norm.ppf(0.995) * draws.std()
-    assert interval(draws, 0.99) == pytest.approx((draws.mean() - reach, draws.mean() + reach))
 
 
 def test_intervals_of_several_differences_hold_simultaneously():
@@ -168,11 +165,7 @@ def test_the_smallest_part_decides_whether_there_is_an_interval():
     assert why_no_interval(parts[:1], 0.1, DELTA) is None
     assert "45" in why_no_interval(parts, 0.1, DELTA)
     assert compare_sizes([parts], 0.1, DELTA)[0][0].low is None
-
-
-def test_a_level_without_a_sufficient_number_of_queries_has_no_interval():
-    part = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
-    assert "billion" in why_no_interval([part], alpha=1e-9, delta=0.1)
+    assert "billion" in why_no_interval(parts, 1e-9, DELTA)
 
 
 def test_an_uncertified_level_takes_the_whole_depth_in_every_draw():
@@ -196,12 +189,6 @@ def test_runs_on_different_numbers_of_queries_are_refused(runs):
     for call in (bootstrap, compare_sizes):
         with pytest.raises(InvalidData, match="same"):
             call(runs, 0.1, DELTA)
-
-
-@pytest.mark.parametrize(("alpha", "delta"), [(0, 0.1), (1, 0.1), (0.1, 0), (0.1, 2)])
-def test_levels_out_of_range_are_refused(alpha, delta):
-    with pytest.raises(InvalidRiskLevel):
-        bootstrap([[draw_part(0)]], alpha, delta)
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +277,3 @@ def test_the_number_of_retrievers_is_a_positive_integer(rule, among):
     ):
         with pytest.raises(InvalidConfig, match="at least 1"):
             call()
-
-
-@pytest.mark.parametrize("delta", [0, 1, 2, None])
-def test_delta_must_be_valid_before_it_is_divided(delta):
-    with pytest.raises(InvalidRiskLevel, match="delta"):
-        corrected(delta, 4)

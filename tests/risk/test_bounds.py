@@ -79,10 +79,6 @@ def test_betting_p_value_is_the_inverse_of_the_wealth_of_the_best_fixed_stake(mi
     assert p_value(misses, n, alpha, "betting") == pytest.approx(math.exp(best.fun), rel=1e-6)
 
 
-def test_binomial_p_value_agrees_with_a_published_table():
-    assert p_value(3, 100, 0.1) == pytest.approx(0.00784, abs=5e-6)
-
-
 def exact_cdf_numerators(alpha, largest):
     """Yield n, P(Binomial(n, alpha) <= m) * scale for every m as integers, and the scale."""
     probability = Fraction(alpha)
