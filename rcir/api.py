@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from rcir.errors import NoRetriever
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk.request import Alpha, RequestOptions
+from rcir.risk.request import Alpha
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -65,15 +65,13 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
 
 
 @overload
-def retrieve(
-    query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
-) -> Retrieval: ...
+def retrieve(query: ImageLike, alpha: Alpha, delta: float | None, **options: Any) -> Retrieval: ...
 @overload
 def retrieve(
     query: list[Any] | tuple[Any, ...],
     alpha: Alpha,
     delta: float | None,
-    **options: Unpack[RequestOptions],
+    **options: Any,
 ) -> list[Retrieval]: ...
 
 
@@ -81,7 +79,7 @@ def retrieve(
     query: ImageLike | list[Any] | tuple[Any, ...],
     alpha: Alpha,
     delta: float | None,
-    **options: Unpack[RequestOptions],
+    **options: Any,
 ) -> Retrieval | list[Retrieval]:
     """`Retriever.retrieve` of the retriever named by `use` or, before that, by RCIR_RETRIEVER.
 

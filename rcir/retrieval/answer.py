@@ -121,13 +121,10 @@ class AtLevels:
 
 
 def search_batches(n: int, dim: int) -> list[slice]:
-    """Divide n queries into batches for the search, all nearly equal in size.
+    """Divide n queries of a dimension into batches for the search, all nearly equal in size.
 
-    The answers do not depend on the batches: the index re-computes distances by subtraction.
-
-    Args:
-        n: number of queries.
-        dim: dimension of their vectors; the smaller it is, the larger the batches.
+    The smaller the dimension, the larger the batches. The answers do not depend on them: the index
+    re-computes distances by subtraction.
 
     Example:
         >>> [batch.stop - batch.start for batch in search_batches(2500, 128)]

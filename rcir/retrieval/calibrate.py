@@ -91,13 +91,15 @@ def calibrate(
             )
         require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
         _check_clusters(tuning, calibration)
-    _check_repeats(searcher, tuning, calibration, options.recurring)
+    tuned_digests = digests([]) if tuning is None else digests_of(tuning)
+    gallery = None if searcher.options.leave_one_out else searcher.digests
+    require_no_repeats(gallery, tuned_digests, digests_of(calibration), options.recurring)
     if searcher.options.leave_one_out:
         tuned = None if tuning is None else tuning.results.require("queries")
         calibration = _one_of_each_unit(searcher, tuned, calibration)
         if tuning is not None:
             tuning = _one_of_each_unit(searcher, None, tuning)
-    if tuning is not None and not searcher.options.leave_one_out:
+    elif tuning is not None:
         distances, has_digests = vector_distances(searcher, tuning), searcher.digests is not None
         warn_of_copies("queries of the tuning split", distances, has_digests)
     others = [] if tuning is None else [tuning.results.require("vectors")]
@@ -198,8 +200,8 @@ def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, 
         reason := why_gallery_cannot_tune(searcher, calibration, earlier.options)
     ):
         raise InvalidData(
-            f"the gallery's items tuned the sizes, and cannot any more: {reason}. Give labelled "
-            "queries to `calibrate`"
+            f"the gallery's items cannot tune the sizes any more: {reason}. Call `calibrate` with "
+            "labelled queries"
         )
     earlier.warn_of_new_labels(searcher)
     return calibrate(
@@ -269,11 +271,7 @@ def check_recent(
 
 
 def _are_items(searcher: Searcher, queries: Queries) -> bool:
-    """Return True if queries are gallery items, which their search leaves out; False if none is.
-
-    Raises:
-        InvalidData: some are, and others are not.
-    """
+    """Return True if queries are gallery items, which their search leaves out; False if none is."""
     if not searcher.options.leave_one_out:
         return False
     n_items = int(np.count_nonzero(searcher.gallery.units_of(queries.identities) >= 0))
@@ -288,11 +286,7 @@ def _are_items(searcher: Searcher, queries: Queries) -> bool:
 def _one_of_each_unit(
     searcher: Searcher, others: Queries | None, queries: LabelledResults
 ) -> LabelledResults:
-    """Return one query of each unit of a gallery whose items are left out of their own search.
-
-    Raises:
-        InvalidData: others are of the same unit.
-    """
+    """Return one query of each unit of a gallery whose items are left out of their own search."""
     added: Queries = queries.results.require("queries")
     if others is not None:
         units = searcher.units(others, added)
@@ -311,9 +305,8 @@ def _one_of_each_unit(
 def check_labelled(queries: object) -> None:
     """Raise `InvalidData` unless queries are labelled search results."""
     if not isinstance(queries, LabelledResults):
-        raise InvalidData(
-            f"queries are a {type(queries).__name__}: pass what `search_labelled` returns"
-        )
+        kind = type(queries).__name__
+        raise InvalidData(f"queries are a {kind}: pass what `search_labelled` returns")
 
 
 def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
@@ -332,12 +325,8 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
     have labels that the gallery lacks.
 
     Labels that are spelled differently, or are those of another split, are the usual reason.
-
-    Args:
-        searcher: that searched the queries.
-        queries: the calibration queries.
-        are_added: True for queries that extend a calibration. They are not refused, because leaving
-            out queries without a match would bias it, and few of them cause no warning.
+    Queries that are added to a calibration are not refused, because leaving out those without a
+    match would bias it, and few of them cause no warning.
     """
     n, is_unmatched = len(queries), queries.n_relevant == 0
     unmatched = int(np.count_nonzero(is_unmatched))
@@ -450,25 +439,12 @@ def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> No
         )
     if tuning.clusters is None or calibration.clusters is None:
         return
-    shared = np.intersect1d(tuning.clusters, calibration.clusters)
-    if len(shared):
+    if len(shared := np.intersect1d(tuning.clusters, calibration.clusters)):
         names = ", ".join(map(str, shared[:3].tolist()))
         raise InvalidData(
             f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
             "among the calibration queries: divide the queries by clusters"
         )
-
-
-def _check_repeats(
-    searcher: Searcher,
-    tuning: LabelledResults | None,
-    calibration: LabelledResults,
-    recurring: bool,
-) -> None:
-    """Raise `InvalidData` for images of two splits that occur twice, see `require_no_repeats`."""
-    tuned = digests([]) if tuning is None else digests_of(tuning)
-    gallery = None if searcher.options.leave_one_out else searcher.digests
-    require_no_repeats(gallery, tuned, digests_of(calibration), recurring)
 
 
 def _warn_of_likeness(
@@ -478,15 +454,9 @@ def _warn_of_likeness(
     others: Sequence[NDArray[np.float32]] | None,
     recurring: bool,
 ) -> None:
-    """Warn of queries that are nearly the same as gallery items, or as each other.
+    """Warn of queries that are nearly the same as gallery items, or as each other or others.
 
-    Args:
-        searcher: that searched them.
-        name: how the queries are called.
-        queries: the queries to check.
-        others: vectors of other queries that they are compared with, too; None if the queries were
-            compared with each other and with these before.
-        recurring: see `Retriever.calibrate`.
+    Without vectors of others, queries were compared with each other before.
     """
     distances = vector_distances(searcher, queries)
     if not searcher.options.leave_one_out:

@@ -15,17 +15,9 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalib
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import (
-    CalibrationOptions,
-    RuleSet,
-)
-from rcir.risk import (
-    Guarantee,
-    GuaranteeRequest,
-    LabelledResults,
-    SetRule,
-)
-from rcir.risk.guarantee import in_plural, stated_confidence
+from rcir.retrieval.tuning import CalibrationOptions, RuleSet
+from rcir.risk import Guarantee, GuaranteeRequest, LabelledResults, SetRule
+from rcir.risk.guarantee import AT_EVERY_MOMENT, in_plural, opening
 from rcir.risk.request import Distinct, conflict
 from rcir.risk.selection import ComparedSizes
 
@@ -173,11 +165,12 @@ class Calibration:
 
     def _repeats(self, earlier: Calibration) -> bool:
         """Return True if an earlier calibration had the same queries and options."""
-        splits = ("tuning_queries", "calibration_queries")
         alike = all(
-            set(getattr(self, split).identities.tolist())
-            == set(getattr(earlier, split).identities.tolist())
-            for split in splits
+            set(queries.identities.tolist()) == set(others.identities.tolist())
+            for queries, others in (
+                (self.tuning_queries, earlier.tuning_queries),
+                (self.calibration_queries, earlier.calibration_queries),
+            )
         )
         return alike and self.options == replace(earlier.options, recurring=self.options.recurring)
 
@@ -275,15 +268,11 @@ class Calibration:
         Raises:
             InvalidConfig: it is not calibrated for such sets.
         """
-        return self._rules_of(request.distinct).rule_for(request)
-
-    def _rules_of(self, distinct: Distinct) -> RuleSet:
-        if distinct not in self.rules:
+        if request.distinct not in self.rules:
             raise InvalidConfig(
-                f"distinct is {distinct!r}; it can be "
-                + ("'label' or None" if "label" in self.rules else "None (no labels known)")
+                f"distinct is {request.distinct!r}, but the gallery has no labels: it can be None"
             )
-        return self.rules[distinct]
+        return self.rules[request.distinct].rule_for(request)
 
     def guarantee(self, request: GuaranteeRequest) -> Guarantee:
         """Certify a request, once: the answer is remembered.
@@ -317,10 +306,7 @@ class Calibration:
 
         Raises:
             RiskUnattainable: nothing certifies any of them.
-            InvalidData: there is no request.
         """
-        if not requests:
-            raise InvalidData("there are no alphas: give at least one")
         guarantees: list[Guarantee] = []
         for request in reversed(requests):  # the error of the largest alpha is the most helpful
             try:
@@ -358,13 +344,7 @@ class Calibration:
         return float(rule.calibration.sizes(threshold).mean())
 
     def extended(self, queries: LabelledResults, added: Queries, recurring: bool) -> Calibration:
-        """Return the calibration with further queries; it is sequential from now on.
-
-        Args:
-            queries: their search results, with the uncertainty of the calibration.
-            added: the queries, to be stored.
-            recurring: True if queries may come twice.
-        """
+        """Return the calibration with further queries `added`, searched; it is then sequential."""
         return replace(
             self,
             rules={
@@ -452,11 +432,7 @@ class CalibrationReport:
         return {name: rules.compared for name, rules in self.calibration.rules.items()}
 
     def __str__(self) -> str:
-        first = f"With probability at least {stated_confidence(self.delta)}"
-        if self.chosen_among > 1:
-            first = f"Chosen among {self.chosen_among} retrievers after looking: w{first[1:]}"
-        if self.anytime:
-            first += ", at every moment since this gallery was calibrated"
+        first = opening(self.delta, [AT_EVERY_MOMENT] * self.anytime, self.chosen_among)
         queries = f"{self.n_calibration} calibration queries"
         if self.left_out is not None:
             queries = f"{self.n_calibration} {in_plural(self.left_out)} of the gallery calibrated"

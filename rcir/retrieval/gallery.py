@@ -1,6 +1,4 @@
-"""The gallery: ids, relevance and digests of the items whose vectors are in the index.
-
-And digests of everything that a calibration depends on."""
+"""The gallery's items, and digests of everything that a calibration depends on."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,6 +38,15 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder
 
 
+DTYPES: Mapping[str, Any] = {
+    "ids": object,
+    "norms": np.float32,
+    "uncertainty": np.float64,
+    "digests": bytes,
+    "clusters": str,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Gallery:
     """n gallery items in the order of the index, as read-only copies.
@@ -68,14 +75,7 @@ class Gallery:
     clusters: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
-        dtypes = {
-            "ids": object,
-            "norms": np.float32,
-            "uncertainty": np.float64,
-            "digests": bytes,
-            "clusters": str,
-        }
-        for name, dtype in dtypes.items():
+        for name, dtype in DTYPES.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _read_only(np.array(getattr(self, name), dtype)))
         if self.relevance is not None:
@@ -129,11 +129,7 @@ class Gallery:
     def reported_relevance(
         self, labels: Sequence[Any], names: dict[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
-        """Return what `query_relevance` does, with None as the label of an unmatched query.
-
-        Raises:
-            InvalidData: the labels do not suit the gallery, or its relevance is unknown.
-        """
+        """Return what `query_relevance` does, with None as the label of an unmatched query."""
         return reported_relevance(labels, self._known_relevance(), names)
 
     def _known_relevance(self) -> Relevance:
@@ -254,20 +250,13 @@ class Gallery:
 
     def subset(self, rows: NDArray[np.int64]) -> Gallery:
         """Return the items of some rows, in that order."""
-
-        def selected(values: Any) -> Any:
-            return None if values is None else values[rows]
-
-        return replace(
-            self,
-            ids=selected(self.ids),
-            norms=selected(self.norms),
-            relevance=None if self.relevance is None else self.relevance.subset(rows),
-            uncertainty=selected(self.uncertainty),
-            digests=selected(self.digests),
-            items=selected(self.items),
-            clusters=selected(self.clusters),
-        )
+        selected: dict[str, Any] = {}
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is not None:
+                of_relevance = field.name == "relevance"
+                selected[field.name] = values.subset(rows) if of_relevance else values[rows]
+        return Gallery(**selected)
 
     def new_ids(self, ids: object, images: int) -> NDArray[np.object_]:
         """Return the ids of a number of images to add as an array.
@@ -280,10 +269,8 @@ class Gallery:
         if len(names) != images:
             raise InvalidData(f"got {len(names)} ids for {images} images: pass one id per image")
         if others := [name for name in names if not isinstance(name, str)]:
-            raise InvalidData(
-                f"{len(others)} ids are not strings ({others[0]!r} is of type "
-                f"{type(others[0]).__name__}): pass a string for each image"
-            )
+            kind = type(others[0]).__name__
+            raise InvalidData(f"{len(others)} ids are not strings, such as {others[0]!r} ({kind})")
         require_utf8(names, "ids", "pass names without lone surrogates")
         gallery_ids = set(self.ids.tolist())
         if duplicates := [name for name in names if name in gallery_ids]:
@@ -318,12 +305,7 @@ class Gallery:
     ) -> tuple[Relevance | None, dict[int, str]]:
         """Return the relevance of images to add, and the names of all labels.
 
-        Args:
-            labels: labels of the kind that the gallery has, see `rcir.data.labelling`; or a
-                `Relevance`.
-            ids: ids of the images to add.
-            names: names of the gallery's labels, by label.
-            numbered: see `rcir.data.labelling.added_relevance`.
+        The arguments are those of `rcir.data.labelling.added_relevance`.
 
         Raises:
             InvalidData: only the gallery or only the images have labels; or the number, type or

@@ -10,7 +10,7 @@ from copy import copy, deepcopy
 from functools import update_wrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,10 +27,10 @@ from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrat
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.search import QueryInput, Searcher
-from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions, Tuning, divide_queries
+from rcir.retrieval.tuning import CalibrationOptions, Tuning, divide_queries
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
 from rcir.risk.bounds import check_levels
-from rcir.risk.request import Alpha, Distinct, RequestOptions
+from rcir.risk.request import Alpha, Distinct
 from rcir.trust import reading
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -222,7 +222,7 @@ class Retriever:
         groups: Sequence[str] | NDArray[Any] | None = None,
         clusters: Sequence[str] | NDArray[Any] | None = None,
         cluster: str = "cluster",
-        **options: Unpack[CalibrationKeywords],
+        **options: Any,
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
 
@@ -265,7 +265,7 @@ class Retriever:
         tuning: LabelledResults | None,
         calibration: LabelledResults,
         score_function: str = "auto",
-        **options: Unpack[CalibrationKeywords],
+        **options: Any,
     ) -> CalibrationReport:
         """Calibrate on two splits (see `search_labelled`), and return what is certified.
 
@@ -291,11 +291,11 @@ class Retriever:
 
     @overload
     def retrieve(
-        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Any
     ) -> Retrieval: ...
     @overload
     def retrieve(
-        self, query: Several, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+        self, query: Several, alpha: Alpha, delta: float | None, **options: Any
     ) -> list[Retrieval]: ...
 
     def retrieve(
@@ -306,7 +306,7 @@ class Retriever:
         *,
         uncertainty: float | NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Any,
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the requested guarantee.
 
@@ -343,9 +343,7 @@ class Retriever:
         request = GuaranteeRequest(alpha, delta, **options)
         return self._version.answer(query, request, uncertainty, model)
 
-    def guarantee(
-        self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
-    ) -> Guarantee:
+    def guarantee(self, alpha: Alpha, delta: float | None, **options: Any) -> Guarantee:
         """Return the guarantee that `retrieve` would give with its answers.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -32,12 +32,7 @@ from rcir.index import (
     one_minus_cosine,
 )
 from rcir.metrics.labels import VOTERS
-from rcir.retrieval.gallery import (
-    Fingerprints,
-    Gallery,
-    template_digests,
-    templates_of,
-)
+from rcir.retrieval.gallery import Fingerprints, Gallery, template_digests, templates_of
 from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelledResults, SearchResults
@@ -72,6 +67,7 @@ class Searcher:
             affect the search.
 
     Args:
+        index: the index, or a function that builds it, called after all else is checked.
         labels: labels of the gallery images, or their `Relevance`.
         depth: `max_depth`.
         item_uncertainty, digests, items, norms, clusters: see `Gallery`; norms are 1 by default.
@@ -85,7 +81,7 @@ class Searcher:
         self,
         encoder: Encoder | None,
         preprocessing: Preprocessing | None,
-        index: Index,
+        index: Index | Callable[[], Index],
         ids: Sequence[str],
         labels: NDArray[np.int64] | Relevance | None = None,
         depth: int = DEPTH,
@@ -108,10 +104,8 @@ class Searcher:
         names = np.array(ids, dtype=object)
         gallery = Gallery(names, norms, labels, item_uncertainty, digests, items, clusters)
         check_depth(depth)
-        _require_same_length(index, gallery)
         self.encoder = encoder
         self.preprocessing = preprocessing
-        self.index = index
         self.gallery = gallery
         self.max_depth = int(depth)
         self.options = options or VectorOptions()
@@ -126,6 +120,13 @@ class Searcher:
             )
         if encoder is not None and encoder.reranks and items is None:
             raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
+        # Last, because it may create a table on a server.
+        self.index: Index = index() if callable(index) else index
+        if len(self.index) != len(gallery):
+            raise InvalidData(
+                f"the index has {len(self.index)} vectors and the gallery {len(gallery)} items: "
+                "pass one vector per item"
+            )
 
     def __copy__(self) -> Self:
         """Return a searcher with the same parts; replacing one does not affect the original."""
@@ -198,11 +199,10 @@ class Searcher:
             item_digests = template_digests(item_digests, template)
         vectors, uncertainty = _to_numpy(embedding)
         items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
-        unbuilt: Any = UnbuiltIndex(*vectors.shape)
         built = cls(
             encoder=encoder,
             preprocessing=preprocessing,
-            index=unbuilt,
+            index=lambda: build_index(vectors, index),
             ids=entries.ids,
             labels=entries.relevance,
             depth=depth,
@@ -212,7 +212,6 @@ class Searcher:
             norms=lengths(vectors),
         )
         built.label_names = gallery.label_names
-        built.take(build_index(vectors, index))  # last, because it may create a table on a server
         return built
 
     @classmethod
@@ -288,7 +287,7 @@ class Searcher:
         elif clusters is not None:
             if isinstance(clusters, str):
                 raise InvalidData(
-                    f'clusters is {clusters!r}: pass one of each item, "auto", or None'
+                    f'clusters is {clusters!r}: pass one for each item, "auto" or None'
                 )
             item_clusters = _as_names(clusters, "clusters")
             options = replace(options, clusters="passed", cluster=str(cluster))
@@ -297,11 +296,10 @@ class Searcher:
                     "clusters of gallery items are for leave_one_out=True; pass the clusters of "
                     "other queries to `calibrate`"
                 )
-        unbuilt: Any = UnbuiltIndex(*checked.shape)
         built = cls(
             encoder=None,
             preprocessing=None,
-            index=unbuilt,
+            index=lambda: build_index(checked, index),
             ids=new_ids,
             labels=relevance,
             depth=depth,
@@ -312,17 +310,7 @@ class Searcher:
             clusters=item_clusters,
         )
         built.label_names = label_names
-        built.take(build_index(checked, index))  # last, because it may create a table on a server
         return built
-
-    def take(self, index: Index) -> None:
-        """Replace the index by another index of the same items.
-
-        Raises:
-            InvalidData: the number of items differs.
-        """
-        _require_same_length(index, self.gallery)
-        self.index = index
 
     def add(
         self,
@@ -442,12 +430,8 @@ class Searcher:
     @property
     def depth(self) -> int:
         """The number of candidates searched for each query; no set is larger."""
-        return min(self.max_depth, len(self.gallery) - self._max_left_out)
-
-    @property
-    def _max_left_out(self) -> int:
-        """The largest number of gallery items that the search of a query leaves out."""
-        return self.gallery.largest_unit if self.options.leave_one_out else 0
+        left_out = self.gallery.largest_unit if self.options.leave_one_out else 0
+        return min(self.max_depth, len(self.gallery) - left_out)
 
     def named_labels(
         self, positions: NDArray[np.int64]
@@ -456,9 +440,8 @@ class Searcher:
         if self.labels is None:
             return None
         labels = self.labels[positions].tolist()
-        if not self.label_names:
-            return tuple(labels)
-        return tuple(self.label_names.get(label, str(label)) for label in labels)
+        names = self.label_names
+        return tuple(names.get(label, str(label)) if names else label for label in labels)
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the labels at positions (n, depth), -1 for no candidate; None without labels."""
@@ -770,11 +753,7 @@ class Searcher:
         )
 
     def _left_out(self, queries: Queries) -> NDArray[np.int64] | None:
-        """Return the unit (n,) that the search of each query leaves out, -1 for none.
-
-        Raises:
-            InvalidData: queries come in other clusters than the gallery's items.
-        """
+        """Return the unit (n,) that the search of each query leaves out, -1 for none."""
         if not self.options.leave_one_out:
             return None
         units = self.gallery.units_of(queries.identities)
@@ -870,14 +849,6 @@ def _moments(
     _, first, moments = np.unique(numbers, return_index=True, return_inverse=True)
     names: NDArray[np.str_] = digests(vectors[first]).astype(str)[moments]
     return names
-
-
-def _require_same_length(index: Index, gallery: Gallery) -> None:
-    if len(gallery) != len(index):
-        raise InvalidData(
-            f"the index has {len(index)} vectors and the gallery {len(gallery)} items: pass one "
-            "vector per item"
-        )
 
 
 def _as_names(values: object, what: str) -> NDArray[np.str_]:

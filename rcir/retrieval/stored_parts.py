@@ -377,19 +377,22 @@ def _rules(
 
     def rule(risk: str) -> SetRule:
         tuning = part(risk, "tuning")
-        own = (tuned.labels, tuned.label) if tuned else (tuning["labels"], LABEL)
         return SetRule(
             score_function_class(score_functions[risk]).from_state(part(risk, "score_function")),
             ScoredResults.from_arrays(
-                tuning, tuned.groups if tuned else None, described["cluster"], *own
+                tuning,
+                groups=tuned.groups if tuned else None,
+                cluster=described["cluster"],
+                query_labels=tuned.labels if tuned else tuning["labels"],
+                query_label=tuned.label if tuned else LABEL,
             ),
             ScoredResults.from_arrays(
                 part(risk, "calibration"),
-                None if groups is None else np.array(groups, str),
-                described["cluster"],
-                calibrated.labels,
-                calibrated.label,
-                calibrated.keys,
+                groups=None if groups is None else np.array(groups, str),
+                cluster=described["cluster"],
+                query_labels=calibrated.labels,
+                query_label=calibrated.label,
+                query_keys=calibrated.keys,
             ),
             described["bound"],
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from threading import RLock
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,31 +36,16 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
-from rcir.risk.score_functions import ScoreFunction
-from rcir.risk.selection import (
-    ComparedSizes,
-    Fits,
-    check_score_function,
-    size_ratio,
-)
+from rcir.risk.selection import ComparedSizes, Fits, check_score_function, size_ratio
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
 MAX_ITEMS = 500  # of the gallery that tune, drawn at random
 ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
+_FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
+
 Tuning = Literal["auto", "queries", "labels", "gallery"]
-
-
-class CalibrationKeywords(TypedDict, total=False):
-    """The keyword arguments of `Retriever.calibrate` for editors; a test compares them."""
-
-    bound: Bound
-    alphas: Sequence[float]
-    delta: float
-    recurring: bool
-    query_uncertainty: str
-    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -97,9 +82,8 @@ class CalibrationOptions:
     def __post_init__(self) -> None:
         check_bound(self.bound)
         seed = self.seed
-        if seed is not None and (
-            isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0
-        ):
+        whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+        if seed is not None and not (whole and seed >= 0):
             raise InvalidConfig(f"seed is {seed!r}; it must be a whole number, at least 0, or None")
         check_uncertainty(self.query_uncertainty)
         object.__setattr__(self, "alphas", check_levels(self.alphas))
@@ -140,11 +124,10 @@ class RuleSource:
         """Return True if a risk has a score function of its own."""
         return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
 
-    def choose(self, risk: str) -> tuple[ScoreFunction, ComparedSizes]:
-        """Return the fitted score function of a risk, and what was compared for it."""
-        split = self.fits.split
-        names = self.score_functions
-        return fit_score_function(
+    def fit(self, risk: str, fitted: Mapping[str, SetRule]) -> tuple[SetRule, ComparedSizes]:
+        """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
+        split, names = self.fits.split, self.score_functions
+        score_function, compared = fit_score_function(
             names.get(risk, names.get(MISS.name, self.options.score_function)),
             split.results,
             split.relevant,
@@ -154,18 +137,11 @@ class RuleSource:
             split.n_relevant,
             self.fits,
         )
-
-    def rule(self, score_function: ScoreFunction) -> SetRule:
-        """Return the rule of a fitted score function."""
-        return SetRule(
-            score_function,
-            score(score_function, self.fits.split),
-            score(score_function, self.calibration),
-            self.options.bound,
-        )
-
-
-_FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
+        for rule in fitted.values():
+            if rule.score_function.name == score_function.name:
+                return rule, compared
+        tuning, calibration = (score(score_function, part) for part in (split, self.calibration))
+        return SetRule(score_function, tuning, calibration, self.options.bound), compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,13 +185,7 @@ class RuleSet:
             return self.main
         with _FITTING:
             if risk not in self.fitted:
-                score_function, self._compared[risk] = self.source.choose(risk)
-                alike = [
-                    rule
-                    for rule in self.fitted.values()
-                    if rule.score_function.name == score_function.name
-                ]
-                self.fitted[risk] = alike[0] if alike else self.source.rule(score_function)
+                self.fitted[risk], self._compared[risk] = self.source.fit(risk, self.fitted)
         return self.fitted[risk]
 
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
@@ -275,25 +245,19 @@ def choose_uncertainty(
     "auto" compares each alone (`smallest_uncertainty`). That of the encoder is taken even if it is
     not the best alone, if it makes sets that also depend on the neighbourhood at least 3% smaller.
     """
-    embedded = tuning.results.require("queries").embedding is not None
-    kinds = [
-        kind
-        for kind in searcher.uncertainties
-        if embedded or not QUERY_UNCERTAINTIES[kind].by_draws
-    ]
     if options.query_uncertainty != "auto":
         return ChosenUncertainty(options.query_uncertainty)
-    candidates = {kind: searcher.judged(tuning, kind) for kind in kinds}
-    name, sizes = smallest_uncertainty(candidates, options.alphas, options.delta)
-    if name == "encoder" or tuning.results.require("queries").uncertainty is None:
+    queries = tuning.results.require("queries")
+    candidates = {
+        kind: searcher.judged(tuning, kind)
+        for kind in searcher.uncertainties
+        if queries.embedding is not None or not QUERY_UNCERTAINTIES[kind].by_draws
+    }
+    levels = options.alphas, options.delta
+    name, sizes = smallest_uncertainty(candidates, *levels)
+    if name == "encoder" or queries.uncertainty is None:
         return ChosenUncertainty(name, sizes)
-    ratio = size_ratio(
-        candidates["encoder"],
-        candidates[name],
-        options.score_function,
-        options.alphas,
-        options.delta,
-    )
+    ratio = size_ratio(candidates["encoder"], candidates[name], options.score_function, *levels)
     if np.isnan(ratio):
         return ChosenUncertainty(name, sizes)
     return ChosenUncertainty("encoder" if ratio <= ENCODER_ADDS else name, sizes, ratio)
@@ -327,17 +291,15 @@ def why_gallery_cannot_tune(
 def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledResults:
     """Search items of the gallery as queries, each without itself and its exact copies.
 
-    Args:
-        searcher: one whose gallery can tune, see `why_gallery_cannot_tune`.
-        calibration: the queries that calibrate; only whether they have uncertainties counts.
+    The gallery can tune, see `why_gallery_cannot_tune`. The items have uncertainties if those of
+    `calibration` have them.
     """
     gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
     assert labels is not None
     assert isinstance(index, HoldsVectors)
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
-    vectors = index.vectors_at(rows)
-    units = gallery.units[rows]
+    vectors, units = index.vectors_at(rows), gallery.units[rows]
     distances, positions, cosine = searcher.nearest(vectors, left_out=units)
     stated = calibration.results.require("queries").uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
@@ -372,12 +334,8 @@ def division_rng(
 ) -> tuple[np.random.Generator, NDArray[np.int64]]:
     """Return the generator that divides queries, and (n,) rows in the order to divide them in.
 
-    Without a seed, both depend on the set of the queries alone, so that nobody can try several
-    divisions unnoticed.
-
-    Args:
-        names: (n,) strings or bytes that identify the queries.
-        seed: of the generator; the order is then that of the queries.
+    Without a seed, both depend on the set of the queries alone, which (n,) `names` identify, so
+    that nobody can try several divisions unnoticed. With a seed the order is that of the queries.
     """
     if seed is not None:
         return np.random.default_rng(int(seed)), np.arange(len(names))
@@ -390,13 +348,6 @@ def chosen_tuning(
     searcher: Searcher, queries: Queries, tuning: Tuning, options: CalibrationOptions
 ) -> Tuning:
     """Return what tunes: "queries", "labels" or "gallery", see `Retriever.calibrate`.
-
-    Args:
-        searcher: with the gallery.
-        queries: that are to tune and to calibrate.
-        tuning: one of these, or "auto" for "gallery" where queries are few and items can tune, and
-            for "queries" elsewhere.
-        options: how to calibrate.
 
     Raises:
         InvalidConfig: there is no such tuning.
@@ -427,9 +378,8 @@ def chosen_tuning(
     if tuning != "auto":
         return tuning
     few = len(queries) < FEW_QUERIES and queries.clusters is None
-    return (
-        "gallery" if few and not why_gallery_cannot_tune(searcher, queries, options) else "queries"
-    )
+    by_gallery = few and why_gallery_cannot_tune(searcher, queries, options) is None
+    return "gallery" if by_gallery else "queries"
 
 
 def divide_queries(
@@ -438,14 +388,9 @@ def divide_queries(
     tuning: Tuning,
     options: CalibrationOptions,
 ) -> tuple[Queries | None, Queries]:
-    """Divide labelled queries at random into those that tune, and those that calibrate.
+    """Divide labelled queries, or clusters, at random into those that tune and that calibrate.
 
-    Args:
-        searcher: finds their candidates.
-        queries: with their relevance; if they come in clusters, clusters are divided.
-        tuning: see `Retriever.calibrate`.
-        options: how to calibrate; with a seed, it decides which queries tune, together with the
-            order of the queries.
+    A seed of the options decides which queries tune, together with the order of the queries.
 
     Returns:
         The two parts; None and all queries if the gallery's items are to tune.

@@ -316,11 +316,7 @@ def compare_sizes(
 
 
 def _numbers_of_queries(runs: Sequence[Sequence[Certified]]) -> list[tuple[int, int]]:
-    """Return the numbers of calibration and of measured queries of each part, equal for all runs.
-
-    Raises:
-        InvalidData: there is no run or no part, or the numbers differ between runs.
-    """
+    """Return the numbers of calibration and measured queries of each part, equal for all runs."""
     shapes = [[(len(part.scores), len(part.candidate_scores)) for part in parts] for parts in runs]
     if not shapes or not shapes[0] or any(shape != shapes[0] for shape in shapes):
         raise InvalidData(

@@ -72,9 +72,8 @@ def check_levels(alphas: object) -> tuple[float, ...]:
 def check_bound(bound: str) -> None:
     """Raise `InvalidConfig` unless this is the name of a bound."""
     if bound not in get_args(Bound):
-        raise InvalidConfig(
-            f"bound {bound!r} is unknown; choose one of {', '.join(get_args(Bound))}"
-        )
+        choices = ", ".join(get_args(Bound))
+        raise InvalidConfig(f"bound {bound!r} is unknown; choose one of {choices}")
 
 
 def p_value(total: float, n: int, alpha: float, bound: Bound = "binomial") -> float:
@@ -230,8 +229,7 @@ def check_misses(misses: int, n: int) -> None:
     integers = isinstance(misses, Integral) and isinstance(n, Integral)
     if not integers or not 0 <= misses <= n or n < 1:
         raise InvalidData(
-            f"misses is {misses!r} and n is {n!r}; they must be integers with 0 <= misses <= n and "
-            "n >= 1"
+            f"misses is {misses!r} and n is {n!r}; pass integers, 0 <= misses <= n and n >= 1"
         )
 
 

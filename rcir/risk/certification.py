@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,8 @@ from rcir.risk.sequential import (
     local_level,
 )
 from rcir.risk.testing import learn_then_test, selective
+
+COMPARED = 0.005  # the two bounds of means over labels are compared at multiples of it
 
 
 def certify(
@@ -97,16 +99,13 @@ def certify(
             return certify(replace(request, group=None), queries, tuning, bound)
     alpha, delta, risk = request.alpha, request.delta, request.one_risk
     bound_of_means = _bound_of_means(bound, calibration)
-    if isinstance(alpha, Mapping):
-        assert delta is not None
-        return learn_then_test(alpha, delta, calibration, _required(tuning), bound_of_means)
-    if request.abstain:
-        assert delta is not None
-        return selective(alpha, delta, calibration, _required(tuning))
-    if not risk.monotone:
-        assert delta is not None
-        levels = {request.risk: alpha}
-        return learn_then_test(levels, delta, calibration, _required(tuning), bound_of_means)
+    if isinstance(alpha, Mapping) or not risk.monotone:
+        assert delta is not None  # see `conflict`
+        if request.abstain:
+            return selective(request.levels[request.risk], delta, calibration, _required(tuning))
+        return learn_then_test(
+            request.levels, delta, calibration, _required(tuning), bound_of_means
+        )
     if risk.exact and calibration.clusters is None and request.mix is None:
         if risk is not MISS:
             risk.check_losses(calibration)
@@ -495,13 +494,9 @@ def any_mix(
         )
     assert request.delta is not None
     each = replace(request, mix=None, delta=request.delta / len(groups))
-    certificates: list[Certificate] = []
-    refusals: list[RiskUnattainable] = []
-    for name in groups:
-        try:
-            certificates.append(certify(replace(each, group=name), calibration, tuning, bound))
-        except RiskUnattainable as error:
-            refusals.append(error)
+    certificates, refusals = _tried(
+        partial(certify, replace(each, group=name), calibration, tuning, bound) for name in groups
+    )
     if refusals:
         raise _all_refused(
             f"any mix of {len(groups)} groups, each at delta / {len(groups)}", refusals
@@ -531,8 +526,6 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
 
 # Queries of new labels
 
-COMPARED = 0.005  # the two bounds of means over labels are compared at multiples of it
-
 
 def for_labels(
     request: GuaranteeRequest,
@@ -559,28 +552,23 @@ def for_labels(
     if request.query_labels == "new":
         return _mean_over_labels(plain, by_label, tuning_by_label, bound)
     if isinstance(request.alpha, Mapping) or not request.one_risk.monotone:
-        levels = (
-            request.alpha if isinstance(request.alpha, Mapping) else {request.risk: request.alpha}
-        )
         assert request.delta is not None
         calibration = calibration.of_group(request.group)
         means = _bound_of_means(bound, by_label)
         return learn_then_test(
-            levels, request.delta, calibration, _required(tuning), means, by_label=True
+            request.levels, request.delta, calibration, _required(tuning), means, by_label=True
         )
-    delta = None if request.delta is None else request.delta / 2
-    half = replace(plain, delta=delta)
-    certificates: list[Certificate] = []
-    refusals: list[RiskUnattainable] = []
-    for name, certified, queries, tuned in (
-        ("queries of the calibrated labels", certify, calibration, tuning),
-        ("queries of new labels", _mean_over_labels, by_label, tuning_by_label),
-    ):
-        try:
-            with _refused(name):
-                certificates.append(certified(half, queries, tuned, bound))
-        except RiskUnattainable as error:
-            refusals.append(error)
+    half = replace(plain, delta=None if request.delta is None else request.delta / 2)
+
+    def calibrated_labels() -> Certificate:
+        with _refused("queries of the calibrated labels"):
+            return certify(half, calibration, tuning, bound)
+
+    def new_labels() -> Certificate:
+        with _refused("queries of new labels"):
+            return _mean_over_labels(half, by_label, tuning_by_label, bound)
+
+    certificates, refusals = _tried((calibrated_labels, new_labels))
     if refusals:
         # One kind may be certified at this alpha, but not at the one that the other kind needs.
         new = by_label.of_group(half.group)
@@ -604,12 +592,7 @@ def _mean_over_labels(
     One query of each label, drawn at random, is an independent draw from the queries of new labels:
     the exact certificate holds for these. It needs fewer labels than a bet on the means of labels,
     which in turn needs smaller sets where there are many. The tuning split says which is better at
-    an alpha, before either sees the calibration queries.
-
-    Args:
-        request: for queries of the calibrated labels.
-        calibration, tuning: see `certify`, with labels as clusters.
-        bound: see `certify`.
+    an alpha, before either sees the calibration queries. Labels are the clusters of both splits.
     """
     calibration, request = calibration.of_group(request.group), replace(request, group=None)
     alpha, delta, risk = request.alpha, request.delta, request.one_risk
@@ -717,13 +700,21 @@ def _certified_from(
 # Refusals
 
 
-def _deeper(calibration: ScoredResults, lacking: tuple[str, float] | None) -> str | None:
-    """Return the advice to search deeper; None if no query has further matches there.
+def _tried(
+    certified: Iterable[Callable[[], Certificate]],
+) -> tuple[list[Certificate], list[RiskUnattainable]]:
+    """Return the certificates that are needed together, and the errors of those refused."""
+    certificates, refusals = [], []
+    for certificate in certified:
+        try:
+            certificates.append(certificate())
+        except RiskUnattainable as error:
+            refusals.append(error)
+    return certificates, refusals
 
-    Args:
-        calibration: the scored calibration queries.
-        lacking: see `_unattainable`.
-    """
+
+def _deeper(calibration: ScoredResults, lacking: tuple[str, float] | None) -> str | None:
+    """Return the advice to search deeper; None if no query has further matches there."""
     unmatched = np.isinf(calibration.match_score)
     totals, relevant = calibration.n_relevant, calibration.relevant
     if totals is None or relevant is None:  # it is not known how many matches there are
@@ -760,12 +751,9 @@ def _without_match(calibration: ScoredResults) -> str | None:
 def _all_refused(
     subject: str, refusals: Sequence[RiskUnattainable], least: float | None = 0.0
 ) -> RiskUnattainable:
-    """Return one error for several certificates that are needed together.
+    """Return one error for certificates of a subject that are needed together.
 
-    Args:
-        subject: what is certified by all of them.
-        refusals: those that are refused.
-        least: from which alpha on the others are certified; None if from none.
+    The others are certified from the alpha `least` on; None if from none.
     """
     smallest = [least, *(error.minimum_alpha for error in refusals)]
     required = [error.required_calibration for error in refusals]
@@ -810,12 +798,8 @@ def _unattainable(
 ) -> RiskUnattainable:
     """Return the error that states what could be certified instead.
 
-    Args:
-        alpha, delta: what is not certified.
-        calibration: the scored calibration queries.
-        minimum_alpha, required_calibration: see `RiskUnattainable`.
-        lacking: what the largest sets lack, and the share of it; None if only the first match of a
-            query counts.
+    `lacking` is what the largest sets lack, and the share of it; None if only the first match of a
+    query counts.
     """
     advice, n, unit = [], calibration.units, calibration.unit
     rounded = _rounded_up(minimum_alpha or 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
@@ -18,6 +18,7 @@ from rcir.risk.request import GuaranteeRequest, conflict
 from rcir.risk.results import LABEL, ScoredResults, SearchResults, set_sizes
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
+AT_EVERY_MOMENT = "at every moment since this gallery was calibrated"
 _OPTIONS = tuple(field.name for field in fields(GuaranteeRequest))
 _CERTIFIED = tuple(field.name for field in fields(Certificate))
 
@@ -86,35 +87,26 @@ class Guarantee:
         return values | own
 
     def __str__(self) -> str:
-        levels = self.alpha if isinstance(self.alpha, Mapping) else {self.risk: self.alpha}
         matches, items, distinct = "matches", "items", ""
         if self.distinct is not None:
             matches = items = f"{self.distinct}s"
             distinct = f" of distinct {items}"
         clauses = []
-        for name, level in levels.items():
+        for name, level in self.request.levels.items():
             risk = find_risk(name, self.abstain)
             words = {"sets": risk.sets + distinct, "matches": matches, "items": items}
             clauses.append(risk.clause.format(alpha=level, **words))
-        sure = (
-            "On average over calibrations, of which one that certifies nothing counts as none wrong"
-            if self.delta is None
-            else f"With probability at least {stated_confidence(self.delta)}"
-        )
+        conditions = []
         if self.simultaneous:
-            sure += ", whatever alpha is chosen"
+            conditions.append("whatever alpha is chosen")
         if self.anytime:
-            sure += ", at every moment since this gallery was calibrated"
+            conditions.append(AT_EVERY_MOMENT)
         if self.mix == "any":
-            sure += f", whatever the mix of the {self.n_groups} groups"
+            conditions.append(f"whatever the mix of the {self.n_groups} groups")
         elif isinstance(self.mix, Mapping):
             shares = ", ".join(f"{printable(group)} {share:g}" for group, share in self.mix.items())
-            sure += f", where the groups come as {shares}"
-        if self.chosen_among > 1:
-            sure = (
-                f"Chosen among {self.chosen_among} retrievers after looking: "
-                f"{sure[0].lower()}{sure[1:]}"
-            )
+            conditions.append(f"where the groups come as {shares}")
+        sure = opening(self.delta, conditions, self.chosen_among)
         parameter = (
             f"threshold = {self.threshold:.4g}"
             if self.selection_threshold is None
@@ -280,6 +272,23 @@ class SetRule:
             tuning=self.tuning.of_constant_size(),
             calibration=self.calibration.of_constant_size(),
         )
+
+
+def opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: int = 1) -> str:
+    """Return the beginning of the sentence of a guarantee.
+
+    Example:
+        >>> opening(0.1, [AT_EVERY_MOMENT])
+        'With probability at least 0.9, at every moment since this gallery was calibrated'
+    """
+    sure = (
+        "On average over calibrations, of which one that certifies nothing counts as none wrong"
+        if delta is None
+        else f"With probability at least {stated_confidence(delta)}"
+    )
+    if chosen_among > 1:
+        sure = f"Chosen among {chosen_among} retrievers after looking: {sure[0].lower()}{sure[1:]}"
+    return ", ".join([sure, *conditions])
 
 
 def in_plural(left_out: str) -> str:

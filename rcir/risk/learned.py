@@ -513,13 +513,7 @@ def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
 def _with_repeats(
     nearest: NDArray[np.int64], order: NDArray[np.int64], depth: int
 ) -> NDArray[np.int64]:
-    """(n, depth) columns: labels in an order, then the further candidates of labels, by distance.
-
-    Args:
-        nearest: (n, m) columns of the nearest candidate of each label, -1 for none.
-        order: (n, m) of these.
-        depth: number of candidates.
-    """
+    """(n, depth) columns: `nearest` of the labels in an order, then their further candidates."""
     rows, labels = np.nonzero(nearest >= 0)
     number = nearest.shape[1]
     small = np.min_scalar_type(number + depth)  # sorted several times as fast

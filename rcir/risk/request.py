@@ -2,9 +2,8 @@
 
 The keyword arguments of `Retriever.retrieve`, the flags of `rcir retrieve`, the fields of HTTP
 requests, the parameters of a logged MLflow model and the table in docs/guarantee.md derive from the
-fields of `GuaranteeRequest`. To add an option, add a field to it, and to `RequestOptions` for
-editors; `conflict` says with which others it can be combined, `rcir.risk.certification` and
-`rcir.risk.guarantee` what it changes.
+fields of `GuaranteeRequest`. To add an option, add a field to it; `conflict` says with which others
+it can be combined, `rcir.risk.certification` and `rcir.risk.guarantee` what it changes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig, as_option
 from rcir.options import ALPHA, DELTA
@@ -93,7 +92,6 @@ class GuaranteeRequest:
     max_size: int | None = option(
         None, "Return at most this many items; an alpha that needs more is refused."
     )
-
     query_labels: QueryLabels = option(
         "calibrated",
         "Cover queries of the labels that the calibration queries have (calibrated), of new labels "
@@ -135,22 +133,13 @@ class GuaranteeRequest:
         """The risk, if there is one."""
         return find_risk(self.risk, self.abstain)
 
+    @property
+    def levels(self) -> Mapping[str, float]:
+        """The alpha of each risk."""
+        return self.alpha if isinstance(self.alpha, Mapping) else {self.risk: self.alpha}
+
 
 Request = GuaranteeRequest  # a short name
-
-
-class RequestOptions(TypedDict, total=False):
-    """The keyword arguments of `Retriever.retrieve` for editors; a test compares them."""
-
-    risk: str
-    distinct: Distinct
-    group: str | None
-    abstain: bool
-    simultaneous: bool
-    anytime: bool
-    mix: Mix
-    max_size: int | None
-    query_labels: QueryLabels
 
 
 @dataclass(frozen=True)
@@ -275,14 +264,10 @@ def conflict(
     sequential: bool = False,
     chosen_among: int = 1,
 ) -> str | None:
-    """Return why a request is impossible, None if it is possible.
+    """Return why a request is impossible for a calibration, None if it is possible.
 
-    Args:
-        request: whose options may exclude each other.
-        cluster: what the clusters are that the calibration queries come in; None if they are
-            independent.
-        sequential: True if calibration queries were added one by one.
-        chosen_among: number of retrievers that this one was chosen among.
+    The arguments are those of `rcir.retrieval.calibration.Calibration`; `cluster` is None if its
+    queries are independent.
     """
     several = isinstance(request.alpha, Mapping)
     if several and (request.risk != DEFAULT or request.abstain):

@@ -83,16 +83,12 @@ class SearchResults:
     def __post_init__(self) -> None:
         require_arrays(self, "uncertainty", *self.FILLERS, "vectors")
         if self.uncertainty.ndim != 1 or self.depth < 1:
-            raise InvalidData(
-                f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; "
-                "expected (n,) and at least 1"
-            )
+            shape = self.uncertainty.shape
+            raise InvalidData(f"uncertainty has shape {shape}, not (n,), or depth is below 1")
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
-            raise InvalidData(
-                f"{int(bad.sum())} of {bad.size} uncertainties are NaN or infinite; an encoder "
-                "that diverged in training causes this"
-            )
+            number = f"{int(bad.sum())} of {bad.size}"
+            raise InvalidData(f"{number} uncertainties are NaN or infinite: the encoder diverged")
         for name in ("distances", "candidate_uncertainty"):
             values = getattr(self, name)
             if values is not None and np.isnan(values).any():
@@ -261,10 +257,7 @@ class LabelledResults:
         ):
             values = getattr(self, name)
             if values.shape != expected or n == 0:
-                raise InvalidData(
-                    f"{name} has shape {values.shape} for {n} queries; expected {expected} and "
-                    "n >= 1"
-                )
+                raise InvalidData(f"{name} has shape {values.shape}; expected {expected}, n >= 1")
             if values.dtype.kind not in kinds:
                 raise InvalidData(f"{name} is of type {values.dtype}; it must be {kind}")
         if (self.n_relevant < np.count_nonzero(self.relevant, axis=1)).any():
@@ -404,9 +397,7 @@ class ScoredResults:
         """Return an attribute, such as "scores", or raise `InvalidData` if it is None."""
         value = getattr(self, name)
         if value is None:
-            raise InvalidData(
-                f"these scored results have no {name}: make them with `rcir.risk.score`"
-            )
+            raise InvalidData(f"scored results have no {name}: make them with `rcir.risk.score`")
         return value
 
     def sizes(self, threshold: float) -> NDArray[np.int64]:
@@ -447,16 +438,18 @@ class ScoredResults:
             return self
         ranks = self.require("match_rank")
         beyond = ranks > size
+        first: dict[str, Any] = {
+            name: np.ascontiguousarray(values[:, :size])
+            for name in ("scores", "relevant")
+            if (values := getattr(self, name)) is not None
+        }
         return replace(
             self,
             depth=size,
             is_cut=True,
             match_score=np.where(beyond, np.float32(np.inf), self.match_score),
             match_rank=np.where(beyond, np.inf, ranks),
-            scores=None if self.scores is None else np.ascontiguousarray(self.scores[:, :size]),
-            relevant=None
-            if self.relevant is None
-            else np.ascontiguousarray(self.relevant[:, :size]),
+            **first,
         )
 
     def of_constant_size(self) -> Self:
@@ -487,10 +480,7 @@ class ScoredResults:
         """
         parts = (self, *others)
         if len({part.depth for part in parts}) > 1 or any(part.cluster for part in parts):
-            raise InvalidData(
-                "queries that were searched to another depth, or that come in clusters, cannot be "
-                "added"
-            )
+            raise InvalidData("queries of another depth, or in clusters, cannot be added")
         if len({part.groups is None for part in parts}) > 1:
             raise InvalidData("the calibration queries and those to add all need a group, or none")
         joined: dict[str, Any] = {
@@ -527,10 +517,7 @@ class ScoredResults:
             InvalidConfig: the queries have no labels.
         """
         if self.query_labels is None:
-            raise InvalidConfig(
-                "the queries have no single label each, which query_labels needs: pass their "
-                "clusters when you calibrate"
-            )
+            raise InvalidConfig("the queries have no single label each: calibrate by clusters")
         return replace(self, clusters=self.query_labels, cluster=self.query_label)
 
     @cached_property
@@ -583,23 +570,11 @@ class ScoredResults:
         return arrays if self.clusters is None else arrays | {"clusters": self._clustering[0]}
 
     @classmethod
-    def from_arrays(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        groups: NDArray[np.str_] | None = None,
-        cluster: str | None = None,
-        query_labels: NDArray[np.int64] | None = None,
-        query_label: str = LABEL,
-        query_keys: NDArray[np.int64] | None = None,
-    ) -> Self:
-        """Return the results of stored `arrays`, with what is stored of the queries elsewhere."""
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], **attributes: Any) -> Self:
+        """Return the results of stored `arrays`, with attributes that are stored elsewhere."""
         values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
         values["relevant"] = values["relevant"].astype(bool)
-        clusters = arrays.get("clusters")
-        values |= {"clusters": clusters, "cluster": cluster}
-        values |= {"query_labels": query_labels, "query_label": query_label}
-        values["query_keys"] = query_keys
-        return cls.of(**values, groups=groups)
+        return cls.of(**values, clusters=arrays.get("clusters"), **attributes)
 
 
 def require_arrays(record: object, *names: str) -> None:
@@ -625,10 +600,8 @@ def check_groups_and_clusters(
     """Raise `InvalidData` unless n queries have a group and a cluster each, or none has."""
     for name, values, kinds in (("groups", groups, "U"), ("clusters", clusters, "Uiu")):
         if values is not None and (values.shape != (n,) or values.dtype.kind not in kinds):
-            raise InvalidData(
-                f"{name} has shape {values.shape} and type {values.dtype} for {n} queries; "
-                "expected a string for each"
-            )
+            found = f"shape {values.shape} and type {values.dtype}"
+            raise InvalidData(f"{name} has {found} for {n} queries; pass a string for each")
     if (clusters is None) != (cluster is None):
         raise InvalidData("pass clusters and what a cluster is, such as 'video', or neither")
 

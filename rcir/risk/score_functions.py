@@ -317,8 +317,7 @@ def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
         raise InvalidData(f"ranks are not numbers ({error}): pass (n,) ranks from 1 on") from error
     if checked.shape != (len(results),) or len(checked) == 0:
         raise InvalidData(
-            f"got ranks of shape {checked.shape} for {len(results)} queries; ranks must be (n,), "
-            "n >= 1"
+            f"ranks have shape {checked.shape} for {len(results)} queries; pass (n,), n >= 1"
         )
     finite = np.isfinite(checked)
     matched = checked[finite]
@@ -333,9 +332,8 @@ def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float
     if len(results) < 2:
         raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
     if not isinstance(truth, np.ndarray):
-        raise InvalidData(
-            f"the truth of the tuning split is a {type(truth).__name__}: pass an array"
-        )
+        kind = type(truth).__name__
+        raise InvalidData(f"the truth of the tuning split is a {kind}: pass an array")
     if np.ndim(truth) == 2:
         truth = first_match_ranks(check_matches(results, truth))
     return check_ranks(results, truth)

@@ -4,26 +4,16 @@ import argparse
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
 from rcir.cli.retrieval import add_retrieve_arguments
 from rcir.registry.logged_model import PARAMETERS
-from rcir.retrieval.tuning import CalibrationKeywords, CalibrationOptions
 from rcir.risk import GuaranteeRequest, request_options
-from rcir.risk.request import RequestOptions
 from rcir.serving.schemas import ExploreTerms, Terms
 
 NAMES = [field.name for field in fields(GuaranteeRequest)]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
-
-
-def test_keyword_arguments_for_editors_have_the_names_and_types_of_the_options():
-    hints, declared = get_type_hints(RequestOptions), get_type_hints(GuaranteeRequest)
-    assert hints == {name: declared[name] for name in NAMES if name not in ("alpha", "delta")}
-    declared = get_type_hints(CalibrationOptions)
-    assert get_type_hints(CalibrationKeywords) | {"score_function": str} == declared
 
 
 def test_flags_http_fields_and_model_parameters_are_the_options():
