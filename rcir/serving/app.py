@@ -39,8 +39,8 @@ from rcir.serving.middleware import (
     Timed,
     TooLarge,
     TooSlow,
-    from_other_sites,
-    without_token,
+    refuse_other_sites,
+    refuse_without_token,
 )
 from rcir.serving.schemas import (
     EXPLORED,
@@ -277,9 +277,9 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         Bounded, most=most, most_together=TOTAL_BYTES * most, seconds=settings.body_seconds
     )
     if settings.token is not None:
-        app.add_middleware(Access, refusal=partial(without_token, token=settings.token))
+        app.add_middleware(Access, refusal=partial(refuse_without_token, token=settings.token))
     elif settings.local:
         hosts = {*LOOPBACK_NAMES, settings.host}
-        app.add_middleware(Access, refusal=partial(from_other_sites, hosts=hosts))
+        app.add_middleware(Access, refusal=partial(refuse_other_sites, hosts=hosts))
     app.add_middleware(Timed, metrics=service.metrics)
     return app

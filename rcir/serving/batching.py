@@ -143,17 +143,16 @@ def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Excepti
     for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
         served = batch[group[0]].served
         parts = [batch[place].prepared for place in group]
-        embedded |= _each(group, lambda parts: served.queries(parts), parts)  # noqa: B023
+        embedded |= _each(group, served.queries, parts)
     outcomes = {place: one for place, one in embedded.items() if isinstance(one, Exception)}
 
     def alike(place: int) -> tuple[int, str, bool]:
-        first = batch[place]
-        return id(first.served), first.terms.key, embedded[place].uncertainty is None
+        request = batch[place]
+        return id(request.served), request.terms.key, embedded[place].uncertainty is None
 
     for group in _groups(embedded.keys() - outcomes.keys(), alike):
-        first = batch[group[0]]
         parts = [embedded[place] for place in group]
-        outcomes |= _each(group, lambda parts: _retrieved(first, parts), parts)  # noqa: B023
+        outcomes |= _each(group, partial(_answers, batch[group[0]]), parts)
     return [outcomes[place] for place in range(len(batch))]
 
 
@@ -172,16 +171,14 @@ def _each(
     except Exception as error:
         if len(group) == 1:
             return {group[0]: error}
-    alone: dict[int, Any] = {}
-    for place, part in zip(group, parts, strict=True):
-        alone |= _each([place], work, [part])
-    return alone
+    return {
+        place: _each([place], work, [part])[place] for place, part in zip(group, parts, strict=True)
+    }
 
 
-def _retrieved(first: PreparedRequest, parts: list[Queries]) -> list[AnsweredQueries]:
-    """Answer requests of one guarantee by one retriever."""
-    terms, queries = first.terms, parts[0] if len(parts) == 1 else Queries.joined(parts)
-    answers = iter(
-        first.served.retriever.retrieve(queries, terms.alpha, terms.delta, **terms.options)
-    )
+def _answers(request: PreparedRequest, parts: list[Queries]) -> list[AnsweredQueries]:
+    """Answer the queries of requests that have the retriever and the guarantee of `request`."""
+    retriever, terms = request.served.retriever, request.terms
+    queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
+    answers = iter(retriever.retrieve(queries, terms.alpha, terms.delta, **terms.options))
     return [(part, [next(answers) for _ in range(len(part))]) for part in parts]

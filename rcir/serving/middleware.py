@@ -118,7 +118,7 @@ class Access:
         await (response or self.app)(scope, receive, send)
 
 
-def without_token(scope: Scope, token: str) -> JSONResponse | None:
+def refuse_without_token(scope: Scope, token: str) -> JSONResponse | None:
     """Refuse requests without the bearer token (RFC 6750), except those for public paths."""
     path: str = scope["path"]
     if path in PUBLIC_PATHS or path.startswith(PAGE_PREFIX):
@@ -131,7 +131,7 @@ def without_token(scope: Scope, token: str) -> JSONResponse | None:
     return JSONResponse(body, 401, {"www-authenticate": "Bearer"})
 
 
-def from_other_sites(scope: Scope, hosts: Collection[str]) -> JSONResponse | None:
+def refuse_other_sites(scope: Scope, hosts: Collection[str]) -> JSONResponse | None:
     """Refuse requests of pages of other sites, and those that name another host than `hosts`.
 
     The owner of such a page may let a name of the page's host point to this server, or the page may

@@ -209,16 +209,15 @@ class Service:
         served, terms = self.served, query.terms
         chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
         request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
-        band = Terms.model_validate(request)
-        await asyncio.to_thread(served.certify, band)
-        prepared, asked = await self._prepared(query, served), (alphas, terms.delta)
+        await asyncio.to_thread(served.certify, Terms.model_validate(request))
+        prepared = await self._prepared(query, served)
 
-        def answered_at_levels() -> AtLevels:
-            queries = served.queries([prepared])
-            (levels,) = served.retriever.at_levels(queries[0], *asked, **chosen)
+        def work() -> AtLevels:
+            (queries,) = served.queries([prepared])
+            (levels,) = served.retriever.at_levels(queries, alphas, terms.delta, **chosen)
             return levels
 
-        levels = await self.batcher.run(answered_at_levels)
+        levels = await self.batcher.run(work)
         thresholds = tuple(each.threshold for each in levels.guarantees)
         means = await asyncio.to_thread(served.mean_sizes, thresholds, **chosen)
         return {
@@ -250,13 +249,13 @@ class Service:
         if self.undecoded + query.n > self.settings.capacity:
             raise Busy(
                 f"{self.undecoded} queries wait to be decoded, and at most "
-                f"{self.settings.capacity} may: ask again in a moment"
+                f"{self.settings.capacity} may: try again in a moment"
             )
         of_client = self._undecoded_of[query.client]
         if query.client and of_client and of_client + query.n > self.settings.capacity // 2:
             raise Busy(
                 f"{of_client} queries from {query.client} wait to be decoded, and at most "
-                f"{self.settings.capacity // 2} may: ask again when they are answered"
+                f"{self.settings.capacity // 2} may: try again when they are answered"
             )
         self.undecoded += query.n
         self._undecoded_of[query.client] += query.n
@@ -359,35 +358,30 @@ class Service:
             except Exception as error:
                 _log.error("feedback cannot be read: %s", error)
 
-    async def refresh(self) -> bool:
+    async def refresh(self) -> None:
         """Serve the source's version if it is a new one; a bad one is refused for a minute.
 
         It is loaded, verified and warmed up in the background, and takes over between two batches.
         """
         version = await asyncio.to_thread(self.source.version)
-        if version == self.served.version:
-            self.trouble = None
-            self._retry_at.clear()
-            return False
-        if time.monotonic() < self._retry_at.get(version, 0):
-            return False
-        try:
-            live = await asyncio.to_thread(self._new_live, version)
-        except Exception as error:
-            self._refuse(version, error)
-            return False
-        self._take(live)
+        if version != self.served.version:
+            if time.monotonic() < self._retry_at.get(version, 0):
+                return
+            try:
+                self._take(await asyncio.to_thread(self._new_live, version))
+            except Exception as error:
+                self._refuse(version, error)
+                return
+            self.metrics.swaps.labels("taken").inc()
+            _log.info("%s: version %s is served", self.source.name, self.served.version)
         self.trouble = None
         self._retry_at.clear()
-        self.metrics.swaps.labels("taken").inc()
-        _log.info("%s: version %s is served", self.source.name, self.served.version)
-        return True
 
     def _refuse(self, version: str | None, error: Exception) -> None:
         if version is not None:  # it may be incomplete yet, or its store unreachable for a moment
             self._retry_at[version] = time.monotonic() + RETRY_SECONDS
         reason = f"version {version} is refused" if version else "its version is not known"
-        trouble = f"{self.source.name}: {reason}, {self.served.version} goes on: {error}"
+        trouble = f"{self.source.name}: {reason}, {self.served.version} continues: {error}"
         if trouble != self.trouble:
             _log.error(trouble)
             self.metrics.swaps.labels("refused").inc()
