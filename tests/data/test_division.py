@@ -173,13 +173,17 @@ def test_a_number_of_gallery_images_is_met_and_spread_over_the_classes(number):
 # Validation
 
 
-@pytest.mark.parametrize(("validation", "n"), [(0.1, 3), (0.5, 10), (3, 3)])
-def test_validation_has_classes_of_its_own_in_a_zero_shot_set(validation, n):
-    splits = divide(zero_shot(), validation=validation)
+@pytest.mark.parametrize(
+    ("classes", "each", "validation", "n"),
+    [(20, 6, 0.1, 3), (20, 6, 0.5, 10), (20, 6, 3, 3), (5, 2, 0.1, 2), (5, 9, 1, 1)],
+)
+def test_validation_has_classes_of_its_own_in_a_zero_shot_set(classes, each, validation, n):
+    queries = part([3] * 5, "query", first=classes)
+    source = Source(part([each] * classes, "train"), queries, "queries")
+    splits = divide(source, validation=validation)
     trains, validates = divided_classes(splits)
-    assert not trains & validates
-    assert len(validates) == n
-    assert (len(splits.validation), len(splits.train)) == (6 * n, 6 * (20 - n))
+    assert (len(trains), len(validates), trains & validates) == (classes - n, n, set())
+    assert len(splits.validation) == each * n
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -231,18 +235,6 @@ def test_images_of_each_class_validate_where_classes_are_few(counts, share, vali
     assert np.bincount(splits.validation.labels, minlength=n).tolist() == validates
     assert set(splits.train.labels) == set(range(n))
     assert sorted(splits.train.ids + splits.validation.ids) == sorted(source.train.ids)
-
-
-def test_few_classes_of_two_images_validate_whole():
-    source = Source(part([2] * 5, "train"), part([2] * 5, "query", first=5), "queries")
-    splits = divide(source)
-    assert np.unique(splits.validation.labels, return_counts=True)[1].tolist() == [2, 2]
-    assert len(splits.train) == 6
-
-
-def test_a_number_of_validation_classes_is_met_exactly():
-    source = Source(part([9] * 5, "train"), part([3] * 3, "query", first=5), "queries")
-    assert sorted(np.bincount(divide(source, validation=1).validation.labels))[-1:] == [9]
 
 
 def test_shared_labels_have_no_classes_and_validate_as_images():

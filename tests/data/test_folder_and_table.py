@@ -56,19 +56,13 @@ def test_an_odd_number_of_classes_trains_on_the_larger_half(tmp_path, seed):
     assert classes(source.train, source.queries) == ["bus", "c", "train"]
 
 
-def test_pictures_are_recognised_by_their_endings_and_other_files_are_counted(tmp_path):
+def test_pictures_are_recognised_by_their_endings(tmp_path):
     pictures = ["a/1.JPG", "a/2.jpeg", "a/3.Png", "a/4.bmp", "b/5.webp", "b/6.tif", "b/7.TIFF"]
     pictures += ["b/8.pgm", "b/9.ppm", "b/a.pbm", "b/b.gif"]
-    touch(tmp_path, [*pictures, "a/notes.txt", "b/jpg", "index.html", "top.jpg"])
-    touch(tmp_path, [".git/a.jpg", "a/.1.jpg", ".DS_Store"])  # hidden
-    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    touch(tmp_path, [*pictures, "a/notes.txt", "b/jpg", "index.html", "top.jpg", ".git/a.jpg"])
     source = read_folder(tmp_path)
     assert sorted(source.train.ids + source.queries.ids) == pictures
-    counts = {
-        *("files that are not pictures (3", "hidden files and folders (3"),
-        *("links to folders (1", "pictures outside of class folders (1"),
-    }
-    assert counts == {count for count in counts if count in " ".join(source.notes)}
+    assert source.notes[-1] == "left out: pictures outside of class folders (1)"
 
 
 def test_training_classes_can_be_named(tmp_path):
@@ -101,19 +95,6 @@ def test_classes_of_one_picture_cannot_be_halved(tmp_path):
     touch(tmp_path, ["a/1.png", "b/1.png"])
     with pytest.raises(InvalidData, match="alone"):
         read_folder(tmp_path, open_set=False)
-
-
-def test_train_query_and_gallery_folders_are_the_parts(tmp_path):
-    names = ["train/a/1.png", "train/b/1.png", "query/c/1.png", "gallery/c/2.png"]
-    touch(tmp_path, [*names, "gallery/x/y/1.png", "val/a/1.png", "val/a/2.png"])
-    source = read_folder(tmp_path)
-    assert labels_of(source.train) == {"train/a/1.png": 0, "train/b/1.png": 1}
-    assert labels_of(source.queries) == {"query/c/1.png": 2}
-    assert labels_of(source.gallery) == {"gallery/c/2.png": 2, "gallery/x/y/1.png": 3}
-    assert classes(source.gallery) == ["c", "x/y"]
-    assert labels_of(source.validation) == {"val/a/1.png": 0, "val/a/2.png": 0}
-    with pytest.raises(InvalidConfig, match="train"):
-        read_folder(tmp_path, train=["a"])
 
 
 @pytest.mark.parametrize(
@@ -443,6 +424,8 @@ def test_split_folders_are_no_part_of_the_class_in_any_reader(tmp_path, layout):
         assert labels_of(part) == {
             f"{folder}/{c}/{n}.jpg": "ab".index(c) for c in "ab" for n in "12"
         }
+    with pytest.raises(InvalidConfig, match="train"):
+        read_folder(tmp_path, train=["a"])
 
 
 def test_a_table_with_splits_in_capitals_is_divided_like_a_folder(tmp_path):
@@ -614,14 +597,10 @@ def test_all_columns_of_a_csv_table_are_kept(tmp_path):
     }
 
 
-def test_tables_separated_by_tabs_may_end_in_tsv(tmp_path):
-    touch(tmp_path, ["1.png"])
+def test_types_and_keys_of_a_parquet_table_are_kept_and_tsv_is_read(tmp_path):
+    touch(tmp_path, ["1.png", "2.png"])
     (tmp_path / "t.TSV").write_text("path\tlabel\n1.png\tpear, ripe\n")
     assert list_pictures(tmp_path / "t.TSV").columns == {"label": ["pear, ripe"]}
-
-
-def test_types_and_keys_of_a_parquet_table_are_kept(tmp_path):
-    touch(tmp_path, ["1.png", "2.png"])
     columns = {"path": ["1.png", "2.png"], "key": ["one", "two"], "price": [3, 4]}
     table = pd.DataFrame(columns | {"labels": [np.array(["a"]), None]})
     listing = list_pictures(save(table, tmp_path / "t.parquet"))
