@@ -75,27 +75,25 @@ def _check(options: Namespace, root: Path) -> None:
 
     findings = verify(options.name, root, values, watched, options.max_pixels)
     parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
-    console.print(f"{options.name}: {sum(findings.parts.values()):,} images ({parts})")
+    n_images = sum(findings.parts.values())
+    console.print(f"{options.name}: {n_images:,} images ({parts})")
     for note in findings.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     if findings.alone:
-        console.print(f"{findings.alone} classes have one image only: it is searched, never asked")
+        console.print(f"{findings.alone} classes have one image only: it is never a query")
     for fault in findings.unreadable:
         console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
-    if findings.published is None and findings.unreadable:
+    n_bad = len(findings.unreadable)
+    if findings.published is None and n_bad:
         raise InvalidData(
-            f"{len(findings.unreadable)} image{'s' * (len(findings.unreadable) > 1)} of "
-            f"{options.name} cannot be read, see above: replace or remove them. rcir embed, train "
-            "and calibrate leave such images out, up to --max-rejects"
+            f"{n_bad} image{'s' * (n_bad > 1)} of {options.name} cannot be read, see above: "
+            "replace or remove them. rcir embed, train and calibrate leave such images out, up to "
+            "--max-rejects"
         )
     if not findings.complete:
-        expected = (
-            "" if findings.published is None else f" of {findings.published:,} published images"
-        )
         raise InvalidData(
-            f"this copy of {options.name} is not whole: "
-            f"{sum(findings.parts.values()):,}{expected}, "
-            f"{len(findings.unreadable)} unreadable"
+            f"this copy of {options.name} is not whole: {n_images:,} of {findings.published:,} "
+            f"published images, {n_bad} unreadable"
         )
     if findings.published is None:
         console.print("all pictures can be read; there is no published number to compare with")

@@ -156,29 +156,9 @@ def require_no_repeats(
             ...
         rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
     """
-    for name, own_digests in (
-        ("queries of the tuning split", tuning),
-        ("calibration queries", calibration),
-    ):
-        if gallery is not None:
-            _refuse(
-                _among(own_digests, gallery),
-                f"{name} are pictures of the gallery",
-                "and each finds itself: leave them out of the queries, or out of the gallery",
-            )
-    if recurring:
-        return
-    advice = f"leave them out, {RECURRING}"
-    _refuse(
-        _among(calibration, tuning),
-        "calibration queries are in the tuning split too",
-        f"on which the set sizes were fitted: {advice}",
-    )
-    _refuse(
-        _repeated(calibration),
-        "calibration queries came before among them",
-        f"so that there are fewer than it seems: {advice}",
-    )
+    _require_new("queries of the tuning split", tuning, gallery)
+    before, known = None if recurring else tuning, "are in the tuning split too"
+    _require_new("calibration queries", calibration, gallery, before, known)
 
 
 def require_new(
@@ -198,19 +178,25 @@ def require_new(
             ...
         rcir.errors.InvalidData: 1 of 2 queries to add were tuned or calibrated with before (row ...
     """
+    known = "were tuned or calibrated with before"
+    _require_new("queries to add", added, gallery, None if recurring else before, known)
+
+
+def _require_new(
+    what: str,
+    queries: Digests,
+    gallery: Digests | None,
+    before: Digests | None = None,
+    known: str = "",
+) -> None:
+    """Refuse queries of the gallery, and if there are others before, these and repeated ones."""
     if gallery is not None:
-        _refuse(
-            _among(added, gallery),
-            "queries to add are pictures of the gallery",
-            "and each finds itself: leave them out",
-        )
-    if recurring:
-        return
-    consequence = f"so that there are fewer than it seems: leave them out, {RECURRING}"
-    _refuse(
-        _among(added, before), "queries to add were tuned or calibrated with before", consequence
-    )
-    _refuse(_repeated(added), "queries to add came before among them", consequence)
+        therefore = "and each finds itself: leave them out of the queries, or out of the gallery"
+        _refuse(_among(queries, gallery), f"{what} are pictures of the gallery", therefore)
+    if before is not None:
+        therefore = f"so that there are fewer than it seems: leave them out, {RECURRING}"
+        _refuse(_among(queries, before), f"{what} {known}", therefore)
+        _refuse(_repeated(queries), f"{what} came before among them", therefore)
 
 
 def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:
