@@ -33,10 +33,11 @@ class PostgresServer:
         listed = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(main)], capture_output=True, text=True, check=True
         )
-        for number in [main, *map(int, listed.stdout.split())]:
+        numbers = [main, *map(int, listed.stdout.split())]
+        for number in numbers:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        while not ended(main):
+        while not all(map(ended, numbers)):
             time.sleep(0.02)
 
     def start(self):
