@@ -137,11 +137,10 @@ class Calibration:
         return None if labels is None else np.unique(labels)
 
     def after(self, earlier: Calibration) -> Calibration:
-        """Return this calibration with what an earlier one of the same retriever leaves to it.
+        """Return this calibration with the past of its queries, see `Past`.
 
-        Queries that have calibrated before keep their past: a choice among retrievers, or looking
-        at every moment, is not undone by calibrating again. A calibration of the same queries with
-        other choices is counted and warned of.
+        A choice among retrievers, or looking at every moment, is not undone by calibrating again. A
+        calibration of the same queries with other choices is counted and warned of.
         """
         past = earlier.past.joined(earlier)
         if not np.isin(self.calibration_queries.identities, past.digests).any():
@@ -392,18 +391,12 @@ class CalibrationReport:
         n_tuning, n_calibration: numbers of queries; n_tuning is that of gallery items if these
             tuned.
         score_function: how set sizes depend on the query.
-        uncertainties: mean sizes of each uncertainty at each alpha, if they were compared.
-        encoder_ratio: mean size with the encoder's uncertainty beside the neighbourhood, over that
-            with the best other one; None if they were not compared.
+        uncertainties, encoder_ratio: see `rcir.retrieval.tuning.ChosenUncertainty`.
         anytime: True if calibration queries were added one by one, so that the rows are of
             guarantees that hold at every moment.
-        chosen_among: number of retrievers that this one was chosen among; the rows hold
-            nevertheless.
         clusters: number and kind of the clusters that the queries calibrate by, if they do.
-        tuned_on_gallery: True if items of the gallery tuned in place of queries.
-        left_out: see `Calibration`.
-        coverage: which labels of the gallery calibrated; None if its items have no single label.
-        coverage_sentence: what that means for requests; None if all labels calibrated.
+        chosen_among, tuned_on_gallery, left_out, coverage: see `Calibration`.
+        coverage_sentence: what the coverage means for requests; None if all labels calibrated.
     """
 
     calibration: Calibration = field(repr=False, compare=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors, Index, lengths, one_minus_cosine
-from rcir.metrics.labels import VOTERS
+from rcir.metrics.labels import VOTERS, count_votes
 from rcir.retrieval.gallery import Gallery
 from rcir.risk import SearchResults
 
@@ -91,7 +91,10 @@ def gap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.floa
 
 def vote_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
     """Return one minus the share of the first 30 candidates that match the first one, (n,)."""
-    return results.vote_uncertainty()
+    labels = results.labels
+    votes = results.require("votes") if labels is None else count_votes(labels, labels[:, :1])
+    share: NDArray[np.float64] = votes[:, 0] / min(VOTERS, results.depth)
+    return 1 - share
 
 
 def spread_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:

@@ -64,9 +64,7 @@ def _method(
     return update_wrapper(call, method)
 
 
-def _constructor(
-    make: Callable[Options, Searcher],
-) -> classmethod[Retriever, Options, Retriever]:
+def _constructor(make: Callable[Options, Searcher]) -> classmethod[Retriever, Options, Retriever]:
     """Return a constructor of the retriever that calls the constructor of its search."""
 
     def call(cls: type[Retriever], /, *args: Options.args, **options: Options.kwargs) -> Retriever:

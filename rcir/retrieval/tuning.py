@@ -36,7 +36,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
-from rcir.risk.selection import ComparedSizes, Fits, check_score_function, size_ratio
+from rcir.risk.selection import ComparedSizes, Fits, score_function_class, size_ratio
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
@@ -89,7 +89,8 @@ class CalibrationOptions:
         object.__setattr__(self, "alphas", check_levels(self.alphas))
         object.__setattr__(self, "delta", check_level("delta", self.delta))
         object.__setattr__(self, "recurring", bool(self.recurring))
-        check_score_function(self.score_function)
+        if self.score_function != "auto":
+            score_function_class(self.score_function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +120,6 @@ class RuleSource:
             calibration=self.calibration.first_of_each_label(),
             score_functions=score_functions,
         )
-
-    def has_own_rule(self, risk: str) -> bool:
-        """Return True if a risk has a score function of its own."""
-        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
 
     def fit(self, risk: str, fitted: Mapping[str, SetRule]) -> tuple[SetRule, ComparedSizes]:
         """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
@@ -181,7 +178,11 @@ class RuleSet:
         rule = self.fitted.get(risk)
         if rule is not None:
             return rule
-        if self.source is None or not (risk == MISS.name or self.source.has_own_rule(risk)):
+        if self.source is None:
+            return self.main
+        n_relevant = self.source.fits.split.n_relevant
+        own = risk in self.source.risks and RISKS[risk].fits_own_scores(n_relevant)
+        if risk != MISS.name and not own:
             return self.main
         with _FITTING:
             if risk not in self.fitted:
@@ -383,10 +384,7 @@ def chosen_tuning(
 
 
 def divide_queries(
-    searcher: Searcher,
-    queries: Queries,
-    tuning: Tuning,
-    options: CalibrationOptions,
+    searcher: Searcher, queries: Queries, tuning: Tuning, options: CalibrationOptions
 ) -> tuple[Queries | None, Queries]:
     """Divide labelled queries, or clusters, at random into those that tune and that calibrate.
 

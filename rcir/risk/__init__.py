@@ -16,21 +16,10 @@ from rcir.risk.certification import certify, mean_loss, minimum_alpha, order_sta
 from rcir.risk.guarantee import Guarantee, SetRule
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
-from rcir.risk.monitor import (
-    Exchangeability,
-    RiskMonitor,
-    check_exchangeability,
-)
+from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.request import GuaranteeRequest, Request, request_options
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
-from rcir.risk.score_functions import (
-    Constant,
-    MinMax,
-    Quantile,
-    ScoreFunction,
-    score,
-    score_ranks,
-)
+from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, score, score_ranks
 from rcir.risk.selection import (
     SCORE_FUNCTIONS,
     fit_score_function,

@@ -248,11 +248,7 @@ def _smallest_alpha(rule: _CountingRule, unmatched: int) -> float | None:
 
 
 def _counting_rule(
-    delta: float | None,
-    calibration: ScoredResults,
-    bound: Bound,
-    simultaneous: bool,
-    anytime: bool,
+    delta: float | None, calibration: ScoredResults, bound: Bound, simultaneous: bool, anytime: bool
 ) -> _CountingRule:
     check_bound(bound)
     n = len(calibration)
@@ -433,11 +429,7 @@ class _MatchLosses:
 
 
 def _bet(
-    tuned: _MatchLosses,
-    alpha: float,
-    delta: float,
-    n: int,
-    weights: NDArray[np.float64] | None,
+    tuned: _MatchLosses, alpha: float, delta: float, n: int, weights: NDArray[np.float64] | None
 ) -> float:
     """Return the fraction of the wealth to bet on every loss of n units.
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics.labels import (
-    VOTERS,
     count_votes,
     earlier_of_same_label,
     first_of_each_label,
@@ -152,20 +151,6 @@ class SearchResults:
     def with_uncertainty(self, uncertainty: NDArray[np.float64]) -> SearchResults:
         """Return the results with another uncertainty (n,) of the queries."""
         return replace(self, uncertainty=uncertainty)
-
-    def vote_uncertainty(self) -> NDArray[np.float64]:
-        """(n,) one minus the share of the first 30 candidates that match the first one.
-
-        Raises:
-            InvalidData: it is not known which candidates match each other.
-        """
-        voters = min(VOTERS, self.depth)
-        if self.labels is not None:
-            votes = count_votes(self.labels, self.labels[:, :1])[:, 0]
-        else:
-            votes = self.require("votes")[:, 0]
-        share: NDArray[np.float64] = votes / voters
-        return 1 - share
 
     @cached_property
     def label_columns(self) -> NDArray[np.int64]:
@@ -592,10 +577,7 @@ def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:
 
 
 def check_groups_and_clusters(
-    n: int,
-    groups: NDArray[Any] | None,
-    clusters: NDArray[Any] | None,
-    cluster: str | None,
+    n: int, groups: NDArray[Any] | None, clusters: NDArray[Any] | None, cluster: str | None
 ) -> None:
     """Raise `InvalidData` unless n queries have a group and a cluster each, or none has."""
     for name, values, kinds in (("groups", groups, "U"), ("clusters", clusters, "Uiu")):

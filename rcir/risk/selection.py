@@ -19,14 +19,7 @@ from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import MISS, Risk, find_risk
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widened
-from rcir.risk.score_functions import (
-    Constant,
-    MinMax,
-    Quantile,
-    ScoreFunction,
-    check_split,
-    score,
-)
+from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, check_split, score
 
 ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"]
 SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
@@ -88,12 +81,6 @@ class Fits:
     def first_of_each_label(self) -> Fits:
         """Return fits on the nearest item of each label."""
         return Fits(self.split.first_of_each_label(), self)
-
-
-def check_score_function(name: str) -> None:
-    """Raise `InvalidConfig` unless the name is that of a score function or "auto"."""
-    if name != "auto":
-        score_function_class(name)
 
 
 def score_function_class(name: str) -> type[ScoreFunction]:

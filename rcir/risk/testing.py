@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.risk.bounds import (
-    Bound,
-    Certificate,
-    check_level,
-    p_values,
-    required_calibration,
-)
+from rcir.risk.bounds import Bound, Certificate, check_level, p_values, required_calibration
 from rcir.risk.losses import find_risk
 from rcir.risk.results import ScoredResults, widened
 

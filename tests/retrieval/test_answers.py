@@ -12,13 +12,7 @@ from scipy.stats import binom
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.embedding import Embedding
-from rcir.errors import (
-    InvalidConfig,
-    InvalidData,
-    InvalidImage,
-    InvalidRiskLevel,
-    RiskUnattainable,
-)
+from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, RiskUnattainable
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, GuaranteeRequest
@@ -381,10 +375,7 @@ def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labe
         ({"risk": "false-discovery"}, "0.05 wrong items"),
         ({"risk": "false-discovery", "distinct": "label"}, "0.05 wrong labels"),
         (
-            {
-                "alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5},
-                "risk_bound": None,
-            },
+            {"alpha": {"miss": 0.1, "recall": 0.25, "false-discovery": 0.5}, "risk_bound": None},
             "0.1 missing 0.25 matches 0.5 wrong",
         ),
         ({"abstain": True}, "0.05 answers"),

@@ -10,14 +10,7 @@ import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
-from rcir.risk import (
-    GuaranteeRequest,
-    LabelledResults,
-    Risk,
-    ScoredResults,
-    certify,
-    losses,
-)
+from rcir.risk import GuaranteeRequest, LabelledResults, Risk, ScoredResults, certify, losses
 from tests.retrieval.retrievers import build, plain
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
 

@@ -271,9 +271,6 @@ def test_a_run_that_is_certified_at_delta_but_not_at_delta_over_k_is_not_chosen(
 
 @pytest.mark.parametrize("among", [0, -1, 1.5, True, None, "2"])
 def test_the_number_of_retrievers_is_a_positive_integer(rule, among):
-    for call in (
-        lambda: corrected(0.1, among),
-        lambda: rule.guarantee(Request(0.3, 0.1), among),
-    ):
+    for call in (lambda: corrected(0.1, among), lambda: rule.guarantee(Request(0.3, 0.1), among)):
         with pytest.raises(InvalidConfig, match="at least 1"):
             call()

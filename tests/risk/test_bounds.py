@@ -10,13 +10,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import beta, binom, binomtest
 
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.risk import (
-    allowed_misses,
-    miss_rate_bound,
-    p_value,
-    required_calibration,
-    risk_interval,
-)
+from rcir.risk import allowed_misses, miss_rate_bound, p_value, required_calibration, risk_interval
 from rcir.risk.bounds import mean_bound
 
 OTHERS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -247,11 +241,7 @@ def test_mean_bound_of_a_million_losses_approaches_the_normal_limit(bound):
 
 @pytest.mark.parametrize(
     ("function", "arguments"),
-    [
-        (allowed_misses, (100, 0.1, 0.1)),
-        (miss_rate_bound, (3, 100, 0.1)),
-        (p_value, (3, 100, 0.1)),
-    ],
+    [(allowed_misses, (100, 0.1, 0.1)), (miss_rate_bound, (3, 100, 0.1)), (p_value, (3, 100, 0.1))],
 )
 def test_an_unknown_bound_is_refused(function, arguments):
     with pytest.raises(InvalidConfig, match="binomial"):

@@ -5,13 +5,7 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.risk import (
-    Quantile,
-    ScoredResults,
-    fixed_sequence,
-    learn_then_test,
-    selective,
-)
+from rcir.risk import Quantile, ScoredResults, fixed_sequence, learn_then_test, selective
 
 REQUESTS = [
     ({"miss": 0.3}, 0.1),
@@ -136,9 +130,7 @@ def test_no_risk_and_an_unknown_risk_are_refused(pair):
 def answered(selection_score, missed):
     """Queries with one candidate each, which is a match or not."""
     return ScoredResults.of(
-        np.zeros((len(missed), 1), np.float32),
-        ~missed[:, None],
-        selection_score=selection_score,
+        np.zeros((len(missed), 1), np.float32), ~missed[:, None], selection_score=selection_score
     )
 
 

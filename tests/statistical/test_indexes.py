@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from rcir.index import IndexConfig, build_index
-from rcir.risk import (
-    LabelledResults,
-    Request,
-    SearchResults,
-    certify,
-    fit_score_function,
-    score,
-)
+from rcir.risk import LabelledResults, Request, SearchResults, certify, fit_score_function, score
 
 POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
 ALPHA, DELTA = 0.2, 0.1

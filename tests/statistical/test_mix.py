@@ -98,11 +98,7 @@ def test_in_every_mix_the_risk_holds_for_all_alphas_at_once(thresholds, risks, e
 
 @pytest.mark.parametrize(
     ("risk", "alpha", "mix"),
-    [
-        ("miss", 0.2, IN_USE),
-        ("miss", 0.2, {"dusk": 0.4, "night": 0.6}),
-        ("recall", 0.35, IN_USE),
-    ],
+    [("miss", 0.2, IN_USE), ("miss", 0.2, {"dusk": 0.4, "night": 0.6}), ("recall", 0.35, IN_USE)],
     ids=["misses", "misses of two groups", "recall"],
 )
 def test_in_the_mix_of_given_shares_the_risk_holds(thresholds, risks, excess, risk, alpha, mix):
