@@ -26,7 +26,6 @@ from rcir.losses.tuples import (
 from rcir.losses.von_mises_fisher import (
     VonMisesFisherOptions,
     bessel_ratio,
-    log_bessel,
     vmf_expected_squared_distance,
     vmf_triplet_moments,
     vmf_tuple_loss,
@@ -47,7 +46,6 @@ __all__ = [
     "heteroscedastic_triplet_loss",
     "heteroscedastic_tuple_loss",
     "kl_to_prior",
-    "log_bessel",
     "mean_of_valid",
     "norm_softmax_loss",
     "order_nll",

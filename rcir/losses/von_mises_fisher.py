@@ -29,26 +29,6 @@ EXPANSION = (
 )
 
 
-def log_bessel(concentration: Tensor, dim: int) -> Tensor:
-    """``log I_v(kappa)`` of order ``v = dim / 2 - 1``, differentiable.
-
-    Args:
-        concentration: kappa, (...), above 0; to 1e-8 absolute from 1e-3 to 1e6.
-        dim: at least 2; tested to 2,048.
-
-    Returns:
-        (...) float64.
-
-    Example:
-        >>> import torch
-        >>> round(log_bessel(torch.tensor(5.0), 3).item(), 6)  # log(sqrt(2 / 5 pi) sinh 5)
-        3.276297
-    """
-    order = dim / 2 - 1
-    growth, _ = growth_and_ratio(concentration, dim)
-    return growth + order * (concentration.double() / 2).log() - math.lgamma(dim / 2)
-
-
 def bessel_ratio(concentration: Tensor, dim: int) -> Tensor:
     """``A_d(kappa) = I_{v+1}(kappa) / I_v(kappa)``, the mean resultant length, differentiable.
 
