@@ -57,13 +57,8 @@ def calibrate(config: CalibrationConfig) -> Outcome:
     from rcir.runs.folder import find_run
 
     output = Path(config.output) if config.output else find_run(config.run).path
-    options = {
-        "score_function": config.score_function,
-        "bound": config.bound,
-        "alphas": config.alphas,
-        "delta": config.delta,
-        "query_uncertainty": config.query_uncertainty,
-    }
+    names = ("score_function", "bound", "alphas", "delta", "query_uncertainty")
+    options = {name: getattr(config, name) for name in names}
     return run(TrainedRun(config, output), output, config.alphas, config.delta, options)
 
 
@@ -72,12 +67,8 @@ def certify(config: CertificationConfig) -> Outcome:
 
     If a tracking store was chosen, a run of its own holds the outcome in MLflow.
     """
-    options = {
-        "score_function": config.score_function,
-        "alphas": config.alphas,
-        "delta": config.delta,
-        "seed": config.seed,
-    }
+    names = ("score_function", "alphas", "delta", "seed")
+    options = {name: getattr(config, name) for name in names}
     return run(VectorFiles(config), Path(config.output), config.alphas, config.delta, options)
 
 
@@ -239,9 +230,8 @@ def track_results(
     results: RunResults,
 ) -> None:
     """Log which queries were measured, and in the run of the training a certified size."""
-    digest = results.queries[:DIGEST_LENGTH]
     counts = {"calibration": evaluation.n_calibration, "test": evaluation.n_test}
-    tracked.log_dataset(dataset, digest, "calibration", counts)
+    tracked.log_dataset(dataset, results.queries[:DIGEST_LENGTH], "calibration", counts)
     if training is not None:
         metrics = evaluation.metrics().items()  # those of the level nearest to `ALPHA` come first
         sizes = [(name, value) for name, value in metrics if name.endswith("/mean_size")]
