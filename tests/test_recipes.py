@@ -173,12 +173,12 @@ def test_one_command_trains_a_recipe(birds, tmp_path, recipe):
     """An epoch on images of 64 x 64 pixels, from random weights."""
     command = [sys.executable, "-m", "training"]
     for file in files_of(recipe, "cub200", "btl"):
-        command += ["--config", str(file.relative_to(ROOT))]
+        command += ["--config", str(file)]
     command += ["--name", "birds", "--epochs", "1", "--encoder.pretrained", "false"]
     command += ["--storage", str(tmp_path), "--preprocessing.size", "[64, 64]"]
     command += ["--data.root", str(birds), "--data.options", "{validation: 0.4}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     weights = load_file(tmp_path / "birds" / "encoder.safetensors")
     mean = ".running_mean"  # of each batch normalisation
