@@ -170,18 +170,30 @@ def changed(value, dtype=np.float64):
         (pd.DataFrame(VECTORS[QUERIES].astype(str)), "str"),
         (["photo.png"], "str|encoder"),
         (torch.tensor(VECTORS[QUERIES]).to_sparse(), "to_dense"),
-        (scipy.sparse.csr_matrix(VECTORS[QUERIES]), "toarray"),
         (torch.empty(400, 8, device="meta"), "tensor"),
         (VECTORS[QUERIES].reshape(400, 2, 4), "shape"),
         (VECTORS[QUERIES][:, :5], "5"),
     ],
-    ids=range(21),
+    ids=range(20),
 )
 def test_what_are_no_vectors_is_refused_in_every_call(retriever, call, wrong, word):
     if call == "from_embeddings" and word == "5":
         pytest.skip("any dimension can be built")
     with pytest.raises((InvalidData, InvalidConfig), match=word):
         CALLS[call](retriever, wrong)
+
+
+@pytest.mark.parametrize("make", [scipy.sparse.csr_matrix, scipy.sparse.coo_array])
+def test_sparse_matrices_of_scipy_are_refused_with_the_remedy(retriever, make):
+    wrong = make(VECTORS[QUERIES])
+    for refused in (
+        lambda: rcir.Retriever.from_embeddings(wrong),
+        lambda: retriever.calibrate(wrong, LABELS[QUERIES]),
+        lambda: retriever.retrieve(wrong, 0.2, 0.1),
+        lambda: retriever.search(wrong),
+    ):
+        with pytest.raises(InvalidData, match="toarray"):
+            refused()
 
 
 # Lengths
