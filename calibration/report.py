@@ -23,6 +23,27 @@ from rcir.risk.results import set_sizes
 SHOWN_QUERIES = 4
 SET_COLUMNS = 8
 PROJECTED = 600
+# What a number of `Quality.numbers` is; those not named here are named by their own names.
+NUMBER_TITLES = {
+    "recall_at_1_pixels": "R@1 of principal components of pixels",
+    "map": "mean average precision, whole ranking (micro)",
+    "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
+    "map_at_r": "MAP@R",
+    "ece": "expected calibration error of R@1, 10 bins",
+    "outside_range": "share of test uncertainties outside the range of the tuning split",
+    "auroc_miss": "AUROC of a wrong first image",
+    **{
+        f"auroc_miss_{name}": f"AUROC of a wrong first image by {kind.title}"
+        for name, kind in QUERY_UNCERTAINTIES.items()
+    },
+    "auroc_occlusion": "AUROC of an occluded query",
+    "ausc": "AUSC (query and first image)",
+    "ausc_oracle": "AUSC of an oracle",
+    "ausc_random": "AUSC of a random order",
+    "pearson_average_precision": "Pearson: uncertainty and average precision",
+    "ood_auroc": "AUROC out of distribution",
+    "ood_auprc": "AUPRC out of distribution",
+}
 
 
 def draw_figures(
@@ -138,29 +159,6 @@ def _of_queries(
             )
         figures_by_name[title] = figures.query_sets(sets, SET_COLUMNS)
     return figures_by_name
-
-
-# What a number of `Quality.numbers` is; those not named here are named by their own names.
-NUMBER_TITLES = {
-    "recall_at_1_pixels": "R@1 of principal components of pixels",
-    "map": "mean average precision, whole ranking (micro)",
-    "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
-    "map_at_r": "MAP@R",
-    "ece": "expected calibration error of R@1, 10 bins",
-    "outside_range": "share of test uncertainties outside the range of the tuning split",
-    "auroc_miss": "AUROC of a wrong first image",
-    **{
-        f"auroc_miss_{name}": f"AUROC of a wrong first image by {kind.title}"
-        for name, kind in QUERY_UNCERTAINTIES.items()
-    },
-    "auroc_occlusion": "AUROC of an occluded query",
-    "ausc": "AUSC (query and first image)",
-    "ausc_oracle": "AUSC of an oracle",
-    "ausc_random": "AUSC of a random order",
-    "pearson_average_precision": "Pearson: uncertainty and average precision",
-    "ood_auroc": "AUROC out of distribution",
-    "ood_auprc": "AUPRC out of distribution",
-}
 
 
 def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:

@@ -42,6 +42,8 @@ STATUS_WORDS = {
     503: "The server is stopping.",
     507: "The file of answers and feedback cannot be written.",
 }
+# Fields of a form that may be a table or null.
+STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
 
 class FirstFault(FailFast):
@@ -51,8 +53,6 @@ class FirstFault(FailFast):
 
 
 Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MAX_DIMENSIONS)]
-# Fields of a form that may be a table or null.
-STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
 
 
 class Body(BaseModel):
