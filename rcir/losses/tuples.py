@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Self, cast, get_args
+from typing import Literal, NamedTuple, Self, cast
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +27,6 @@ TripletForm = Literal["squared", "unsquared", "soft"]
 PointForm = Literal[
     TripletForm, "contrastive", "contrastive-linear", "contrastive-hadsell", "contrastive-soft"
 ]
-FORMS: tuple[str, ...] = get_args(PointForm)
 CONTRASTIVE: dict[str, ContrastiveForm] = {
     "contrastive": "squared-gap",
     "contrastive-linear": "linear",

@@ -28,7 +28,7 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.rerank import nearest_of_draws, reranked
 from rcir.index import nearest_others
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
-from rcir.losses.tuples import FORMS
+from rcir.losses.tuples import PointForm
 from rcir.mining import MiningConfig, mine
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
@@ -150,7 +150,7 @@ def point_losses(device):
     vectors = vectors.to(device).requires_grad_()
     valid = (torch.arange(18).view(6, 3) % 4 != 1).to(device)
     rows = TupleRows.split(vectors, valid)
-    losses = [point_tuple_loss(rows, valid, PointLossOptions(form=form)) for form in FORMS]
+    losses = [point_tuple_loss(rows, valid, PointLossOptions(form=form)) for form in get_args(PointForm)]
     torch.stack(losses).sum().backward()
     return losses, vectors.grad
 
