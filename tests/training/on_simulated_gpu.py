@@ -150,7 +150,8 @@ def point_losses(device):
     vectors = vectors.to(device).requires_grad_()
     valid = (torch.arange(18).view(6, 3) % 4 != 1).to(device)
     rows = TupleRows.split(vectors, valid)
-    losses = [point_tuple_loss(rows, valid, PointLossOptions(form=form)) for form in get_args(PointForm)]
+    options = [PointLossOptions(form=form) for form in get_args(PointForm)]
+    losses = [point_tuple_loss(rows, valid, each) for each in options]
     torch.stack(losses).sum().backward()
     return losses, vectors.grad
 
