@@ -18,12 +18,10 @@ import pytest
 
 from rcir.serving.served import source_of
 from rcir.serving.store import Store
-from tests.serving.conftest import drawn
+from tests.serving.conftest import drawn, png
 from tests.serving.test_swaps_under_load import (
     ALPHA,
-    BODIES,
     DELTA,
-    HEADERS,
     PICTURES,
     answers_of,
     built,
@@ -31,15 +29,25 @@ from tests.serving.test_swaps_under_load import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
-CLIENTS, KILLS, REQUESTS, SWAPS, PAUSE = (
-    8,
-    2,
-    7000,
-    6,
-    2.0,
-)  # at least, for each kind; seconds between swaps
+CLIENTS, PAUSE = 8, 2.0  # seconds between swaps
+KILLS, REQUESTS, SWAPS = 2, 7000, 6  # at least, for each kind
 JSON = {"content-type": "application/json"}
 VECTORS = drawn(40, 11)[0]
+
+
+def body_of(picture):
+    """A multipart body with a picture, and the headers for it."""
+    fields = {"alpha": ALPHA, "delta": DELTA}
+    parts = [
+        f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    head = b'--x\r\ncontent-disposition: form-data; name="picture"; filename="q"\r\n\r\n'
+    return b"".join([*parts, head, png(picture), b"\r\n--x--\r\n"])
+
+
+BODIES = [body_of(picture) for picture in PICTURES]
+HEADERS = {"content-type": "multipart/form-data; boundary=x"}
 
 
 class Server:

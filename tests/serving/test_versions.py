@@ -48,11 +48,12 @@ def change(place):
 def test_a_new_version_takes_over_while_requests_are_answered(place, serving):
     with serving(place, poll=0.05) as client:
         before = ready(client)["version"]
-        stop, statuses = threading.Event(), []
+        expected = {before: rcir.load(place).retrieve(VECTOR, 0.2, 0.1).guarantee.threshold}
+        stop, responses = threading.Event(), []
 
         def ask():
             while not stop.is_set():
-                statuses.append(client.post("/retrieve", json=QUERY).status_code)
+                responses.append(client.post("/retrieve", json=QUERY))
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
@@ -62,10 +63,15 @@ def test_a_new_version_takes_over_while_requests_are_answered(place, serving):
         stop.set()
         for thread in threads:
             thread.join()
-        assert set(statuses) == {200}
-        guarantee = client.post("/retrieve", json=QUERY).json()["guarantee"]
-        expected = retriever.retrieve(VECTOR, 0.2, 0.1).guarantee
-        assert guarantee["threshold"] == pytest.approx(expected.threshold)
+        responses.append(client.post("/retrieve", json=QUERY))
+        assert {response.status_code for response in responses} == {200}
+        expected[ready(client)["version"]] = retriever.retrieve(
+            VECTOR, 0.2, 0.1
+        ).guarantee.threshold
+        answers = [response.json() for response in responses]
+        assert {answer["version"] for answer in answers} == set(expected)
+        for answer in answers:
+            assert answer["guarantee"]["threshold"] == pytest.approx(expected[answer["version"]])
         assert client.get("/guarantees").json()["n_items"] == 499
         metrics = client.get("/metrics").text
     assert 'rcir_swaps_total{outcome="taken"} 1.0' in metrics
