@@ -138,6 +138,7 @@ def change(folder, pair):
 
 def prepare_change(pair):
     (pair / "x.txt").write_text("x\n")
+    (pair / "gone.txt").write_text("first-7\n")
     np.savez(pair / "x.npz", vector=QUERIES[:1], label=np.array([3]), id=np.array(["x"]))
 
 
@@ -167,7 +168,6 @@ def kill_recalibration(pair, count):
 def pairs(pair, count):
     """Two recalibrations at once, one of which adds and one of which removes."""
     prepare_change(pair)
-    (pair / "gone.txt").write_text("first-7\n")
     for number in range(count):
         folder = shutil.copytree(pair / "first", pair / f"it{number}")
         before, barrier = set(rcir.load(folder).ids), FORK.Barrier(2)
@@ -186,7 +186,6 @@ def pairs(pair, count):
 def kill_holder(pair, count):
     """The holder of the lock is killed while another one waits for it."""
     prepare_change(pair)
-    (pair / "gone.txt").write_text("first-7\n")
     for number in range(count):
         folder, holds = shutil.copytree(pair / "first", pair / f"held{number}"), FORK.Event()
         before = set(rcir.load(folder).ids)

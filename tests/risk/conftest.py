@@ -9,6 +9,27 @@ from scipy.stats import binom, norm
 from rcir.risk import Constant, LabelledResults, SearchResults, score
 
 
+def naive_loss(risk, included, relevant, total):
+    """The loss of one query by the definition of the risk."""
+    hits = int(relevant[included].sum())
+    if risk == "miss":
+        return float(hits == 0)
+    if risk == "recall":
+        return 1 - hits / total if total else 1.0
+    return 1 - hits / int(included.sum())
+
+
+def naive_allowed_misses(n, alpha, delta=0.1):
+    """The largest number of misses that the binomial distribution certifies, or -1."""
+    return max(m for m in range(-1, n) if binom.cdf(m, n, alpha) <= delta)
+
+
+def with_shared_keys(uncertainty, depth):
+    """Queries whose candidates share keys two by two."""
+    keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
+    return SearchResults(np.asarray(uncertainty, float), depth, labels=keys)
+
+
 def _p_value(total, n, alpha, bound):
     if bound == "binomial":
         return float(binom.cdf(total, n, alpha))

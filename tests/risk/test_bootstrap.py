@@ -17,6 +17,7 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.bootstrap import Estimate, bootstrap, compare_sizes, interval, why_no_interval
+from tests.risk.conftest import naive_allowed_misses
 
 DELTA = 0.1
 
@@ -138,11 +139,6 @@ def test_a_difference_is_beyond_noise_if_its_interval_excludes_zero(low, high, b
     assert Estimate(0.5, low, high).beyond_noise is beyond
 
 
-def binomial_allows(n, alpha):
-    """The most misses of n that are certified, -1 if none is."""
-    return int(np.count_nonzero(binom.cdf(np.arange(n), n, alpha) <= DELTA)) - 1
-
-
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("n", [15, 45, 60, 100, 250])
 def test_sizes_have_an_interval_if_at_least_five_misses_are_allowed(n, alpha):
@@ -151,12 +147,12 @@ def test_sizes_have_an_interval_if_at_least_five_misses_are_allowed(n, alpha):
     reason = why_no_interval(runs[0], alpha, DELTA)
     assert [size.value for size in sizes] == [mean_size(run, alpha, DELTA) for run in runs]
     assert differences[0].value == sizes[1].value - sizes[0].value
-    if binomial_allows(n, alpha) >= 5:
+    if naive_allowed_misses(n, alpha) >= 5:
         assert reason is None
         assert all(each.low < each.high for each in sizes + differences)
     else:
         assert all(each.low is each.high is None for each in sizes + differences)
-        enough = next(m for m in range(n, 1000) if binomial_allows(m, alpha) >= 5)
+        enough = next(m for m in range(n, 1000) if naive_allowed_misses(m, alpha) >= 5)
         assert str(enough) in reason
 
 
@@ -200,7 +196,7 @@ def rule(labelled):
 
 @pytest.mark.parametrize("among", [1, 2, 12])
 def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(rule, among):
-    allowed = np.count_nonzero(binom.cdf(np.arange(600), 600, 0.3) <= 0.1 / among) - 1
+    allowed = naive_allowed_misses(600, 0.3, 0.1 / among)
     guarantee = rule.guarantee(Request(0.3, 0.1), among)
     assert guarantee.threshold == np.sort(rule.calibration.match_score)[::-1][allowed]
     assert guarantee.n_calibration == 600

@@ -6,6 +6,8 @@ from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import Quantile, ScoredResults, fixed_sequence, learn_then_test, selective
+from tests.risk.conftest import naive_loss
+from tests.statistical.populations import answered
 
 REQUESTS = [
     ({"miss": 0.3}, 0.1),
@@ -50,15 +52,6 @@ def pair(labelled):
     )
 
 
-def loss(risk, included, relevant, total):
-    hits = int(relevant[included].sum())
-    if risk == "miss":
-        return float(hits == 0)
-    if risk == "recall":
-        return 1 - hits / total if total else 1.0
-    return 1 - hits / int(included.sum())
-
-
 def worst_p_values(labelled, thresholds, alphas, naive_p_value):
     """The largest p-value at each threshold; sets include scores up to a thousandth above it."""
     values = []
@@ -67,7 +60,7 @@ def worst_p_values(labelled, thresholds, alphas, naive_p_value):
         for risk, alpha in alphas.items():
             included = labelled.scores <= threshold * (1 + 1e-3)
             rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
-            total = sum(loss(risk, *row) for row in rows)
+            total = sum(naive_loss(risk, *row) for row in rows)
             bound = "binomial" if risk == "miss" else "hoeffding-bentkus"
             each.append(naive_p_value(total, len(labelled), alpha, bound))
         values.append(max(each))
@@ -125,13 +118,6 @@ def test_no_risk_and_an_unknown_risk_are_refused(pair):
     for alphas in ({}, {"precision": 0.1}):
         with pytest.raises(InvalidConfig, match="risk"):
             learn_then_test(alphas, 0.1, *pair)
-
-
-def answered(selection_score, missed):
-    """Queries with one candidate each, which is a match or not."""
-    return ScoredResults.of(
-        np.zeros((len(missed), 1), np.float32), ~missed[:, None], selection_score=selection_score
-    )
 
 
 def draw_answers(n, seed, ties=False):

@@ -20,6 +20,7 @@ from rcir.risk import (
     mean_loss,
     score,
 )
+from tests.risk.conftest import naive_loss
 
 BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
 SCORE_FUNCTION = Quantile(np.linspace(0, 1, 37))
@@ -57,13 +58,6 @@ def grouped(calibration, tuning, groups):
     return SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
 
 
-def loss(risk, included, relevant, total):
-    hits = int(relevant[included].sum())
-    if risk == "miss":
-        return float(hits == 0)
-    return 1 - hits / total if total else 1.0
-
-
 def loss_table(labelled, risk):
     """Every score with the mean loss of every cluster, or of every query, at that threshold."""
     names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
@@ -74,7 +68,7 @@ def loss_table(labelled, risk):
     for threshold in np.unique(labelled.scores[np.isfinite(labelled.scores)]):
         included = labelled.scores <= threshold
         rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
-        each = [loss(risk, *row) for row in rows]
+        each = [naive_loss(risk, *row) for row in rows]
         means = [np.mean([each[i] for i in rows]) for rows in members.values()]
         table.append((float(threshold), np.array(means)))
     return table

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.stats import beta, binom
+from scipy.stats import beta
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
 from rcir.risk import (
@@ -18,15 +18,10 @@ from rcir.risk import (
     order_statistic,
     score_ranks,
 )
+from tests.risk.conftest import naive_allowed_misses, with_shared_keys
 
 LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
 BOUNDS = ("binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting")
-
-
-def with_shared_keys(uncertainty, depth):
-    """Queries whose candidates share keys two by two."""
-    keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
-    return SearchResults(np.asarray(uncertainty, float), depth, labels=keys)
 
 
 def calibration(n=300, seed=0, depth=60):
@@ -68,7 +63,7 @@ def test_threshold_is_the_smallest_that_a_search_over_all_candidates_certifies(
 ):
     results, ranks = calibration()
     certificate = order_statistic(alpha, delta, score_ranks(score_function, results, ranks))
-    allowed = max(m for m in range(-1, 300) if binom.cdf(m, 300, alpha) <= delta)
+    allowed = naive_allowed_misses(300, alpha, delta)
     assert_smallest(score_function, certificate.threshold, results, ranks, allowed)
 
 
@@ -101,7 +96,7 @@ def test_simultaneous_levels_use_the_local_level(bound, alpha, delta, naive_loca
     results, ranks = calibration()
     scored = score_ranks(Constant(), results, ranks)
     level = naive_local_level(300, delta)
-    allowed = max(m for m in range(300) if binom.cdf(m, 300, alpha) <= level)
+    allowed = naive_allowed_misses(300, alpha, level)
     certificate = order_statistic(alpha, delta, scored, bound, simultaneous=True)
     assert_smallest(Constant(), certificate.threshold, results, ranks, allowed)
     expected = beta.isf(level, allowed + 1, 300 - allowed)

@@ -45,6 +45,7 @@ from rcir.risk import (
     score,
     selective,
 )
+from tests.risk.conftest import naive_allowed_misses
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
 SHARES = {"a": 0.1, "b": 0.6, "c": 0.3}
@@ -86,14 +87,10 @@ def smallest(labelled, allowed):
     raise AssertionError("no threshold suffices")
 
 
-def most(n, alpha, delta):
-    return max(m for m in range(-1, n) if binom.cdf(m, n, alpha) <= delta)
-
-
 @pytest.mark.parametrize(("alpha", "delta"), [(0.2, 0.1), (0.35, 0.01)])
 def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, rule, calibration):
     guarantee = rule.guarantee(Request(alpha, delta))
-    allowed = most(500, alpha, delta)
+    allowed = naive_allowed_misses(500, alpha, delta)
     assert guarantee.threshold == smallest(calibration, allowed)
     assert guarantee.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
     assert (guarantee.selection_threshold, guarantee.bound) == (None, "binomial")
@@ -105,7 +102,7 @@ def test_a_group_is_certified_by_its_own_queries(group, rule, calibration, group
     rows = groups == group
     n = int(rows.sum())
     guarantee = rule.guarantee(Request(0.3, 0.1, group=group))
-    assert guarantee.threshold == smallest(calibration[rows], most(n, 0.3, 0.1))
+    assert guarantee.threshold == smallest(calibration[rows], naive_allowed_misses(n, 0.3, 0.1))
     assert guarantee.n_calibration == n
 
 
@@ -121,7 +118,7 @@ def test_every_risk_can_be_certified_for_a_group(tuning, rule, calibration, grou
 def test_simultaneous_levels_use_the_band(rule, calibration, naive_local_level):
     guarantee = rule.guarantee(Request(0.3, 0.1, simultaneous=True))
     level = naive_local_level(500, 0.1)
-    allowed = max(m for m in range(500) if binom.cdf(m, 500, 0.3) <= level)
+    allowed = naive_allowed_misses(500, 0.3, level)
     assert guarantee.threshold == smallest(calibration, allowed)
     assert guarantee.bound == "band"
     expected = beta.isf(level, allowed + 1, 500 - allowed)

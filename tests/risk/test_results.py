@@ -16,6 +16,7 @@ from rcir.risk import (
     find_risk,
     score,
 )
+from tests.risk.conftest import naive_loss
 
 RISKS = ("miss", "recall", "false-discovery")
 STORED = ("scores", "relevant", "n_relevant", "uncertainty", "selection_score")
@@ -133,15 +134,6 @@ def scored(queries):
     return score(score_function, LabelledResults(results, relevant, totals))
 
 
-def naive_loss(risk, columns, relevant, total):
-    hits = sum(bool(relevant[k]) for k in columns)
-    if risk == "miss":
-        return 0.0 if hits else 1.0
-    if risk == "recall":
-        return 1 - hits / total if total else 1.0
-    return 1 - hits / len(columns)
-
-
 def thresholds_of(labelled):
     finite = labelled.scores[np.isfinite(labelled.scores)]
     extra = np.array([0.0, 0.37, 5.25, 1e6], np.float32)
@@ -155,8 +147,8 @@ def test_losses_are_those_of_each_set(risk, scored):
     assert losses.shape == (60, len(thresholds))
     for g in range(0, len(thresholds), 5):
         for i in range(60):
-            columns = [k for k in range(12) if scored.scores[i, k] <= thresholds[g]]
-            expected = naive_loss(risk, columns, scored.relevant[i], scored.n_relevant[i])
+            included = scored.scores[i] <= thresholds[g]
+            expected = naive_loss(risk, included, scored.relevant[i], scored.n_relevant[i])
             assert losses[i, g] == pytest.approx(expected, abs=1e-15), (i, g)
         alone = find_risk(risk).losses(scored, thresholds[g : g + 1])
         np.testing.assert_array_equal(alone[:, 0], losses[:, g])

@@ -14,17 +14,12 @@ from rcir.risk import (
     score_function_class,
 )
 from rcir.risk.selection import ScoreFunctionName
+from tests.risk.conftest import with_shared_keys
 
 KINDS = tuple(SCORE_FUNCTIONS.values())
 SCALED = (Constant, MinMax, Quantile)
 DEPTH = 150
 TOLERATED = 1 + 1e-3  # times the threshold
-
-
-def with_shared_keys(uncertainty, depth=DEPTH):
-    """Queries whose candidates share keys two by two."""
-    keys = np.tile(np.arange(depth) // 2, (len(uncertainty), 1))
-    return SearchResults(np.asarray(uncertainty, float), depth, labels=keys)
 
 
 def draw_queries(n=400, seed=2, depth=DEPTH):

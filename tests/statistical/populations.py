@@ -17,6 +17,12 @@ def scored_queries(scores, relevant, n_relevant=None, uncertainty=None):
     )
 
 
+def answered(selection_score, missed):
+    """Return queries with one candidate each, which is wrong where they are missed."""
+    scores = np.zeros((len(missed), 1), np.float32)
+    return ScoredResults.of(scores, ~missed[:, None], selection_score=selection_score)
+
+
 def matched_at(match_scores, uncertainty=None):
     """Return queries whose second candidate is their only match, at these scores."""
     scores = np.stack([np.zeros(len(match_scores)), match_scores], axis=1)

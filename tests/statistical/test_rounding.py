@@ -6,7 +6,6 @@ import pytest
 from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Quantile,
-    ScoredResults,
     SearchResults,
     find_risk,
     learn_then_test,
@@ -16,6 +15,7 @@ from rcir.risk import (
     selective,
 )
 from rcir.risk.results import set_sizes
+from tests.statistical.populations import answered
 
 pytestmark = pytest.mark.statistical
 
@@ -131,11 +131,7 @@ def answered_wrongly(alpha):
         selection_score = np.sort(rng.gamma(2.0, size=IMAGES))
         missed = np.append(rng.uniform(size=IMAGES - 2) < 0.3, [False, True])
         split, calibration = (
-            ScoredResults.of(
-                np.zeros((len(some), 1), np.float32),
-                ~missed[some, None],
-                selection_score=selection_score[some],
-            )
+            answered(selection_score[some], missed[some])
             for some in (rng.choice(IMAGES, n, p=weight) for n in (200, N))
         )
         try:
