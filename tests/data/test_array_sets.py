@@ -110,15 +110,6 @@ def test_files_are_read_where_torchvision_puts_them(small_mnist, tmp_path):
     assert len(read(name, tmp_path).train) == 60
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_missing_set_names_the_folder_and_the_variable(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
-    for config in (DataConfig(name), DataConfig(name, root=str(tmp_path / "no" / "where"))):
-        with pytest.raises(DataUnavailable, match=f"{name}/.*RCIR_DATA"):
-            load_splits(config)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.data
 @pytest.mark.parametrize("name", CLASSES)
 def test_official_images_are_drawn_by_the_documented_permutations(name, data_root):
@@ -187,9 +178,14 @@ def test_cifar_images_are_those_that_torchvision_reads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["data_batch_3.bin", "test_batch.bin"])
-def test_a_missing_file_of_cifar_is_named(tmp_path, file, monkeypatch):
+def test_a_damaged_or_missing_file_of_cifar_is_named(tmp_path, file, monkeypatch):
     write_cifar(tmp_path / "cifar-10-batches-bin")
-    (tmp_path / "cifar-10-batches-bin" / file).unlink()
+    path = tmp_path / "cifar-10-batches-bin" / file
+    for content in (bytes(3073 * 2 - 1), b"", bytes([10]) + bytes(3072)):  # the label 10
+        path.write_bytes(content)
+        with pytest.raises(InvalidData, match=file):
+            read("cifar10", tmp_path)
+    path.unlink()
     with pytest.raises(DataUnavailable, match=file):
         read("cifar10", tmp_path)
 
@@ -199,18 +195,6 @@ def test_a_missing_file_of_cifar_is_named(tmp_path, file, monkeypatch):
     monkeypatch.setattr(small_images, "download_and_extract_archive", fail)
     with pytest.raises(DataUnavailable, match="no network"):
         read("cifar10", tmp_path, download=True)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [bytes(3073 * 2 - 1), b"", bytes([10]) + bytes(3072)],
-    ids=["cut short", "empty", "unknown label"],
-)
-def test_a_damaged_file_of_cifar_is_refused(tmp_path, content):
-    write_cifar(tmp_path / "cifar-10-batches-bin")
-    (tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin").write_bytes(content)
-    with pytest.raises(InvalidData, match=r"data_batch_2\.bin"):
-        read("cifar10", tmp_path)
 
 
 def test_the_archive_of_cifar_is_fetched_and_its_checksum_verified(
@@ -265,20 +249,12 @@ def test_svhn_images_are_those_that_torchvision_reads(small_svhn):
         assert set(part.labels.tolist()) == set(range(10))
 
 
-def test_a_damaged_or_missing_file_of_svhn_is_named_or_fetched(small_svhn):
+def test_a_missing_file_of_svhn_is_fetched(small_svhn):
     path = small_svhn / "svhn" / "test_32x32.mat"
-    before, content = read("svhn", small_svhn), path.read_bytes()
+    before = read("svhn", small_svhn)
     (small_svhn / "there").mkdir()
-    on_server = path.rename(small_svhn / "there" / path.name)
+    path.rename(small_svhn / "there" / path.name)
     with pytest.raises(DataUnavailable, match=r"test_32x32\.mat"):
         read("svhn", small_svhn)
-    for harmed in (content[:-1], b"", content[:200] + b"?" + content[201:]):
-        path.write_bytes(harmed)
-        with pytest.raises(InvalidData, match=r"test_32x32\.mat"):
-            read("svhn", small_svhn)
     after = read("svhn", small_svhn, download=True)
     np.testing.assert_array_equal(after.queries.images, before.queries.images)
-    path.unlink()
-    on_server.unlink()
-    with pytest.raises(DataUnavailable, match="cannot be fetched"):
-        read("svhn", small_svhn, download=True)

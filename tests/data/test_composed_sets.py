@@ -14,7 +14,7 @@ from torchvision.datasets import MNIST
 from rcir.data import DataConfig, load_splits
 from rcir.data.augmentation import occlude
 from rcir.data.datasets.handwriting import class_lists, released_classes
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
 
 PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
@@ -549,14 +549,6 @@ def test_alphabets_stay_together_and_the_gallery_stays_the_same(tmp_path):
     assert len(set.union(*drawn)) == 20
 
 
-def test_a_missing_archive_names_the_variable_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
-    for options in ({}, {"root": str(tmp_path / "no" / "where")}, {"download": True}):
-        with pytest.raises(DataUnavailable, match=r"images_background\.zip.*RCIR_DATA"):
-            load_splits(DataConfig("omniglot", **options))
-    assert list(tmp_path.iterdir()) == []
-
-
 def changed(content, place, mask):
     content = bytearray(content)
     content[place] ^= mask
@@ -589,10 +581,7 @@ def renamed(old, new):
         lambda _: renamed("0003_08", "0003_28"),  # another drawer
         lambda _: renamed("/character00/", "/"),  # misplaced pictures
     ],
-    ids=[
-        *("cut short", "changed", "text", "empty", "encrypted", "unknown compression"),
-        *("no pictures", "another drawer", "misplaced"),
-    ],
+    ids=range(9),
 )
 def test_a_damaged_archive_is_refused(tmp_path, harm):
     write_omniglot(tmp_path, harm(omniglot_archive()))

@@ -138,15 +138,16 @@ def test_the_root_is_the_option_or_the_variable_or_data(root, variable, expected
     assert data_root(DataConfig(root=root)) == Path.cwd() / expected
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, each in DATASETS.items() if each.places and "data.download" not in each.get],
-)
-def test_a_set_that_cannot_be_downloaded_names_its_source(name, tmp_path):
-    with pytest.raises(DataUnavailable, match="RCIR_DATA") as error:
-        load_splits(DataConfig(name, root=str(tmp_path), download=True))
-    assert str(tmp_path / DATASETS[name].places[0]) in str(error.value)
-    assert DATASETS[name].get in str(error.value)
+@pytest.mark.parametrize("name", [name for name, each in DATASETS.items() if each.places])
+def test_a_missing_set_names_its_place_its_source_and_the_variable(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
+    data = DATASETS[name]
+    for root in (None, str(tmp_path / "no" / "where")):
+        config = DataConfig(name, root=root, download="data.download" not in data.get)
+        with pytest.raises(DataUnavailable, match="RCIR_DATA") as error:
+            load_splits(config)
+        assert str(data_root(config) / data.places[0]) in str(error.value)
+        assert data.get in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,12 +181,17 @@ def test_sizes_and_cluster_go_to_the_division_and_other_options_to_the_reader(ca
     assert calls == [(tmp_path, {"size": 8})] * 2
 
 
+def write_folder_and_table(root, counts):
+    """The same pictures in class folders and in a table; the option "path" of each set."""
+    names = write_classes(root / "p", counts)
+    lines = ["path,label", *(f"p/{file},{file.split('/')[0]}" for file in names)]
+    write_lines(root / "table.csv", lines)
+    return {"folder": "p", "table": "table.csv"}
+
+
 @pytest.mark.parametrize("name", ["folder", "table"])
 def test_each_class_trains_for_half_of_the_seeds(tmp_path, name):
-    names = write_classes(tmp_path / "p", [4] * 6)
-    lines = ["path,label", *(f"p/{file},{file.split('/')[0]}" for file in names)]
-    write_lines(tmp_path / "table.csv", lines)
-    options = {"path": {"folder": "p", "table": "table.csv"}[name]}
+    options = {"path": write_folder_and_table(tmp_path, [4] * 6)[name]}
     trained = []
     for seed in range(40):
         splits = load_splits(DataConfig(name, root=str(tmp_path), seed=seed, options=options))
@@ -199,10 +205,7 @@ def test_each_class_trains_for_half_of_the_seeds(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["folder", "table"])
 def test_queries_of_a_folder_or_table_can_have_new_labels(tmp_path, name):
-    names = write_classes(tmp_path / "p", [6] * 20)
-    lines = ["path,label", *(f"p/{file},{file.split('/')[0]}" for file in names)]
-    write_lines(tmp_path / "table.csv", lines)
-    options = {"path": {"folder": "p", "table": "table.csv"}[name]}
+    options = {"path": write_folder_and_table(tmp_path, [6] * 20)[name]}
     plain, shared, splits = (
         load_splits(DataConfig(name, root=str(tmp_path), options=options | more))
         for more in ({}, {"queries": "shared-labels"}, {"queries": "new-labels"})

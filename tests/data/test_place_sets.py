@@ -160,34 +160,35 @@ def test_an_unknown_version_or_split_is_refused(tmp_path, options):
         {"utmQ": None},
         {"posDistThr": None},
         {"posDistThr": np.zeros(2)},
-        {"dbImageFns": cells(["000/a.jpg"] * 6)},
     ],
     ids=str,
 )
 def test_an_index_with_inconsistent_fields_is_refused(tmp_path, changes):
     contents = write_pittsburgh(tmp_path)["test"]
-    path = tmp_path / "pittsburgh" / "datasets" / "pitts30k_test.mat"
-    write_index(path, *contents, **changes)
-    with pytest.raises(InvalidData, match=r"pitts30k_test\.mat|000/a\.jpg twice"):
+    write_index(tmp_path / "pittsburgh/datasets/pitts30k_test.mat", *contents, **changes)
+    with pytest.raises(InvalidData, match=r"pitts30k_test\.mat"):
         read("pitts30k", tmp_path)
 
 
-@pytest.mark.parametrize("harm", ["cut short", "changed", "text", "empty", "no struct", "HDF5"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-200] + bytes([content[-200] ^ 255]) + content[-199:],
+        lambda content: content[:124] + b"\x00\x02" + content[126:],  # the format of MATLAB 7.3
+        lambda _: b"hello" * 200,
+        lambda _: b"",
+        None,  # a variable of another form
+    ],
+    ids=range(6),
+)
 def test_a_damaged_index_is_refused(tmp_path, harm):
     write_pittsburgh(tmp_path)
     path = tmp_path / "pittsburgh" / "datasets" / "pitts30k_test.mat"
-    if harm == "no struct":
+    if harm is None:
         savemat(path, {"dbStruct": np.zeros((2, 2))})
-    content = bytearray(path.read_bytes())
-    if harm == "HDF5":  # the format of MATLAB 7.3
-        content[124:126] = b"\x00\x02"
-    elif harm == "changed":
-        content[len(content) // 2] ^= 255
-    elif harm in ("text", "empty"):
-        content = b"hello" * 200 if harm == "text" else b""
-    elif harm == "cut short":
-        content = content[: len(content) // 2]
-    path.write_bytes(content)
+    else:
+        path.write_bytes(harm(path.read_bytes()))
     with pytest.raises(InvalidData, match=r"pitts30k_test\.mat"):
         read("pitts30k", tmp_path)
 
