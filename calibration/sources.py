@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -367,7 +368,7 @@ def _divided(
         kind = "queries" if clusters is None else "clusters of queries"
         raise InvalidData(
             f"{round(share * units)} of {units} {kind} calibrate, and alpha {alpha:g} at delta "
-            f"{config.delta:g} needs {needed}: label at least {round(needed / share)}{apart}"
+            f"{config.delta:g} needs {needed}: label at least {math.ceil(needed / share)}{apart}"
         )
     rng, order = division_rng(names, config.seed)
     unit = "clusters"

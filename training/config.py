@@ -241,7 +241,8 @@ class TrainingConfig:
         if not self.most_workers <= self.n_micro_batches <= self.batch:
             raise InvalidConfig(
                 f"a batch of {self.batch} in {self.n_micro_batches} micro-batches does not fill "
-                f"{self.most_workers} workers: raise batch or batch_per_worker, or use fewer"
+                f"{self.most_workers} workers: micro_batches must be at least their number and at "
+                "most batch; raise batch or batch_per_worker, or use fewer workers"
             )
         group = self.mining.samples_per_class
         if group is not None and (self.batch % group or self.batch < 2 * group):

@@ -40,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 max_rejects=config.training.max_rejects,
             )
         )
-        print_outcome(outcome)
-    return 0
+        return print_outcome(outcome)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:

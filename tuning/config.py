@@ -222,7 +222,8 @@ class TuningConfig:
         each = [self.training, *variations(self.training, self.space)]
         if self.scheduler != "none" and any(map(member_configs, each)):
             raise InvalidConfig(
-                f"scheduler is {self.scheduler}, which an ensemble, without epochs, cannot have"
+                f"scheduler is {self.scheduler}, which compares trials by epochs, and an ensemble "
+                "has none: set scheduler to none"
             )
         if self.scheduler != "none" and self.interval >= self.training.epochs:
             raise InvalidConfig(f"interval is {self.interval}; it must be below training.epochs")

@@ -226,15 +226,17 @@ def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) 
 
 
 def _plain(value: Any) -> Any:
-    """Return an array, a date and the like for JSON."""
+    """Convert an array, a date or another value that JSON does not have."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _written(
     file: Path, pictures: Pictures, model: str, source: str, preprocessing: Preprocessing
 ) -> tuple[int, dict[str, str]] | None:
-    """The dimensions of the vectors in a complete file of these pictures, and its rejects; None if
-    there is none, or if one of its rejects can be read now."""
+    """Return the dimensions of the vectors in a complete file of these pictures, and its rejects.
+
+    None if there is no such file, or if one of its rejects can be read now.
+    """
     from pyarrow import ArrowException, parquet
 
     from rcir.data.vector_files import MODEL, REJECTS, SOURCE

@@ -95,7 +95,7 @@ class Preprocessing:
         return cls((height, width), values["channels"], mean, std, **further)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; options that came later are left out where they have their defaults."""
+        """Return plain values; options of resizing that have their defaults are left out."""
         defaults = RESIZING_DEFAULTS | {"max_pixels": MAX_PIXELS}
         return {
             name: value

@@ -194,9 +194,10 @@ def _require_new(
         therefore = "and each finds itself: leave them out of the queries, or out of the gallery"
         _refuse(_among(queries, gallery), f"{what} are pictures of the gallery", therefore)
     if before is not None:
-        therefore = f"so that there are fewer than it seems: leave them out, {RECURRING}"
-        _refuse(_among(queries, before), f"{what} {known}", therefore)
-        _refuse(_repeated(queries), f"{what} came before among them", therefore)
+        advice = f"leave them out, {RECURRING}"
+        _refuse(_among(queries, before), f"{what} {known}", f"so that they prove nothing: {advice}")
+        fewer = f"so that there are fewer than it seems: {advice}"
+        _refuse(_repeated(queries), f"{what} came before among them", fewer)
 
 
 def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:

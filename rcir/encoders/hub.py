@@ -485,8 +485,9 @@ def _from_repository(library: str, name: str) -> Iterator[None]:
                 "; or give a folder with config.json, preprocessor_config.json and "
                 "model.safetensors, transformers:FOLDER"
             )
+        place = "that folder" if Path(name).is_dir() else "the cache or on the hub"
         raise DataUnavailable(
-            f"the configuration of {library}:{name} was not found in the cache or on the hub "
+            f"the configuration of {library}:{name} was not found in {place} "
             f"({_shortened(error)}): {advice}"
         ) from error
 

@@ -20,12 +20,6 @@ from rcir.data.preprocessing import Preprocessing
 from rcir.errors import InvalidConfig
 
 Transform = Callable[[Image.Image], Tensor]  # an RGB image to (3, H, W)
-
-
-class Untranslatable(Exception):
-    """A `Preprocessing` cannot do what a transform does."""
-
-
 MAX_DIFFERENCE = 0.02  # standard deviations; DINOv3 does not round where it interpolates
 IMAGE_STD = 0.225  # of pixels from 0 to 1, typically
 SCALES = (0.35, 1.3, 0.35, 1.3, 0.35, 1.3, 3.1)  # of synthetic images, relative to the input
@@ -36,6 +30,10 @@ RESAMPLING: dict[int | None, Interpolation] = {  # by Pillow's number
     3: "bicubic",
     None: "bilinear",
 }
+
+
+class Untranslatable(Exception):
+    """A `Preprocessing` cannot do what a transform does."""
 
 
 def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:

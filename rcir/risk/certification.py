@@ -478,11 +478,13 @@ def any_mix(
             f"{as_option('mix', 'any')} needs groups: none of the calibration queries has a group"
         )
     if mixed := calibration.n_mixed_clusters:
+        remedy = "request every group alone (group)"
+        if calibration.cluster != calibration.query_label:
+            remedy = f"calibrate with such clusters, like the encounters at one site, or {remedy}"
         raise InvalidConfig(
             f"{mixed} of {calibration.units} {calibration.unit} ({calibration.cluster}) hold "
             f"queries of several groups, and {as_option('mix', 'any')} needs one group for each: "
-            "calibrate with such clusters, for instance the encounters at one site, or request "
-            "every group alone (group)"
+            f"{remedy}"
         )
     assert request.delta is not None
     each = replace(request, mix=None, delta=request.delta / len(groups))

@@ -82,8 +82,10 @@ class SearchResults:
     def __post_init__(self) -> None:
         require_arrays(self, "uncertainty", *self.FILLERS, "vectors")
         if self.uncertainty.ndim != 1 or self.depth < 1:
-            shape = self.uncertainty.shape
-            raise InvalidData(f"uncertainty has shape {shape}, not (n,), or depth is below 1")
+            raise InvalidData(
+                f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; "
+                "expected (n,) and at least 1"
+            )
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"
@@ -502,7 +504,10 @@ class ScoredResults:
             InvalidConfig: the queries have no labels.
         """
         if self.query_labels is None:
-            raise InvalidConfig("the queries have no single label each: calibrate by clusters")
+            raise InvalidConfig(
+                "query_labels needs queries with one label each, which these do not have: pass "
+                "their clusters to the calibration instead"
+            )
         return replace(self, clusters=self.query_labels, cluster=self.query_label)
 
     @cached_property

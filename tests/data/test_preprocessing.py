@@ -175,9 +175,6 @@ def test_a_configuration_is_restored_from_its_dictionary():
         assert Preprocessing.from_dict(stored) == preprocessing
         assert Preprocessing.from_dict(stored).max_pixels == preprocessing.max_pixels
     assert limited.identity() == replace(limited, max_pixels=MAX_PIXELS).identity()
-    # Files of earlier versions have neither interpolation nor crop.
-    stored = {"size": [8, 16], "channels": 3, "mean": [0.5], "std": [0.2]}
-    assert Preprocessing.from_dict(stored) == Preprocessing((8, 16), 3, (0.5,), (0.2,))
 
 
 # Centre crops
