@@ -430,14 +430,10 @@ def drawers(part):
     return {f"{name.split('/')[0]}/{name[-6:-4]}" for name in part.ids}
 
 
-@pytest.fixture(scope="module")
-def official(data_root):
-    return load_splits(DataConfig("omniglot", root=str(data_root)))
-
-
 @pytest.mark.slow
 @pytest.mark.data
-def test_official_drawings_are_divided_by_alphabet(official, data_root):
+def test_official_drawings_are_divided_by_alphabet(data_root):
+    official = load_splits(DataConfig("omniglot", root=str(data_root)))
     parts = vars(official)
     ids = [name for part in parts.values() for name in part.ids]
     with zipfile.ZipFile(data_root / "omniglot" / "images_background.zip") as archive:

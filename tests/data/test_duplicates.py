@@ -143,45 +143,41 @@ def of(*numbers):
 
 
 @pytest.mark.parametrize(
-    ("gallery", "tuning", "calibration", "word", "may_recur"),
+    ("require", "gallery", "before", "queries", "word", "may_recur"),
     [
-        (GALLERY, [20, 21], [3, 22, 9], r"^2 of 3 calibration .* gallery .*rows 0, 2", False),
-        (GALLERY, [20, 5], [30, 31], r"1 of 2 .* tuning .*row 1", False),
-        (GALLERY, [20], [*range(9), 50], r"9 of 10 .*rows 0, 1, 2, 3, 4, \.\.\.", False),
-        (of(1), [20, 21, 22, 20], [30, 21, 20, 31], r"2 of 4 .* tuning .*rows 1, 2", True),
-        (of(1), [20, 21, 22, 20], [30, 31, 30, 30], r"2 of 4 .* before .*rows 2, 3", True),
-        (of(1, 1), [20], [30, 31], None, True),
-        (None, [20], [30, 31], None, True),
+        *[
+            (require_no_repeats, *row)
+            for row in (
+                (GALLERY, [20, 21], [3, 22, 9], r"^2 of 3 calibrat.* gallery .*rows 0, 2", False),
+                (GALLERY, [20, 5], [30, 31], r"1 of 2 .* tuning .*row 1", False),
+                (GALLERY, [20], [*range(9), 50], r"9 of 10 .*rows 0, 1, 2, 3, 4, \.\.\.", False),
+                (of(1), [20, 21, 22, 20], [30, 21, 20, 31], r"2 of 4 .* tuning .*rows 1, 2", True),
+                (of(1), [20, 21, 22, 20], [30, 31, 30, 30], r"2 of 4 .* before .*rows 2, 3", True),
+                (of(1, 1), [20], [30, 31], None, True),
+                (None, [20], [30, 31], None, True),
+            )
+        ],
+        *[
+            (require_new, *row)
+            for row in (
+                (GALLERY, [20, 21], [3, 30, 9], r"^2 of 3 queries to add .*gallery.* 0, 2", False),
+                (GALLERY, [20, 21], [30, 31, 21], r"1 of 3 .* before .*row 2", True),
+                (None, [20], [30, 30, 31, 30], r"2 of 4 .* among them .*rows 1, 3", True),
+                (None, [20], [3, 30, 31], None, True),
+                (GALLERY, [], [20], None, True),
+            )
+        ],
     ],
 )
 def test_recurring_queries_are_refused_unless_they_recur_in_use(
-    gallery, tuning, calibration, word, may_recur
+    require, gallery, before, queries, word, may_recur
 ):
     for recurring in (False, True):
         if word is None or (may_recur and recurring):
-            require_no_repeats(gallery, of(*tuning), of(*calibration), recurring=recurring)
+            require(gallery, of(*before), of(*queries), recurring=recurring)
         else:  # a query that finds itself is never of use
             with pytest.raises(InvalidData, match=word):
-                require_no_repeats(gallery, of(*tuning), of(*calibration), recurring=recurring)
-
-
-@pytest.mark.parametrize(
-    ("gallery", "before", "added", "word", "may_recur"),
-    [
-        (GALLERY, [20, 21], [3, 30, 9], r"^2 of 3 queries to add .* gallery .*rows 0, 2", False),
-        (GALLERY, [20, 21], [30, 31, 21], r"1 of 3 .* before .*row 2", True),
-        (None, [20], [30, 30, 31, 30], r"2 of 4 .* among them .*rows 1, 3", True),
-        (None, [20], [3, 30, 31], None, True),
-        (GALLERY, [], [20], None, True),
-    ],
-)
-def test_added_queries_are_new_or_recur_in_use(gallery, before, added, word, may_recur):
-    for recurring in (False, True):
-        if word is None or (may_recur and recurring):
-            require_new(gallery, of(*before), of(*added), recurring=recurring)
-        else:
-            with pytest.raises(InvalidData, match=word):
-                require_new(gallery, of(*before), of(*added), recurring=recurring)
+                require(gallery, of(*before), of(*queries), recurring=recurring)
 
 
 def test_a_distance_near_zero_causes_a_warning_of_copies():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torchvision import transforms
 
 from rcir.data import Preprocessing
@@ -216,17 +216,3 @@ def test_stretching_ignores_proportions():
     expected = np.asarray(transforms.CenterCrop((32, 40))(scaled)).astype(int)
     stretched = Preprocessing((32, 40), 3, crop=0.8, stretch=True).resized([image])[0]
     assert np.abs(stretched.permute(1, 2, 0).numpy() - expected).max() <= 1
-
-
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_the_centre_of_a_jpeg_is_that_of_the_upright_picture(orientation, tmp_path):
-    ramp = np.linspace(0, 255, 400)[None, :, None] * np.ones((200, 1, 3))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / "a.jpg", quality=95, exif=exif)
-    upright = ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg"))
-    size = (48, 96) if upright.width > upright.height else (64, 32)  # each covers 48 x 32
-    expected = np.asarray(transforms.CenterCrop((24, 16))(transforms.Resize(size)(upright)))
-    preprocessing = Preprocessing((24, 16), 3, crop=0.5)
-    cropped = preprocessing.resized([tmp_path / "a.jpg"])[0].permute(1, 2, 0).numpy()
-    assert np.abs(cropped.astype(int) - expected.astype(int)).max() <= 4

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from rcir.data.datasets.user_images import list_pictures, read_table
 from rcir.data.tables import read_csv
 from rcir.data.vector_files import read_matches, read_vectors
-from rcir.errors import InvalidData
+from rcir.errors import DataUnavailable, InvalidData
 
 ROWS = [["id", "label", "note"], ["1", "pear", "a, b; c"], ["2", "fig", "d\te"], ["3", "fig", ""]]
 COLUMNS = {
@@ -243,8 +243,10 @@ def test_decimal_commas_are_refused_with_their_row(tmp_path):
 
 def test_tables_of_matches_are_read_by_the_same_rules(tmp_path):
     path = tmp_path / "m.csv"
-    path.write_bytes("query; gallery\n1; a\n 2 ;b\n".encode("utf-8-sig"))
-    assert read_matches(path) == [("1", "a"), ("2", "b")]
+    with pytest.raises(DataUnavailable, match="no file"):
+        read_matches(path)
+    path.write_bytes("query; gallery\n1; 007\n 1 ;b\n".encode("utf-8-sig"))
+    assert read_matches(path) == [("1", "007"), ("1", "b")]
     parquet.write_table(
         pa.table({"query": [1.0, 2.0], "gallery": ["a", "b"]}), tmp_path / "m.parquet"
     )

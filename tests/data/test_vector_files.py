@@ -11,7 +11,6 @@ from pyarrow import parquet
 import rcir
 from rcir.data.vector_files import (
     read_all_vectors,
-    read_matches,
     read_vectors,
     shard_name,
     write_vectors,
@@ -196,17 +195,6 @@ def test_missing_and_unreadable_files_are_refused(tmp_path):
         read_vectors(tmp_path / "v.npy")
     with pytest.raises(InvalidData, match="cannot be read"):
         read_vectors(save_npy(tmp_path, "label\na", np.array([{"a": 1}], object)))
-
-
-def test_a_table_of_matches_is_read_as_text(tmp_path):
-    path = tmp_path / "matches.csv"
-    path.write_text("query,gallery\nq1,007\nq1,8\nq2,9")
-    assert read_matches(path) == [("q1", "007"), ("q1", "8"), ("q2", "9")]
-    path.write_text("query,item\nq1,007")
-    with pytest.raises(InvalidData, match="no column gallery"):
-        read_matches(path)
-    with pytest.raises(DataUnavailable, match="no file"):
-        read_matches(tmp_path / "none.csv")
 
 
 # Writing

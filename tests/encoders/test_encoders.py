@@ -213,9 +213,10 @@ def test_the_fingerprint_changes_with_one_weight_and_nothing_else(method):
     assert encoder.fingerprint() != first
 
 
-def test_the_fingerprint_changes_with_the_revision_of_a_method(monkeypatch):
+def test_the_fingerprint_changes_with_options_and_the_revision_of_a_method(monkeypatch):
     encoder = build("deterministic")
     first = encoder.fingerprint()
+    assert build("deterministic", unit=False).fingerprint() != first
     monkeypatch.setattr(type(encoder), "revision", 1)
     assert encoder.fingerprint() != first
 
@@ -236,11 +237,6 @@ def test_the_fingerprint_changes_with_hooks_on_any_module(kind):
     assert encoder.fingerprint() != first
     handle.remove()
     assert encoder.fingerprint() == first
-
-
-def test_the_fingerprint_changes_with_options():
-    encoder = build("deterministic")
-    assert build("deterministic", unit=False).fingerprint() != encoder.fingerprint()
 
 
 @pytest.mark.parametrize(

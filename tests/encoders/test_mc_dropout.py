@@ -15,12 +15,12 @@ from rcir.encoders import EncoderConfig, build_encoder
 PASSES = 5
 
 
-def build(backbone="mnist-cnn", channels=1, size=(8, 16), dropout=0.3, passes=PASSES, whole=False):
+def build(backbone="mnist-cnn", n_channels=1, size=(8, 16), **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = {"passes": passes, "dropout": dropout, "channels": whole}
+        options = {"passes": PASSES, "dropout": 0.3} | options
         config = EncoderConfig("mc-dropout", backbone, "gem", options=options)
-        return build_encoder(config, channels, size)
+        return build_encoder(config, n_channels, size)
 
 
 def pictures(n=6, channels=1, size=(8, 16)):
@@ -83,7 +83,7 @@ def test_an_embedding_is_the_mean_and_spread_of_passes_one_by_one(backbone, chan
 
 
 def test_channels_are_kept_or_dropped_as_a_whole():
-    encoder = build(whole=True)
+    encoder = build(channels=True)
     assert_passes_one_by_one(encoder, pictures(3))
     outputs = record(encoder.convolutions[1])
     encoder.train()(torch.rand(200, 1, 8, 16))
@@ -170,17 +170,8 @@ def test_every_convolution_of_a_large_backbone_is_thinned_and_batch_statistics_s
     assert {int(norm.num_batches_tracked) for norm in norms} == {0}
 
 
-def independent(**options):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        options = {"passes": PASSES, "dropout": 0.3, "masks": "independent"} | options
-        return build_encoder(
-            EncoderConfig("mc-dropout", "mnist-cnn", "gem", options=options), 1, (8, 16)
-        )
-
-
 def test_independent_masks_belong_to_the_image_whatever_its_batch():
-    encoder, images = independent(), pictures(20)
+    encoder, images = build(masks="independent"), pictures(20)
     together, alone = encoder.embed(images), [encoder.embed(images[i : i + 1]) for i in range(20)]
     for number, one in enumerate(alone):
         row = together[number : number + 1]
@@ -190,7 +181,7 @@ def test_independent_masks_belong_to_the_image_whatever_its_batch():
 
 
 def test_independent_masks_are_those_of_independent_draws():
-    encoder = independent()
+    encoder = build(masks="independent")
     layer = encoder.convolutions[1]
     before, after = (record(each) for each in (layer.conv, layer))
     layer.conv.register_forward_hook(lambda _module, _inputs, output: output.fill_(1.0))
@@ -211,8 +202,8 @@ def test_independent_masks_are_those_of_independent_draws():
 def test_a_mean_without_unit_length_is_shorter_by_the_variance():
     """|mean|^2 = 1 - sum of the biased variances, as the passes have unit length."""
     for masks in ("shared", "independent"):
-        raw = independent(masks=masks, unit=False).embed(pictures())
-        unit = independent(masks=masks).embed(pictures())
+        raw = build(masks=masks, unit=False).embed(pictures())
+        unit = build(masks=masks).embed(pictures())
         expected = 1 - raw.variance.sum(1) * (PASSES - 1) / PASSES
         torch.testing.assert_close(raw.vectors.square().sum(1), expected)
         torch.testing.assert_close(F.normalize(raw.vectors), unit.vectors)
