@@ -16,6 +16,7 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 from PIL import Image
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
+from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.hub_transforms import (
     Untranslatable,
     difference_in_deviations,
@@ -25,6 +26,15 @@ from rcir.encoders.hub_transforms import (
     transformers_preprocessing,
 )
 
+TINY_CLIP = {  # of OpenCLIP
+    "embed_dim": 12,
+    "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
+    "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
+}
+TINY_TOWER = {  # of transformers
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
+}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SATELLITE = {"image_mean": [0.430, 0.411, 0.296], "image_std": [0.213, 0.156, 0.143]}
@@ -107,6 +117,10 @@ PROCESSORS = [
     ("ViT", {"size": {"shortest_edge": 224, "longest_edge": 448}}, False),
     ("CLIP", {"crop_size": square(224, 160)}, False),
 ]
+
+
+def pretrained(backbone, size=(64, 64), **options):
+    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
 
 
 def timm_configurations():

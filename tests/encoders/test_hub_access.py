@@ -21,17 +21,9 @@ from rcir.data.records import ImageSet
 from rcir.encoders import EncoderConfig, build_encoder, hub, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig
 from rcir.retrieval.retriever import Retriever
+from tests.encoders.hub_configurations import TINY_CLIP, TINY_TOWER, pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CLIP = {
-    "embed_dim": 12,
-    "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
-    "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
-}
-TOWER = {
-    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
-}
 
 
 @pytest.fixture
@@ -50,10 +42,6 @@ def repository(cache, name):
     snapshot = folder / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     return snapshot
-
-
-def pretrained(backbone, size, **options):
-    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
 
 
 def pictures(size):
@@ -94,13 +82,13 @@ def test_repositories_of_timm_are_loaded_by_timm(name, hub_cache, tmp_path):
 
 
 def test_repositories_of_open_clip_are_loaded_by_open_clip(hub_cache, tmp_path):
-    (tmp_path / "tiny-clip.json").write_text(json.dumps(CLIP))
+    (tmp_path / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
     open_clip.add_model_config(tmp_path / "tiny-clip.json")
     clip = open_clip.create_model("tiny-clip").eval()
     folder = repository(hub_cache, "someone/clip")
     save_file(clip.state_dict(), folder / "open_clip_model.safetensors")
     data = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "resize_mode": "squash"}
-    settings = json.dumps({"model_cfg": CLIP, "preprocess_cfg": data})
+    settings = json.dumps({"model_cfg": TINY_CLIP, "preprocess_cfg": data})
     (folder / "open_clip_config.json").write_text(settings)
     backbone = "open_clip:hf-hub:someone/clip"
     encoder = pretrained(backbone, (64, 64), pretrained=True)
@@ -152,7 +140,10 @@ def unreachable(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("backbone", "remedy"),
     [
-        *(("timm:test_resnet", "--checkpoint"), ("open_clip:RN50/openai", "--checkpoint")),
+        *(
+            ("timm:test_resnet", "--checkpoint, encoder.checkpoint_path"),
+            ("open_clip:RN50/openai", "--checkpoint"),
+        ),
         ("transformers:someone/nothing", "transformers:FOLDER"),
         *(("timm:hf-hub:a/b", "connect"), ("open_clip:hf-hub:a/b", "connect")),
     ],
@@ -193,7 +184,7 @@ def test_the_client_is_offline_until_the_last_thread_is_done(unreachable):
 def clip_folder(tmp_path):
     text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
     settings = transformers.CLIPConfig(
-        vision_config=TOWER | {"projection_dim": 8}, text_config=text, projection_dim=8
+        vision_config=TINY_TOWER | {"projection_dim": 8}, text_config=text, projection_dim=8
     )
     model = transformers.CLIPModel(settings).eval()
     model.save_pretrained(tmp_path / "clip")
@@ -224,7 +215,7 @@ def test_clip_of_transformers_gives_the_pooled_or_the_projected_vector(clip_fold
 
 
 def test_models_without_a_projection_are_refused(tmp_path):
-    settings = transformers.SiglipVisionConfig(**TOWER)
+    settings = transformers.SiglipVisionConfig(**TINY_TOWER)
     transformers.SiglipVisionModel(settings).save_pretrained(tmp_path / "siglip")
     for backbone in (f"transformers:{tmp_path / 'siglip'}", "timm:test_resnet", "mnist-cnn"):
         with pytest.raises(InvalidConfig, match="projected"):

@@ -17,20 +17,13 @@ from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, MissingPackage
 from rcir.retrieval.retriever import Retriever
+from tests.encoders.hub_configurations import TINY_CLIP, TINY_TOWER, pretrained
 
 SIZE = (64, 64)
-TINY_VIT = {
-    **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 32, "image_size": 64, "patch_size": 16},
-}
 
 
 def pictures(n=3, size=SIZE):
     return torch.rand(n, 3, *size, generator=torch.Generator().manual_seed(1))
-
-
-def pretrained(backbone, size=SIZE, **options):
-    return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
 
 
 def published(name, folder, **options):
@@ -44,7 +37,7 @@ def published(name, folder, **options):
 @pytest.fixture
 def vit_folder(tmp_path):
     """A vision transformer, and the folder that it is saved in."""
-    model = transformers.ViTModel(transformers.ViTConfig(**TINY_VIT), add_pooling_layer=False)
+    model = transformers.ViTModel(transformers.ViTConfig(**TINY_TOWER), add_pooling_layer=False)
     folder = tmp_path / "vit"
     model.save_pretrained(folder)
     processor = transformers.ViTImageProcessor(size={"height": 64, "width": 64})
@@ -55,12 +48,7 @@ def vit_folder(tmp_path):
 @pytest.fixture
 def tiny_clip(tmp_path):
     """The name of a small CLIP model that OpenCLIP knows."""
-    settings = {
-        "embed_dim": 12,
-        "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32},
-        "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 1, "layers": 1},
-    }
-    (tmp_path / "tiny-clip.json").write_text(json.dumps(settings))
+    (tmp_path / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
     open_clip.add_model_config(tmp_path / "tiny-clip.json")
     return "tiny-clip"
 
@@ -251,18 +239,6 @@ def test_a_damaged_or_missing_file_of_weights_is_named(tmp_path):
         pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "a.safetensors"))
     with pytest.raises(DataUnavailable, match=r"b\.safetensors"):
         pretrained("timm:test_resnet", checkpoint_path=str(tmp_path / "b.safetensors"))
-
-
-def test_weights_that_cannot_be_downloaded_are_unavailable(monkeypatch):
-    def offline(*_arguments, **_options):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
-    with pytest.raises(DataUnavailable, match=r"encoder\.checkpoint_path"):
-        pretrained("timm:test_resnet", pretrained=True)
-    monkeypatch.setattr("open_clip.factory.download_pretrained", offline)
-    with pytest.raises(DataUnavailable, match="no route"):
-        pretrained("open_clip:RN50/openai", pretrained=True)
 
 
 def test_a_folder_without_a_model_is_unavailable(tmp_path):
