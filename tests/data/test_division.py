@@ -37,8 +37,9 @@ TRAIN = [6] * 20
 EVALUATION = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 20, 1]
 
 
-def zero_shot():
-    return Source(part(TRAIN, "train"), part(EVALUATION, "query", first=20), "queries")
+def zero_shot(train=TRAIN, evaluation=EVALUATION):
+    """The queries show other classes than the training images."""
+    return Source(part(train, "train"), part(evaluation, "query", first=len(train)), "queries")
 
 
 def closed():
@@ -50,6 +51,11 @@ def published():
 
 
 SOURCES = [zero_shot, closed, published]
+
+
+def clustered(source, clusters):
+    """The same data set, its queries with the attribute "hand"."""
+    return replace(source, queries=replace(source.queries, attributes={"hand": clusters}))
 
 
 def ids(splits):
@@ -138,7 +144,7 @@ def test_the_share_of_every_class_is_searched_rounded_up(gallery, seed):
 
 
 def test_a_share_is_exact_where_floating_point_is_not():
-    source = Source(part(TRAIN, "train"), part([100, 100], "query", first=20), "queries")
+    source = zero_shot(evaluation=[100, 100])
     assert 0.07 * 100 > 7
     for gallery in (0.07, 14):
         searched = Counter(divide(source, gallery=gallery).gallery.labels.tolist())
@@ -179,9 +185,7 @@ def test_a_number_of_gallery_images_is_met_and_spread_over_the_classes(number):
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_validation_has_classes_of_its_own_in_a_zero_shot_set(classes, each, validation, n, seed):
-    queries = part([3] * 5, "query", first=classes)
-    source = Source(part([each] * classes, "train"), queries, "queries")
-    splits = divide(source, seed=seed, validation=validation)
+    splits = divide(zero_shot([each] * classes, [3] * 5), seed=seed, validation=validation)
     trains, validates = divided_classes(splits)
     assert (len(trains), len(validates), trains & validates) == (classes - n, n, set())
     assert len(splits.validation) == each * n
@@ -200,8 +204,7 @@ def test_whole_classes_validate_where_the_queries_show_other_classes(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_three_classes_with_a_match_validate_among_many_singletons(seed):
     """Half of the pictures of LFW show people with one picture."""
-    source = Source(part([1] * 40 + [2] * 4, "train"), part([2] * 9, "query", first=44), "queries")
-    splits = divide(source, seed=seed)
+    splits = divide(zero_shot([1] * 40 + [2] * 4, [2] * 9), seed=seed)
     counts = np.unique(splits.validation.labels, return_counts=True)[1]
     assert (len(counts), (counts == 2).sum() >= 3) == (4, True)  # a tenth of 44
     trains, validates = divided_classes(splits)
@@ -220,8 +223,7 @@ def test_three_classes_with_a_match_validate_among_many_singletons(seed):
     ],
 )
 def test_images_of_each_class_validate_where_classes_are_few(counts, share, validates, seed):
-    n = len(counts)
-    source = Source(part(counts, "train"), part([3] * 3, "query", first=n), "queries")
+    n, source = len(counts), zero_shot(counts, [3] * 3)
     splits = divide(source, seed=seed, validation=share)
     assert np.bincount(splits.validation.labels, minlength=n).tolist() == validates
     assert set(splits.train.labels) == set(range(n))
@@ -294,6 +296,9 @@ def test_an_empty_part_or_a_broken_number_is_refused(source, name, share):
         divide(source(), **{name: share})
 
 
+ONE_HAND, SIX_HANDS = (clustered(closed(), np.arange(60) % n) for n in (1, 6))
+
+
 @pytest.mark.parametrize(
     ("source", "options", "word"),
     [
@@ -303,11 +308,19 @@ def test_an_empty_part_or_a_broken_number_is_refused(source, name, share):
         *[(published, {"tuning": 30, "calibration": 30}, "60 queries")],
         *[(zero_shot, {"validation": 20}, "20 classes"), (zero_shot, {"gallery": 12}, "13 cla")],
         *[(zero_shot, {"gallery": 77}, "77 images"), (zero_shot, {"gallery": 900}, "77 images")],
+        (zero_shot([4], [4] * 3), {}, "at least 2 classes"),
+        (zero_shot([4] * 9, [1] * 7), {}, "one image"),
+        (zero_shot([4] * 9, [1] * 7), {"validation": 900}, "one image"),
+        (zero_shot([4] * 9, [1] * 7), {"tuning": 900}, "one image"),
+        (zero_shot([4] * 9, [3] * 7), {"gallery": 0.9}, "all of their 21"),
+        (ONE_HAND, {"cluster": "hand"}, "1 clusters"),
+        (SIX_HANDS, {"cluster": "hand", "tuning": 21, "calibration": 30}, "6 clusters"),
+        (SIX_HANDS, {"cluster": "hand", "calibration": 0}, "calibration is 0"),
     ],
 )
 def test_parts_that_leave_nothing_over_are_refused(source, options, word):
     with pytest.raises(InvalidData, match=word):
-        divide(source(), **options)
+        divide(source() if callable(source) else source, **options)
 
 
 def test_places_that_cannot_be_separated_are_refused():
@@ -317,28 +330,7 @@ def test_places_that_cannot_be_separated_are_refused():
             divide(Source(same, other, other), **options)
 
 
-@pytest.mark.parametrize(
-    ("train", "evaluation", "options", "word"),
-    [
-        ([4], [4] * 3, {}, "at least 2 classes"),
-        ([4] * 9, [1] * 7, {}, "one image"),
-        ([4] * 9, [1] * 7, {"validation": 900}, "one image"),
-        ([4] * 9, [1] * 7, {"tuning": 900}, "one image"),
-        ([4] * 9, [3] * 7, {"gallery": 0.9}, "all of their 21"),
-    ],
-)
-def test_classes_that_are_too_few_or_too_small_are_refused(train, evaluation, options, word):
-    queries = part(evaluation, "query", first=len(train))
-    with pytest.raises(InvalidData, match=word):
-        divide(Source(part(train, "train"), queries, "queries"), **options)
-
-
 # Clusters of queries
-
-
-def clustered(source, clusters):
-    """The same data set, its queries with the attribute "hand"."""
-    return replace(source, queries=replace(source.queries, attributes={"hand": clusters}))
 
 
 def hands(images):
@@ -364,8 +356,7 @@ def test_queries_of_one_cluster_are_in_one_part_and_training_stays_the_same(sour
 
 def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
     """Twenty people draw each of ten characters."""
-    source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
-    data = clustered(source, np.tile(np.arange(20), 10))
+    data = clustered(zero_shot(evaluation=[20] * 10), np.tile(np.arange(20), 10))
     splits = divide(data, gallery=0.2, tuning=30, calibration=0.5, cluster="hand")
     assert np.unique(splits.gallery.labels, return_counts=True)[1].tolist() == [4] * 10
     queries = [getattr(splits, name) for name in QUERIES]
@@ -375,8 +366,7 @@ def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
 
 
 def test_classes_in_one_cluster_each_keep_the_plain_gallery():
-    source = Source(part(TRAIN, "train"), part([20] * 10, "query", first=20), "queries")
-    data = clustered(source, np.repeat(np.arange(5), 40))
+    data = clustered(zero_shot(evaluation=[20] * 10), np.repeat(np.arange(5), 40))
     plain, splits = divide(data, seed=3), divide(data, seed=3, cluster="hand")
     assert splits.gallery.ids == plain.gallery.ids
     assert sorted(ids(splits)) == sorted(ids(plain))
@@ -388,20 +378,6 @@ def test_an_unknown_cluster_is_refused_with_the_known_attributes():
         divide(clustered(closed(), np.arange(60)), cluster="camera")
     with pytest.raises(InvalidConfig, match="they have hand"):
         cluster_warning(calibrated([1, 2]), "camera")
-
-
-@pytest.mark.parametrize(
-    ("clusters", "options", "word"),
-    [
-        (np.zeros(60), {}, "1 clusters"),
-        (np.arange(60) % 6, {"tuning": 21, "calibration": 30}, "6 clusters"),
-        (np.arange(60) % 6, {"calibration": 0}, "calibration is 0"),
-    ],
-    ids=["one cluster", "too many", "none"],
-)
-def test_clusters_that_leave_nothing_over_are_refused(clusters, options, word):
-    with pytest.raises(InvalidData, match=word):
-        divide(clustered(closed(), clusters), cluster="hand", **options)
 
 
 def drawn_rows(clusters, parts, seed=0):

@@ -276,6 +276,10 @@ def test_the_column_split_names_the_parts(tmp_path, form):
     assert [part.labels.tolist() for part in parts] == [[0, 2], [1, 0], [1]]
     assert len(source.notes) == 1
     assert source.notes[0].startswith("column size")
+    split = ["Train", "TRAIN", "Valid", "validation", "Test", "test"]
+    source = read_table(write_table(tmp_path, form, label=list("ababab"), split=split))
+    parts = (source.train, source.validation, source.queries)
+    assert [rows(part) for part in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -404,13 +408,6 @@ def test_split_folders_are_no_part_of_the_class_in_any_reader(tmp_path, layout):
         }
     with pytest.raises(InvalidConfig, match="train"):
         read_folder(tmp_path, train=["a"])
-
-
-def test_a_table_with_splits_in_capitals_is_divided_like_a_folder(tmp_path):
-    split = ["Train", "TRAIN", "Valid", "validation", "Test", "test"]
-    source = read_table(write_table(tmp_path, label=list("ababab"), split=split))
-    parts = (source.train, source.validation, source.queries)
-    assert [rows(part) for part in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_published_validation_images_are_used_as_they_are(tmp_path):
