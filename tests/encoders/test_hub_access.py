@@ -59,6 +59,19 @@ def saved_without_its_hub(encoder, size, cache, tmp_path):
     assert torch.equal(again.embed(images).vectors, retriever.embed(images).vectors)
 
 
+def loaded(backbone, size, expected, crop, folder):
+    """The encoder of a repository, whose vectors, also by the file of its weights, are expected."""
+    encoder = pretrained(backbone, size, pretrained=True)
+    vectors = encoder.embed(pictures(size)).vectors
+    torch.testing.assert_close(vectors, expected)
+    preprocessing = model_preprocessing(encoder.config)
+    assert (preprocessing.mean, preprocessing.crop) == ((0.1, 0.2, 0.3), crop)
+    (weights,) = folder.glob("*.safetensors")
+    by_file = pretrained(backbone, size, checkpoint_path=str(weights))
+    assert torch.equal(by_file.embed(pictures(size)).vectors, vectors)
+    return encoder
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_repositories_of_timm_are_loaded_by_timm(name, hub_cache, tmp_path):
     folder = repository(hub_cache, "someone/birds")
@@ -66,18 +79,10 @@ def test_repositories_of_timm_are_loaded_by_timm(name, hub_cache, tmp_path):
     data = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "crop_pct": 0.8}
     config = {"pretrained_cfg": data}
     timm.models.save_for_hf(model, folder, config, safe_serialization=True)
-    backbone = "timm:hf-hub:someone/birds"
-    encoder = pretrained(backbone, (160, 160), pretrained=True)
     with torch.inference_mode():
         features = model.forward_features(pictures((160, 160)))
         pooled = model.forward_head(features, pre_logits=True)
-    vectors = encoder.embed(pictures((160, 160))).vectors
-    torch.testing.assert_close(vectors, normalize(pooled))
-    preprocessing = model_preprocessing(encoder.config)
-    assert (preprocessing.mean, preprocessing.crop) == ((0.1, 0.2, 0.3), 0.8)
-    weights = str(folder / "model.safetensors")
-    by_file = pretrained(backbone, (160, 160), checkpoint_path=weights)
-    assert torch.equal(by_file.embed(pictures((160, 160))).vectors, vectors)
+    encoder = loaded("timm:hf-hub:someone/birds", (160, 160), normalize(pooled), 0.8, folder)
     saved_without_its_hub(encoder, (160, 160), hub_cache, tmp_path)
 
 
@@ -90,17 +95,9 @@ def test_repositories_of_open_clip_are_loaded_by_open_clip(hub_cache, tmp_path):
     data = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "resize_mode": "squash"}
     settings = json.dumps({"model_cfg": TINY_CLIP, "preprocess_cfg": data})
     (folder / "open_clip_config.json").write_text(settings)
-    backbone = "open_clip:hf-hub:someone/clip"
-    encoder = pretrained(backbone, (64, 64), pretrained=True)
     with torch.inference_mode():
         expected = clip.encode_image(pictures((64, 64)), normalize=True)
-    vectors = encoder.embed(pictures((64, 64))).vectors
-    torch.testing.assert_close(vectors, expected)
-    preprocessing = model_preprocessing(encoder.config)
-    assert (preprocessing.mean, preprocessing.crop) == ((0.1, 0.2, 0.3), None)
-    weights = str(folder / "open_clip_model.safetensors")
-    by_file = pretrained(backbone, (64, 64), checkpoint_path=weights)
-    assert torch.equal(by_file.embed(pictures((64, 64))).vectors, vectors)
+    encoder = loaded("open_clip:hf-hub:someone/clip", (64, 64), expected, None, folder)
     saved_without_its_hub(encoder, (64, 64), hub_cache, tmp_path)
 
 
