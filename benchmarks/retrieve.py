@@ -31,7 +31,8 @@ from rcir.encoders.batches import BATCH
 
 QUERIES, REPEATS, SINGLES = sized((1000, 30, 300), (50, 2, 2))
 ITEMS, DIM = sized((1_000_000, 64), (5000, 8))
-VECTORS, VECTOR_DIM, CALIBRATION = sized((100_000, 128, 5000), (2000, 8, 400))
+VECTORS, VECTOR_DIM, CALIBRATION = sized((100_000, 128, 5000), (2000, 32, 400))
+LABELS = sized(1000, 20)
 PHOTOGRAPHS, LITE0 = sized(2000, 10), "timm:tf_efficientnet_lite0"
 ALPHA = DELTA = 0.1
 
@@ -91,8 +92,8 @@ def after_loading() -> tuple[list[tuple[str, str]], dict[str, float]]:
 def vectors_on_one_thread() -> tuple[list[tuple[str, str]], dict[str, float]]:
     """Time the calibration of a gallery of vectors, and a batch of queries against FAISS alone."""
     rng = np.random.default_rng(0)
-    labels = rng.integers(1000, size=VECTORS + CALIBRATION + QUERIES)
-    centres = rng.standard_normal((1000, VECTOR_DIM), np.float32)
+    labels = rng.integers(LABELS, size=VECTORS + CALIBRATION + QUERIES)
+    centres = rng.standard_normal((LABELS, VECTOR_DIM), np.float32)
     vectors = centres[labels] + 1.2 * rng.standard_normal((len(labels), VECTOR_DIM), np.float32)
     gallery, calibration, queries = np.split(vectors, [VECTORS, VECTORS + CALIBRATION])
     threads = faiss.omp_get_max_threads()
