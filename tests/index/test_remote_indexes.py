@@ -116,7 +116,7 @@ def fail_to_certify(index, trained):
     """Five queries calibrate nothing."""
     np.savez("gallery.npz", vector=vectors(60), label=np.arange(60) % 3)
     np.savez("queries.npz", vector=vectors(5, seed=1), label=np.arange(5) % 3)
-    with pytest.raises(InvalidData, match="certified"):
+    with pytest.raises(InvalidData, match="label at least"):
         certify(CertificationConfig("gallery.npz", "queries.npz", depth=20, index=index))
 
 
