@@ -50,14 +50,14 @@ def class_folders(folder: Path, kinds: Container[int]) -> Path:
 def halves(labels: NDArray[np.generic], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rows of half of the photographs of each kind, and of the others, in random order."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    drawn = labels[order]
-    by_kind = np.argsort(drawn, kind="stable")
+    shuffled = labels[order]
+    by_kind = np.argsort(shuffled, kind="stable")
     place = np.empty(len(order), np.int64)
-    starts = np.searchsorted(drawn[by_kind], drawn[by_kind])
+    starts = np.searchsorted(shuffled[by_kind], shuffled[by_kind])
     place[by_kind] = np.arange(len(order)) - starts
-    counts = np.unique(drawn, return_inverse=True, return_counts=True)
-    held = place < counts[2][counts[1]] / 2
-    return order[held], order[~held]
+    counts = np.unique(shuffled, return_inverse=True, return_counts=True)
+    in_half = place < counts[2][counts[1]] / 2
+    return order[in_half], order[~in_half]
 
 
 def embedded(folder: Path) -> Path:

@@ -287,7 +287,7 @@ class Evaluation:
         cluster: what the clusters are that the queries come in, if any.
         n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
         curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
-        curve_sizes: mean set size at each of these levels, see `curve_sizes`.
+        curve_sizes: mean set size at each level of `curve`, with intervals, see the function.
         beyond_depth: number of test queries whose matches are all beyond the search depth.
         chosen_among: number of retrievers that this one was chosen among; its rows are then
             certified at delta divided by it, and the promise holds at delta.

@@ -202,8 +202,8 @@ def publish(
         started: when the work began.
     """
     with step("report"):
-        drawn = draw_figures(retriever, evaluation, test, opened.images, opened.gallery)
-        pictures = {name: figures.to_svg(figure) for name, figure in drawn.items()}
+        report_figures = draw_figures(retriever, evaluation, test, opened.images, opened.gallery)
+        pictures = {name: figures.to_svg(figure) for name, figure in report_figures.items()}
         text = render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
     output.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,7 @@ class VectorFiles(Source):
         """
         config, table = self._config, self._table
         labelled = _labelled(retriever, config, table)
-        different = _different(labelled)
+        different = _distinct(labelled)
         queries = labelled[different]
         names = np.array(table.ids or [one.hex() for one in digests(labelled.vectors).tolist()])
         options = CalibrationOptions(config.score_function)
@@ -331,8 +331,8 @@ def _listed(path: Path, query_table: VectorTable) -> list[list[str]]:
     return list(matches.values())
 
 
-def _different(queries: Queries) -> NDArray[np.int64]:
-    """Return the rows of different queries: the first of those with the same vector."""
+def _distinct(queries: Queries) -> NDArray[np.int64]:
+    """Return the rows of queries with distinct vectors, the first of each."""
     rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
     if len(rows) < len(queries):
         console.print(
