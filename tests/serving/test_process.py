@@ -205,7 +205,11 @@ def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
             """Query for some seconds; the answers that are given are right."""
             codes, end = [], time.monotonic() + seconds
             while time.monotonic() < end:
-                response = client.post("/retrieve", json=BODY)
+                try:
+                    response = client.post("/retrieve", json=BODY)
+                except httpx.TransportError:
+                    codes.append("connection lost")
+                    continue
                 codes.append(response.status_code)
                 if response.status_code == 200:
                     assert_same(response.json(), expected)
@@ -215,7 +219,7 @@ def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
         until(lambda: len(replicas()) == 2)
         before = {one.pid for one in replicas()}
         replicas()[0].kill()
-        assert answered(3) <= {200, 503}
+        assert answered(3) <= {200, 503, "connection lost"}
         until(lambda: len(replicas()) == 2 and {one.pid for one in replicas()} != before)
         assert answered(2) == {200}
         # In place of its folder there is nothing, a damaged version, then a whole one.
