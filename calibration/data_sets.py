@@ -29,8 +29,8 @@ from rcir.data import (
     with_cluster,
     without_repeats,
 )
+from rcir.data.catalogue import find_dataset
 from rcir.data.preprocessing import Preprocessing
-from rcir.data.registry import find_dataset
 from rcir.data.rejects import (
     REJECTS_FILE,
     read_rejects,

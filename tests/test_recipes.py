@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rcir.config import flatten, parse
-from rcir.data.registry import find_dataset
+from rcir.data.catalogue import find_dataset
 from rcir.encoders import build_encoder
 from tests.data.small_sets import write_lines, write_pictures
 from training import TrainingConfig

@@ -20,7 +20,7 @@ from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
-from rcir.data.registry import calibration_note, can_train, require_enough
+from rcir.data.catalogue import calibration_note, can_train, require_enough
 from rcir.data.rejects import REJECTS_FILE, splits_without, tolerate, unreadable, write_rejects
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages

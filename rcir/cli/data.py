@@ -54,7 +54,7 @@ def _list(options: Namespace, root: Path) -> None:
 def _check(options: Namespace, root: Path) -> None:
     import yaml
 
-    from rcir.data.registry import find_dataset, verify
+    from rcir.data.catalogue import find_dataset, verify
 
     dataset = find_dataset(options.name)
     if not dataset.reader:

@@ -18,8 +18,8 @@ import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
 from rcir.data import DataConfig, ImageSet, load_splits
+from rcir.data.catalogue import DATASETS, DataSet
 from rcir.data.division import Source
-from rcir.data.registry import DATASETS, DataSet
 from rcir.encoders import EncoderConfig
 from rcir.errors import (
     CorruptRetriever,
