@@ -200,7 +200,7 @@ def demo(
             rcir = Path(sys.executable).with_name("rcir")
             command = [rcir, "demo", "--output", "runs/demo"]
             if not pytestconfig.getoption("full"):
-                command += ["--epochs", "2"]
+                command += ["--epochs", "1"]
             environment = os.environ | {"MLFLOW_TRACKING_URI": new_store(folder / "mlflow.db")}
             with (folder / "unfinished").open("w") as screen:
                 subprocess.run(command, cwd=folder, env=environment, stdout=screen, check=True)

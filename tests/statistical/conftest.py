@@ -21,7 +21,7 @@ from rcir.risk.results import widened
 POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 2_000, 15
 # Without --full, these constants of a module are divided by these numbers. A module that needs
 # more draws to notice a broken variant defines a FEWER of its own.
-FEWER = {"DRAWS": 4, "STREAMS": 4, "SAMPLES": 4}
+FEWER = {"DRAWS": 8, "STREAMS": 8, "SAMPLES": 8}
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +106,7 @@ def draws(full):
     Without --full, DRAWS is divided by `one_in`.
     """
 
-    def draws(n, seed=2, size=POPULATION, one_in=4):
+    def draws(n, seed=2, size=POPULATION, one_in=8):
         count = DRAWS // (1 if full else one_in)
         return np.random.default_rng(seed).integers(0, size, (count, n))
 
@@ -174,7 +174,7 @@ def excess(full):
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= DRAWS // (1 if full else 4)
+        assert len(failures) >= DRAWS // (1 if full else 8)
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 
