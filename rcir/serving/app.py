@@ -30,12 +30,12 @@ from rcir.errors import (
     StaleCalibration,
     printable,
 )
-from rcir.serving.batching import Busy, Stopping
+from rcir.serving.batching import Stopping
 from rcir.serving.bodies import UnsupportedBody, read_json, read_query
 from rcir.serving.middleware import (
     Access,
     Bounded,
-    Overloaded,
+    Busy,
     Timed,
     TooLarge,
     TooSlow,
@@ -72,13 +72,12 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-TOTAL_BYTES = 8  # maximum of the bytes of all requests in progress, as a multiple of one request's
+TOTAL_BYTES = 8  # maximum of the bytes of all requests in progress, in those of one request
 HTTP_ERRORS = {
     404: ("not-found", "there is no such path"),
     405: ("not-found", "this path does not accept that method"),
 }
-# Status and kind of each error; the first row that matches counts.
-STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
+STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (  # the first row that matches counts
     (RiskUnattainable, 409, "risk-unattainable"),
     (StaleCalibration, 409, "stale-calibration"),
     (NoFeedback, 409, "no-feedback"),
@@ -93,7 +92,6 @@ STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (
     (UnknownAnswer, 404, "unknown-answer"),
     (DataUnavailable, 404, "not-found"),
     (Busy, 429, "busy"),
-    (Overloaded, 429, "busy"),
     (Stopping, 503, "stopping"),
     (StoreUnavailable, 507, "store-unavailable"),
 )
@@ -110,8 +108,8 @@ def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
         (400, 'invalid-image')
     """
     rows = (row[1:] for row in STATUSES if isinstance(error, row[0]))
-    status, name = next(rows, (500, "failed"))
-    body: dict[str, Any] = {"error": name, "message": printable(str(error))}
+    status, kind = next(rows, (500, "failed"))
+    body: dict[str, Any] = {"error": kind, "message": printable(str(error))}
     if isinstance(error, RiskUnattainable):
         body["minimum_alpha"] = error.minimum_alpha
         body["required_calibration"] = error.required_calibration
@@ -258,7 +256,7 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         return JSONResponse(body, status, headers)
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> Response:
+    async def disconnected(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(HTTPException)
@@ -272,10 +270,8 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 
-    most = settings.most_bytes
-    app.add_middleware(
-        Bounded, most=most, most_together=TOTAL_BYTES * most, seconds=settings.body_seconds
-    )
+    most, seconds = settings.most_bytes, settings.body_seconds
+    app.add_middleware(Bounded, most=most, most_together=TOTAL_BYTES * most, seconds=seconds)
     if settings.token is not None:
         app.add_middleware(Access, refusal=partial(refuse_without_token, token=settings.token))
     elif settings.local:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from rcir.errors import InvalidConfig, RcirError, RiskUnattainable
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
-from rcir.serving.middleware import TooLarge
+from rcir.serving.middleware import Busy, TooLarge
 from rcir.serving.schemas import Terms
 from rcir.serving.served import Served
 
@@ -23,10 +23,6 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
 AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
-
-
-class Busy(RcirError):
-    """More queries wait than the capacity."""
 
 
 class Stopping(RcirError):
@@ -41,18 +37,20 @@ class Batcher(Generic[Item, Outcome]):
     Args:
         work: answers a batch in the thread, with an outcome or an exception for each request.
         capacity: maximum number of waiting queries.
+
+    Attributes:
+        stopping: True if no more requests are accepted.
     """
 
     def __init__(
         self, work: Callable[[Sequence[Item]], Sequence[Outcome | Exception]], capacity: int
     ) -> None:
-        self.capacity = capacity
+        self.capacity, self.stopping = capacity, False
         self._answer = work
         self._queue: deque[tuple[Item, int, asyncio.Future[Outcome]]] = deque()
         self._queued = 0
         self._thread = ThreadPoolExecutor(1, "rcir-model")
         self._working: asyncio.Task[None] | None = None
-        self._stopping = False
 
     async def ask(self, request: Item, n: int) -> Outcome:
         """Return the outcome of a request of n queries."""
@@ -75,19 +73,14 @@ class Batcher(Generic[Item, Outcome]):
 
     async def stop(self) -> None:
         """Answer the accepted requests, accept no more, and end the thread."""
-        self._stopping = True
+        self.stopping = True
         if self._working is not None:
             await asyncio.wait([self._working])
         self._thread.shutdown()
 
-    @property
-    def stopping(self) -> bool:
-        """True if no more requests are accepted."""
-        return self._stopping
-
     def require_room(self, n: int) -> None:
         """Raise `TooLarge`, `Busy` or `Stopping` unless n more queries may wait."""
-        if self._stopping:
+        if self.stopping:
             raise Stopping("the server is stopping: try another one, or again in a moment")
         if n > self.capacity:
             raise TooLarge(f"{n} queries at once: send at most {self.capacity} at a time")
@@ -137,48 +130,52 @@ class PreparedRequest:
     terms: Terms
 
 
-def answered(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exception]:
+def answer_batch(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exception]:
     """Return the queries and answers of each request, or its exception."""
-    embedded: dict[int, Any] = {}
-    for group in _groups(range(len(batch)), lambda place: id(batch[place].served)):
-        served = batch[group[0]].served
-        parts = [batch[place].prepared for place in group]
-        embedded |= _each(group, served.queries, parts)
-    outcomes = {place: one for place, one in embedded.items() if isinstance(one, Exception)}
+    outcomes: list[Any] = [request.prepared for request in batch]
 
-    def alike(place: int) -> tuple[int, str, bool]:
-        request = batch[place]
-        return id(request.served), request.terms.key, embedded[place].uncertainty is None
+    def embed(row: int, parts: list[Any]) -> list[Queries]:
+        return batch[row].served.queries(parts)
 
-    for group in _groups(embedded.keys() - outcomes.keys(), alike):
-        parts = [embedded[place] for place in group]
-        outcomes |= _each(group, partial(_answers, batch[group[0]]), parts)
-    return [outcomes[place] for place in range(len(batch))]
+    def answer(row: int, parts: list[Queries]) -> list[AnsweredQueries]:
+        retriever, options = batch[row].served.retriever, batch[row].terms.options
+        queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
+        answers = iter(retriever.retrieve(queries, **options))
+        return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
 
+    def alike(row: int) -> tuple[int, str, bool]:
+        request = batch[row]
+        return id(request.served), request.terms.key, outcomes[row].uncertainty is None
 
-def _groups(places: Any, key: Callable[[int], Any]) -> list[list[int]]:
-    return [list(group) for _, group in groupby(sorted(places, key=key), key)]
-
-
-def _each(
-    group: list[int], work: Callable[[list[Any]], list[Any]], parts: list[Any]
-) -> dict[int, Any]:
-    """Return the outcomes of parts together; if that fails, of each part alone."""
-    try:
-        return dict(zip(group, work(parts), strict=True))
-    except (RiskUnattainable, InvalidConfig) as error:  # of the request that all of them make
-        return dict.fromkeys(group, error)
-    except Exception as error:
-        if len(group) == 1:
-            return {group[0]: error}
-    return {
-        place: _each([place], work, [part])[place] for place, part in zip(group, parts, strict=True)
-    }
+    _replace_by_group(outcomes, lambda row: id(batch[row].served), embed)
+    _replace_by_group(outcomes, alike, answer)
+    return outcomes
 
 
-def _answers(request: PreparedRequest, parts: list[Queries]) -> list[AnsweredQueries]:
-    """Answer the queries of requests that have the retriever and the guarantee of `request`."""
-    retriever, terms = request.served.retriever, request.terms
-    queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
-    answers = iter(retriever.retrieve(queries, terms.alpha, terms.delta, **terms.options))
-    return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
+def _replace_by_group(
+    outcomes: list[Any],
+    key: Callable[[int], Any],
+    work: Callable[[int, list[Any]], Sequence[Any]],
+) -> None:
+    """Replace outcomes of requests by those of `work(row, parts)`, except for exceptions.
+
+    Requests with equal keys are worked on together, and each alone if that fails.
+    """
+
+    def replace(rows: list[int]) -> None:
+        try:
+            results = work(rows[0], [outcomes[row] for row in rows])
+        except (RiskUnattainable, InvalidConfig) as error:  # of the request that all of them make
+            results = [error] * len(rows)
+        except Exception as error:
+            if len(rows) > 1:
+                for row in rows:
+                    replace([row])
+                return
+            results = [error]
+        for row, result in zip(rows, results, strict=True):
+            outcomes[row] = result
+
+    rows = [row for row, outcome in enumerate(outcomes) if not isinstance(outcome, Exception)]
+    for _, group in groupby(sorted(rows, key=key), key):
+        replace(list(group))

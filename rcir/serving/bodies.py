@@ -1,7 +1,6 @@
 """Bodies of requests: pictures as multipart, vectors as JSON.
 
-FastAPI's `Form` and `File` declare one media type for a route; these routes take both. Pydantic
-models check the fields, and Starlette parses the forms.
+FastAPI's `Form` and `File` declare one media type for a route; these routes accept both.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from rcir.errors import InvalidConfig, RcirError
-from rcir.serving.schemas import Body, Kind, Vector, VectorQueries, checked, terms_of
+from rcir.serving.schemas import Body, Kind, Vector, VectorQueries, terms_of, validate
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 
@@ -26,7 +25,7 @@ QueryTerms = TypeVar("QueryTerms", bound=Body)
 
 
 class UnsupportedBody(RcirError):
-    """A body has another media type than the route takes."""
+    """A body has another media type than the route accepts."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Query(Generic[QueryTerms]):
         n: their number.
         prepare: prepares them for the model of a served retriever.
         in_thread: True if that takes long.
-        client: address that the request came from; empty if it is unknown.
+        client: address of the sender; empty if it is unknown.
     """
 
     terms: QueryTerms
@@ -57,33 +56,26 @@ async def read_query(
         kind: of its terms.
         vectors: of a JSON body; a multipart body has several pictures for `VectorQueries`.
     """
-    media_type = _media_type(request)
     client = "" if request.client is None else request.client.host
-    if media_type == "application/json":
-        return _of_vectors(await read_json(request, vectors), kind, client)
-    if media_type != "multipart/form-data":
-        raise UnsupportedBody(
-            f"the body is of type {media_type or 'unknown'}: send a picture as "
-            "multipart/form-data, or a vector as application/json"
-        )
-    return await _of_pictures(request, settings, kind, vectors is VectorQueries, client)
+    if _media_type(request) == "multipart/form-data":
+        return await _read_pictures(request, settings, kind, vectors is VectorQueries, client)
+    kinds = "a picture as multipart/form-data, or a vector as application/json"
+    return _vector_query(await read_json(request, vectors, kinds), kind, client)
 
 
-async def read_json(request: Request, kind: type[Kind]) -> Kind:
-    """Read a JSON body."""
+async def read_json(request: Request, kind: type[Kind], kinds: str = "application/json") -> Kind:
+    """Read a JSON body; `kinds` are the bodies that the route accepts, for messages."""
     media_type = _media_type(request)
     if media_type != "application/json":
-        raise UnsupportedBody(
-            f"the body is of type {media_type or 'unknown'}: send application/json"
-        )
-    return checked(kind, await request.body())
+        raise UnsupportedBody(f"the body is of type {media_type or 'unknown'}: send {kinds}")
+    return validate(kind, await request.body())
 
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _of_vectors(body: Any, kind: type[QueryTerms], client: str) -> Query[QueryTerms]:
+def _vector_query(body: Any, kind: type[QueryTerms], client: str) -> Query[QueryTerms]:
     if isinstance(body, Vector):
         vectors = [body.vector]
         uncertainty = None if body.uncertainty is None else [body.uncertainty]
@@ -94,7 +86,7 @@ def _of_vectors(body: Any, kind: type[QueryTerms], client: str) -> Query[QueryTe
     return Query(terms, len(vectors), prepare, len(vectors) > 1, client)
 
 
-async def _of_pictures(
+async def _read_pictures(
     request: Request, settings: Settings, kind: type[QueryTerms], many: bool, client: str
 ) -> Query[QueryTerms]:
     name = "pictures" if many else "picture"
@@ -110,7 +102,7 @@ async def _of_pictures(
         raise InvalidConfig(f"{len(pictures)} files in the field {name}: send {needed}")
     fields = {key: value for key, value in others if isinstance(value, str)}
     if len(fields) < len(others):
-        raise InvalidConfig(f"some fields are given twice, or are files: files go into {name}")
+        raise InvalidConfig(f"some fields are repeated, or are files other than {name}")
     prepare = partial(
         Served.pictures,
         files=pictures,

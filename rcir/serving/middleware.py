@@ -31,12 +31,48 @@ class TooLarge(RcirError):
     """A body or a picture is larger than this server allows."""
 
 
-class Overloaded(RcirError):
-    """The bodies of all requests in progress are larger than this server allows."""
+class Busy(RcirError):
+    """More queries or bytes are in progress than the capacity."""
 
 
 class TooSlow(RcirError):
     """A body did not arrive in time."""
+
+
+class Shared:
+    """An amount in use that is limited; a client may use half of it, or more by one request.
+
+    Args:
+        limit: its maximum.
+        unit: what is counted, for messages.
+
+    Attributes:
+        used: the amount in use.
+    """
+
+    def __init__(self, limit: int, unit: str) -> None:
+        self.limit, self.unit, self.used = limit, unit, 0
+        self._by_client: Counts[str] = Counts()
+
+    def take(self, client: str, n: int) -> None:
+        """Use n more for the address of a client, "" if it is unknown, or raise `Busy`."""
+        by_client = self._by_client[client]
+        if self.used + n > self.limit:
+            raise Busy(f"more than {self.limit:,} {self.unit}: try again in a moment")
+        if client and by_client and by_client + n > self.limit // 2:
+            raise Busy(
+                f"more than {self.limit // 2:,} {self.unit} from {client}: try again when they are "
+                "answered"
+            )
+        self.used += n
+        self._by_client[client] += n
+
+    def give_back(self, client: str, n: int) -> None:
+        """End the use of n."""
+        self.used -= n
+        self._by_client[client] -= n
+        if not self._by_client[client]:
+            del self._by_client[client]
 
 
 class Bounded:
@@ -50,9 +86,8 @@ class Bounded:
     """
 
     def __init__(self, app: ASGIApp, most: int, most_together: int, seconds: float) -> None:
-        self.app, self.most, self.most_together, self.seconds = app, most, most_together, seconds
-        self._together = 0
-        self._of_client: Counts[str] = Counts()
+        self.app, self.most, self.seconds = app, most, seconds
+        self._bytes = Shared(most_together, "bytes of requests are in progress")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,29 +117,15 @@ class Bounded:
                 ) from None
             complete = not message.get("more_body", False)
             n = len(message.get("body", b""))
+            require(n_bytes + n)
+            self._bytes.take(client, n)
             n_bytes += n
-            self._together += n
-            self._of_client[client] += n
-            require(n_bytes)
-            if self._together > self.most_together:
-                raise Overloaded(
-                    f"requests of more than {self.most_together:,} bytes are in progress: try "
-                    "again in a moment"
-                )
-            if client and self._of_client[client] > self.most_together // 2:
-                raise Overloaded(
-                    f"requests of more than {self.most_together // 2:,} bytes from {client} are "
-                    "in progress: try again when they are answered"
-                )
             return message
 
         try:
             await self.app(scope, bounded, send)
         finally:
-            self._together -= n_bytes
-            self._of_client[client] -= n_bytes
-            if not self._of_client[client]:
-                del self._of_client[client]
+            self._bytes.give_back(client, n_bytes)
 
 
 class Access:
@@ -134,37 +155,29 @@ def refuse_without_token(scope: Scope, token: str) -> JSONResponse | None:
 def refuse_other_sites(scope: Scope, hosts: Collection[str]) -> JSONResponse | None:
     """Refuse requests of pages of other sites, and those that name another host than `hosts`.
 
-    The owner of such a page may let a name of the page's host point to this server, or the page may
-    query this server under its own name.
+    A page may query this server by its address, or by a name of its own host that points here.
     """
     headers = Headers(scope=scope)
-    host = headers.get("host", "")
-    origin = headers.get("origin")
-    foreign = origin is not None and origin.partition("://")[2] != host
-    message = None
-    if _hostname(f"//{host}") not in hosts:
+    host, origin = headers.get("host", ""), headers.get("origin")
+    is_link = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"
+    is_foreign = origin is not None and origin.partition("://")[2] != host
+    try:
+        hostname = urlsplit(f"//{host}").hostname
+    except ValueError:
+        hostname = None
+    if hostname not in hosts:
         message = f"this server is not {host!r}: use {', '.join(sorted(hosts))}"
-    elif headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET":
-        pass  # a link to this server
-    elif foreign or headers.get("sec-fetch-site") == "cross-site":
+    elif not is_link and (is_foreign or headers.get("sec-fetch-site") == "cross-site"):
         message = "pages of other sites must not use this server"
-    if message is None:
+    else:
         return None
     return JSONResponse({"error": "forbidden", "message": message}, 403)
-
-
-def _hostname(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    The rank of an uncertainty is the share of calibration queries that are less uncertain. If
-    queries resemble these, all buckets of ranks are equally full.
+    If queries resemble the calibration queries, all buckets of uncertainty ranks are equally full.
     """
 
     def __init__(self) -> None:
@@ -184,7 +197,9 @@ class Metrics:
             buckets=RANKS,
         )
         self.refusals = counter("rcir_refusals", "Requests refused.", ["kind"])
-        self.unkept = counter("rcir_answers_not_kept", "Answers that feedback cannot be given on.")
+        self.not_stored = counter(
+            "rcir_answers_not_kept", "Answers that feedback cannot be given on."
+        )
         self.feedback = counter("rcir_feedback", "Feedback.", ["match"])
         self.evidence = gauge("rcir_monitor_wealth", "Evidence against a guarantee.", GUARANTEE)
         self.alarm = gauge("rcir_monitor_alarm", "1 if it is contradicted.", GUARANTEE)

@@ -44,8 +44,8 @@ class Watched:
     Attributes:
         terms: the guarantee, as it was requested.
         n: number of queries that count.
-        misses: those whose set contained no true match, or that had no feedback in time.
-        unreported: those that had no feedback in time.
+        misses: how many of them had no true match in their set, or no feedback in time.
+        unreported: how many had no feedback in time.
         waiting: number of queries with feedback that wait for feedback on an earlier query.
         evidence: the largest wealth of a bet against the guarantee, at least 1.
         alarm: True if chance does not explain the evidence.
@@ -62,38 +62,31 @@ class Watched:
 
 @dataclass
 class _Stream:
-    """The queries of one guarantee in the order in which they were asked.
+    """The queries of one guarantee in order of arrival.
 
-    Attributes:
-        monitor: of the losses so far.
-        feedback: on each query, by its key: the digest, or the answer's number if queries recur.
-        counted: keys of the queries that were passed.
-        last: number of the answer to the last of them.
-        newest: number of the newest answer with feedback.
-        gap: the query that is waited for.
-        unreported: number of queries that counted as misses without feedback.
+    A key is the digest of a query, or the number of its answer if queries recur.
     """
 
     monitor: RiskMonitor
-    feedback: dict[Any, Loss] = field(default_factory=dict)
-    counted: set[Any] = field(default_factory=set)
-    last: int = 0
-    newest: int = 0
-    gap: MonitoredQuery | None = None
-    unreported: int = 0
+    feedback: dict[Any, Loss] = field(default_factory=dict)  # by key
+    passed: set[Any] = field(default_factory=set)  # keys of queries that counted or were left out
+    last: int = 0  # number of the answer to the last of them
+    newest: int = 0  # number of the newest answer with feedback
+    gap: MonitoredQuery | None = None  # the query whose feedback is waited for
+    unreported: int = 0  # queries that counted as misses without feedback
 
 
 class GuaranteeWatch:
     """A `RiskMonitor` for each guarantee that answers were given with, of one version.
 
-    Losses are taken in the order in which queries were asked. An order by the time of the feedback
-    depends on the outcomes if misses become known sooner or later than hits, and raises false
-    alarms. A query without feedback is waited for, and counts as a miss if none comes in time. The
-    first query that counts has feedback, and so has the last.
+    Losses count in the order in which queries arrived. The order of the feedback depends on the
+    outcomes if misses become known sooner or later than hits, and would raise false alarms. A query
+    without feedback is waited for, and counts as a miss if none comes in time. The first and the
+    last query that count have feedback.
 
     The k-th guarantee gets a share 6 / (pi k)^2 of the level, so that all of them together ever
-    raise a false alarm with probability at most `LEVEL`. A query counts once for each guarantee,
-    however often it is asked, unless queries recur.
+    raise a false alarm with probability at most `LEVEL`. A repeated query counts once for each
+    guarantee, unless queries recur.
 
     Args:
         losses: function that returns the feedback after one with a number, see `Store.losses`.
@@ -111,10 +104,10 @@ class GuaranteeWatch:
     ) -> None:
         self._read_losses, self._read_queries = losses, queries
         self._wait, self._recurring = wait, recurring
-        self._last = 0
+        self._last = 0  # number of the last feedback that was read
         self._lock = threading.Lock()
-        self._streams: dict[str, _Stream] = {}
-        self._counted: set[int] = set()
+        self._streams: dict[str, _Stream] = {}  # by `Terms.key`
+        self._counted: set[int] = set()  # numbers of feedback
         self.refresh()
 
     def refresh(self) -> None:
@@ -122,24 +115,23 @@ class GuaranteeWatch:
         with self._lock:
             for loss in self._read_losses(self._last):
                 self._last = loss.number
-                if self._watches(loss.terms):
-                    stream = self._streams[loss.terms]
+                if stream := self._stream(loss.terms):
                     stream.feedback.setdefault(self._key(loss.answer, loss.digest), loss)
                     stream.newest = max(stream.newest, loss.answer)
             for terms, stream in self._streams.items():
-                stream.monitor.update(self._losses(terms, stream))
+                stream.monitor.update(self._next_losses(terms, stream))
 
-    def _watches(self, terms: str) -> bool:
-        """Start to watch a guarantee if there are not too many, and return True if it is."""
+    def _stream(self, terms: str) -> _Stream | None:
+        """Return the stream of a guarantee, a new one if there are not too many."""
         if terms not in self._streams and len(self._streams) < MAX_GUARANTEES:
             share = LEVEL * 6 / (math.pi * (len(self._streams) + 1)) ** 2
             self._streams[terms] = _Stream(RiskMonitor(json.loads(terms)["alpha"], share))
-        return terms in self._streams
+        return self._streams.get(terms)
 
     def _key(self, answer: int, digest: bytes) -> Any:
         return answer if self._recurring else digest
 
-    def _losses(self, terms: str, stream: _Stream) -> list[bool]:
+    def _next_losses(self, terms: str, stream: _Stream) -> list[bool]:
         """Return the losses of the next queries, up to the first that is waited for."""
         losses: list[bool] = []
         gap, now = stream.gap, time.time()
@@ -155,7 +147,7 @@ class GuaranteeWatch:
             return losses
         for query in self._read_queries(terms, stream.last, stream.newest):
             key = self._key(query.number, query.digest)
-            if key not in stream.counted:
+            if key not in stream.passed:
                 if not is_due(query):
                     stream.gap = query
                     return losses
@@ -165,7 +157,7 @@ class GuaranteeWatch:
                 elif losses or stream.monitor.n:
                     losses.append(True)
                     stream.unreported += 1
-                stream.counted.add(key)
+                stream.passed.add(key)
             stream.last = query.number
         return losses
 
@@ -184,7 +176,7 @@ class GuaranteeWatch:
                     n=stream.monitor.n,
                     misses=round(stream.monitor.total),
                     unreported=stream.unreported,
-                    waiting=len(stream.feedback.keys() - stream.counted),
+                    waiting=len(stream.feedback.keys() - stream.passed),
                     evidence=stream.monitor.evidence,
                     alarm=stream.monitor.alarm,
                 )
@@ -202,21 +194,21 @@ class GuaranteeWatch:
 class Evidence:
     """Feedback on answers of one retriever: watched, and compared with its calibration queries.
 
-    Gallery items, and queries that tuned or calibrated the retriever, are not evidence. Nothing is
-    if the calibration queries came in clusters: the cluster of a query is unknown.
+    Gallery items, and queries that tuned or calibrated the retriever, are not evidence. If the
+    calibration queries came in clusters, no query is: its cluster is unknown.
 
     Args:
         served: the retriever.
-        store: of answers and feedback; or None.
+        store: answers and feedback, if they are stored.
         wait: seconds after which a query without feedback counts as a miss.
 
     Attributes:
-        watch: on its guarantees.
+        watch: the evidence on each guarantee.
     """
 
     def __init__(self, served: Served, store: Store | None, wait: float) -> None:
         self._served, self._store = served, store
-        calibration = served.retriever.require_calibration()
+        calibration = served.calibration
         self._earlier = known_digests(served.retriever.searcher, calibration)
         self._clustered = calibration.main.calibration.cluster is not None
         self._recurring = calibration.options.recurring
@@ -224,7 +216,7 @@ class Evidence:
         self.watch = GuaranteeWatch(self._losses, self._queries, wait, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:
-        """Store and watch feedback on an answer, also of an earlier version; see `Store.feed`.
+        """Store and count feedback on an answer, also of an earlier version; see `Store.feed`.
 
         If the set contained a match and only one label, that is the label of the query.
 
@@ -239,12 +231,12 @@ class Evidence:
         version, items = self._store.answer(feedback.answer)
         is_served = version == self._served.manifest
         if feedback.match and not items:
-            raise InvalidData("match is true, and the answer contained no item: send false")
+            raise InvalidData("match is true, but the set is empty: send false")
         if feedback.label is not None:
             if not is_served:
                 raise InvalidData(
-                    f"answer {feedback.answer!r} is of another version than the served one: say "
-                    "whether it contained a match, without a label"
+                    f"answer {feedback.answer!r} is of another version than the served one, which "
+                    "cannot check the label: send match only"
                 )
             if self._served.holds_match(items, feedback.label) != feedback.match:
                 raise InvalidData(
@@ -259,19 +251,19 @@ class Evidence:
             try:
                 self.watch.refresh()
             except StoreUnavailable as error:
-                _log.error("feedback is stored, but not watched yet: %s", error)
+                _log.error("feedback is stored, but not counted yet: %s", error)
         return number
 
     def comparison(self) -> Callable[[], dict[str, Any]] | None:
-        """Return work for the thread of the model; None if there are too few queries.
+        """Return a function that compares the latest queries with the calibration queries.
 
-        The work compares the latest queries with feedback with the calibration queries, and returns
-        plain values.
+        It runs in the thread of the model and returns plain values. None if there are too few
+        queries with feedback.
         """
         if self._store is None or self._clustered:
             return None
-        reports = self._store.reported(self._served.manifest, most=MAX_COMPARED)
-        recent = reports and reports.new(self._earlier, self._recurring)
+        reported = self._store.reported(self._served.manifest, most=MAX_COMPARED)
+        recent = reported and reported.new(self._earlier, self._recurring)
         if recent is None or len(recent.labels) < MIN_COMPARED:
             return None
         return partial(self._compare, recent)

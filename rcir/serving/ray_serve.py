@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from rcir import trust
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
-from rcir.serving.served import RetrieverSource, Served, source_of
+from rcir.serving.served import source_of
 from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
 
@@ -20,44 +20,26 @@ TARGET_REQUESTS = 32  # requests in progress of a replica, above which another o
 MAX_REQUESTS = 512  # requests in progress of a replica
 
 
-class OnGpu:
-    """A source whose retrievers embed on the GPU that Ray gives to the process."""
-
-    def __init__(self, source: RetrieverSource) -> None:
-        self._source, self.name = source, source.name
-
-    def version(self) -> str:
-        return self._source.version()
-
-    def load(self, version: str) -> Served:
-        served = self._source.load(version)
-        if served.retriever.encoder is not None:
-            served.retriever.encoder.cuda()
-        return served
-
-
 def serve_on_ray(
-    place: str | os.PathLike[str],
-    settings: Settings,
-    replicas: tuple[int, int],
-    gpus: float = 0,
+    place: str | os.PathLike[str], settings: Settings, replicas: tuple[int, int], gpus: float = 0
 ) -> None:
     """Serve a retriever by replicas on the Ray cluster of this process, behind one address.
 
-    It returns when the process is stopped. Each replica is a whole application: it loads new
-    versions by itself, and reads the feedback of the others from the file, which all must reach.
+    It returns when the process is stopped. Each replica is a whole application that loads new
+    versions by itself and reads the feedback of the others from the file.
 
     Args:
-        place, settings: as for `rcir.serving.serve`; every node must reach the folder.
+        place, settings: as for `rcir.serving.serve`; every node must reach all folders and files.
         replicas: minimum and maximum number.
-        gpus: of a replica, to embed pictures on; may be a share of one.
+        gpus: number of GPUs of a replica, which embed pictures; may be a fraction.
 
     Raises:
-        InvalidConfig, RcirError: as `rcir.serving.serve` does.
+        RcirError: as `rcir.serving.serve` does.
     """
     from ray import serve
 
-    source = source_of(place) if not gpus else OnGpu(source_of(place))
+    source = source_of(place)
+    source.on_gpu = gpus > 0
     version = source.version()  # refuses a missing retriever here, not in the replicas
     with listen(settings) as listening:
         port = listening.getsockname()[1]

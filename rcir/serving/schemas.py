@@ -24,9 +24,12 @@ from rcir.options import DELTA
 from rcir.risk.request import GuaranteeRequest, request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
-# A JSON body is parsed while nothing else is done: many tiny parts take seconds.
-MAX_CONTAINERS = 2**16  # lists, objects and fields of a JSON body
-MAX_VALUES = 2**22  # numbers and texts of a JSON body
+# The event loop parses JSON bodies, and many tiny parts would take seconds: signs that begin or
+# separate parts, their maximum number, and what they count.
+JSON_LIMITS = (
+    ((b"[", b"{", b":"), 2**16, "lists, tables and fields"),
+    ((b",",), 2**22, "values"),
+)
 MAX_DIMENSIONS = 2**16  # of a vector
 MAX_NAMED_FAULTS = 100  # more faults are only counted
 STATUS_WORDS = {
@@ -42,8 +45,7 @@ STATUS_WORDS = {
     503: "The server is stopping.",
     507: "The file of answers and feedback cannot be written.",
 }
-# Fields of a form that may be a table or null.
-STRUCTURED = tuple(one.name for one in request_options() if one.table or one.nullable)
+OPTIONS = {option.name: option for option in request_options()}
 
 
 class FirstFault(FailFast):
@@ -61,16 +63,6 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-def _request_fields(*names: str) -> dict[str, Any]:
-    """Return type, default and description of options of a request; of all without names."""
-    hints = get_type_hints(GuaranteeRequest)
-    return {
-        one.name: (hints[one.name], Field(one.default, description=one.help))
-        for one in request_options()
-        if not names or one.name in names
-    }
-
-
 if TYPE_CHECKING:
 
     class _RequestBody(Body):
@@ -78,10 +70,18 @@ if TYPE_CHECKING:
 
     _ExploreBody = _RequestBody
 else:
-    _RequestBody = create_model("_RequestBody", __base__=Body, **_request_fields())
-    _ExploreBody = create_model(
-        "_ExploreBody", __base__=Body, **_request_fields("delta", "distinct", "group")
-    )
+
+    def _body_with(*names: str) -> type[Body]:
+        """Return a body with options of a request as fields."""
+        hints = get_type_hints(GuaranteeRequest)
+        fields = {
+            name: (hints[name], Field(OPTIONS[name].default, description=OPTIONS[name].help))
+            for name in names
+        }
+        return create_model("_RequestBody", __base__=Body, **fields)
+
+    _RequestBody = _body_with(*OPTIONS)
+    _ExploreBody = _body_with("delta", "distinct", "group")
 
 
 class ExploreTerms(_ExploreBody):
@@ -106,8 +106,8 @@ class Terms(_RequestBody):
     def watched(self) -> bool:
         """True if the rate of misses among such answers can contradict their guarantee.
 
-        It cannot if the guarantee is an average over calibrations or fails often, is about another
-        mix of groups or about labels, or if alpha was chosen after looking at the set.
+        It cannot if the guarantee is an average over calibrations or fails often, covers another
+        mix of groups or other labels, or if alpha was chosen after looking at the set.
         """
         holds = self.delta is not None and self.delta <= DELTA
         same_queries = not isinstance(self.mix, dict) and self.query_labels == "calibrated"
@@ -116,12 +116,8 @@ class Terms(_RequestBody):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of `Retriever.retrieve`."""
-        return {
-            name: getattr(self, name)
-            for name in Terms.model_fields
-            if name not in ("alpha", "delta", "monitored")
-        }
+        """The keywords of `GuaranteeRequest` and `Retriever.retrieve`."""
+        return {name: getattr(self, name) for name in OPTIONS}
 
 
 class Vector(Body):
@@ -172,58 +168,45 @@ def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
         (0.05, True, 0.1)
     """
     fields: dict[str, Any] = dict(form)
-    for name in STRUCTURED:
+    for name, option in OPTIONS.items():
         text = fields.get(name, "")
-        if text[:1] == "{" or text == "null":
+        if (option.table or option.nullable) and (text[:1] == "{" or text == "null"):
             try:
                 fields[name] = from_json(text)
             except ValueError as error:
                 raise InvalidConfig(
                     f"{name} is not JSON ({error}): send a number or a table"
                 ) from error
-    return checked(kind, fields)
+    return validate(kind, fields)
 
 
-def checked(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
+def validate(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
     """Return the fields of a form, or a JSON text, as a body of some kind.
 
     The fields of a form are text; JSON must have the types of the fields.
 
     Raises:
-        InvalidConfig: they are invalid, or a JSON text has too many parts. It names the faults.
+        InvalidConfig: they are invalid, or a JSON text has too many parts.
     """
-    if isinstance(fields, bytes):
-        _require_few_parts(fields)
     try:
-        if isinstance(fields, bytes):
-            return kind.model_validate_json(fields, strict=True)
-        return kind.model_validate(fields)
+        if not isinstance(fields, bytes):
+            return kind.model_validate(fields)
+        for signs, most, parts in JSON_LIMITS:
+            if sum(map(fields.count, signs)) > most:
+                raise InvalidConfig(f"the body has more than {most:,} {parts}: send less at a time")
+        return kind.model_validate_json(fields, strict=True)
     except ValidationError as error:
         if error.error_count() > MAX_NAMED_FAULTS:
             raise InvalidConfig(
                 f"the body has {error.error_count():,} faults: send the fields that "
                 "/openapi.json describes"
             ) from None
-        raise InvalidConfig(faults_of(error.errors())) from None
-
-
-def _require_few_parts(text: bytes) -> None:
-    """Raise `InvalidConfig` for a JSON text that would take long to parse."""
-    for signs, most, parts in (
-        ((b"[", b"{", b":"), MAX_CONTAINERS, "lists, tables and fields"),
-        ((b",",), MAX_VALUES, "values"),
-    ):
-        if sum(map(text.count, signs)) > most:
-            raise InvalidConfig(f"the body has more than {most:,} {parts}: send less at a time")
-
-
-def faults_of(errors: list[Any]) -> str:
-    """Return the faults that Pydantic found, in one sentence."""
-    faults = []
-    for one in errors:
-        place = ".".join(str(part) for part in one["loc"]) or "the body"
-        faults.append(f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}")
-    return "; ".join(dict.fromkeys(faults))
+        faults = [
+            f"{'.'.join(map(str, fault['loc'])) or 'the body'}: {fault['msg'][:1].lower()}"
+            f"{fault['msg'][1:]}"
+            for fault in error.errors()
+        ]
+        raise InvalidConfig("; ".join(dict.fromkeys(faults))) from None
 
 
 class Refusal(Body):

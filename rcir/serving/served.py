@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalib
 from rcir.options import DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
+from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
@@ -29,8 +31,6 @@ from rcir.serving.schemas import Terms
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
     from torch import Tensor
-
-    from rcir.data.images import UntrustedImage
 
     # Decoded pictures and their digests; a list of small ones is resized later, with others.
     Pictures = tuple[list[NDArray[np.uint8]] | Tensor, NDArray[np.bytes_]]
@@ -59,6 +59,11 @@ class Served:
     version: str
     manifest: str
 
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of the retriever."""
+        return self.retriever.require_calibration()
+
     def pictures(self, files: Sequence[bytes], most_pixels: int, deadline: float) -> Pictures:
         """Decode pictures, and resize them unless they are small, so that few bytes wait.
 
@@ -69,10 +74,20 @@ class Served:
             raise InvalidConfig(
                 "this retriever takes vectors, not pictures: send JSON with the field vector"
             )
-        from rcir.data.images import UntrustedImage, read_image  # imports torch
+        from rcir.data.images import UntrustedImage, image_size, read_image  # imports torch
 
         images = [UntrustedImage(file, deadline) for file in files]
-        if sum(_pixels(images, most_pixels)) > FEW_PIXELS:
+        sizes = [image_size(image, most_pixels) for image in images]
+        n_pixels, most = (
+            sum(width * height for width, height in sizes),
+            REQUEST_PIXELS * most_pixels,
+        )
+        if n_pixels > most:
+            raise TooLarge(
+                f"the pictures have {n_pixels:,} pixels together, at most {most:,} are allowed: "
+                "send fewer at a time, or scale them down"
+            )
+        if n_pixels > FEW_PIXELS:
             limited = replace(preprocessing, max_pixels=most_pixels)
             return limited.resized(images), digests(files)
         return [read_image(image, preprocessing.channels) for image in images], digests(files)
@@ -84,19 +99,18 @@ class Served:
         model: str | None,
     ) -> Queries:
         """Return vectors as queries."""
-        retriever = self.retriever
-        if retriever.encoder is not None:
+        searcher = self.retriever.searcher
+        if searcher.encoder is not None:
             raise InvalidConfig(
                 "this retriever takes pictures, not vectors: send multipart/form-data with a file "
                 "in the field picture"
             )
         if len({len(vector) for vector in vectors}) > 1:
-            raise InvalidConfig("the vectors are of different lengths: give each as many numbers")
+            raise InvalidConfig("the vectors differ in length: send vectors of equal length")
         array = np.asarray(vectors, np.float64)
-        dim = retriever.require_calibration().calibration_queries.vectors.shape[1]
-        retriever.searcher.options.checked(array, dim)
+        searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
-        return retriever.searcher.prepared(array, None, stated, model).identified()
+        return searcher.prepared(array, None, stated, model).identified()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Return the queries of each request; the pictures of all are embedded together."""
@@ -120,7 +134,7 @@ class Served:
         )
         first = preprocessing.normalise(pixels[:1].to(device))
         size = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
-        batches = (preprocessing.normalise(each.to(device)) for each in torch.split(pixels, size))
+        batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
         queries = replace(
             self.retriever.searcher.prepared(embedded),
@@ -159,18 +173,16 @@ class Served:
 
     def is_certified(self, terms: Terms) -> bool:
         """Return True if the calibration has certified a guarantee already."""
-        request = GuaranteeRequest(terms.alpha, terms.delta, **terms.options)
-        return self.retriever.require_calibration().has_certified(request)
+        return self.calibration.has_certified(GuaranteeRequest(**terms.options))
 
     def certify(self, terms: Terms) -> None:
         """Certify a guarantee, which takes up to a second the first time."""
-        self.retriever.guarantee(terms.alpha, terms.delta, **terms.options)
+        self.retriever.guarantee(**terms.options)
 
     def warm_up(self) -> None:
         """Answer once, so that the first request does not wait for what is computed once."""
-        queries = self.retriever.require_calibration().calibration_queries
-        shape = self.retriever.preprocessing
-        if shape is not None:
+        queries = self.calibration.calibration_queries
+        if (shape := self.retriever.preprocessing) is not None:
             import torch
 
             pixels = torch.zeros(1, shape.channels, *shape.size, dtype=torch.uint8)
@@ -180,22 +192,19 @@ class Served:
 
     def uncertainty_rank(self, answer: Retrieval) -> float:
         """Return the share of calibration queries that are less uncertain, in [0, 1]."""
-        calibration = self.retriever.require_calibration()
-        answering = calibration.for_request(answer.guarantee.request)
-        ascending = self._uncertainty if answering is calibration else self._uncertainty_on_gallery
+        answering = self.calibration.for_request(answer.guarantee.request)
+        ascending = self._ascending_uncertainty[answering is self.calibration]
         return float(np.searchsorted(ascending, answer.uncertainty) / len(ascending))
 
     @cached_property
-    def _uncertainty(self) -> NDArray[np.float64]:
-        """(n,) ascending uncertainties of the calibration queries."""
-        return np.sort(self.retriever.require_calibration().main.calibration.require("uncertainty"))
-
-    @cached_property
-    def _uncertainty_on_gallery(self) -> NDArray[np.float64]:
-        """The same for the calibration whose rules the gallery tuned."""
-        on_gallery = self.retriever.require_calibration().on_gallery
-        assert on_gallery is not None
-        return np.sort(on_gallery.main.calibration.require("uncertainty"))
+    def _ascending_uncertainty(self) -> dict[bool, NDArray[np.float64]]:
+        """(n,) uncertainties of the calibration queries; False: if the gallery tuned the rules."""
+        calibrations = {True: self.calibration, False: self.calibration.on_gallery}
+        return {
+            key: np.sort(calibration.main.calibration.require("uncertainty"))
+            for key, calibration in calibrations.items()
+            if calibration is not None
+        }
 
     @cached_property
     def mean_sizes(self) -> Callable[..., list[float]]:
@@ -205,17 +214,16 @@ class Served:
     def _mean_sizes(
         self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
     ) -> list[float]:
-        main = self.retriever.require_calibration().rules[distinct].main
-        queries = main.calibration.of_group(group)
-        means = {each: float(queries.sizes(each).mean()) for each in set(thresholds)}
-        return [means[each] for each in thresholds]
+        queries = self.calibration.rules[distinct].main.calibration.of_group(group)
+        means = {threshold: float(queries.sizes(threshold).mean()) for threshold in set(thresholds)}
+        return [means[threshold] for threshold in thresholds]
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:
         """The levels that can be certified, with mean set sizes, as plain values."""
-        calibration = self.retriever.require_calibration()
+        calibration = self.calibration
         main, coverage = calibration.main, calibration.coverage
-        counts, edges = np.histogram(self._uncertainty, UNCERTAINTY_BINS)
+        counts, edges = np.histogram(self._ascending_uncertainty[True], UNCERTAINTY_BINS)
         labels = None
         if coverage is not None:
             labels = asdict(coverage) | {"sentence": calibration.sentence_of(coverage)}
@@ -234,58 +242,61 @@ class Served:
             "groups": main.calibration.group_names(),
             "anytime": calibration.sequential,
             "delta": DELTA,
-            "levels": {name or "item": self._levels(name) for name in calibration.rules},
+            "levels": {
+                name or "item": [self._level(alpha, name) for alpha in SHOWN_ALPHAS]
+                for name in calibration.rules
+            },
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }
 
-    def _levels(self, distinct: Any) -> list[dict[str, Any]]:
-        calibration, rows = self.retriever.require_calibration(), []
-        for alpha in SHOWN_ALPHAS:
-            request = GuaranteeRequest(
-                alpha, DELTA, distinct=distinct, anytime=calibration.sequential
-            )
-            row: dict[str, Any] = {"alpha": alpha, "certified": False, "mean_size": None}
-            try:
-                threshold = calibration.guarantee(request).threshold
-            except RiskUnattainable as error:
-                row["minimum_alpha"] = error.minimum_alpha
-            else:
-                sizes = calibration.rules[distinct].main.calibration.sizes(threshold)
-                row |= {"certified": True, "mean_size": float(sizes.mean())}
-            rows.append(row)
-        return rows
+    def _level(self, alpha: float, distinct: Any) -> dict[str, Any]:
+        calibration = self.calibration
+        request = GuaranteeRequest(alpha, DELTA, distinct=distinct, anytime=calibration.sequential)
+        try:
+            threshold = calibration.guarantee(request).threshold
+        except RiskUnattainable as error:
+            refusal = {"alpha": alpha, "certified": False, "mean_size": None}
+            return refusal | {"minimum_alpha": error.minimum_alpha}
+        (size,) = self.mean_sizes((threshold,), distinct, None)
+        return {"alpha": alpha, "certified": True, "mean_size": size}
 
 
-def _pixels(pictures: Sequence[UntrustedImage], most: int) -> list[int]:
-    """Return the number of pixels of each picture, by its header."""
-    from rcir.data.images import image_size  # imports Pillow
+class RetrieverSource(ABC):
+    """A place whose retriever may be replaced.
 
-    sizes = [image_size(picture, most) for picture in pictures]
-    pixels = [width * height for width, height in sizes]
-    if sum(pixels) > REQUEST_PIXELS * most:
-        raise TooLarge(
-            f"the pictures have {sum(pixels):,} pixels together, at most {REQUEST_PIXELS * most:,} "
-            "are allowed: send fewer at a time, or scale them down"
-        )
-    return pixels
-
-
-class RetrieverSource(Protocol):
-    """A place whose retriever may be replaced."""
+    Attributes:
+        name: of the place.
+        on_gpu: True to embed pictures on the GPU of this process.
+    """
 
     name: str
+    on_gpu = False
 
+    @abstractmethod
     def version(self) -> str:
-        """Return the version of the present retriever, without loading it."""
-        ...
+        """Return the version of the present retriever, without loading it.
+
+        It is the digest of its manifest, after a name and a hyphen if the source has one.
+        """
+
+    @abstractmethod
+    def place(self, version: str) -> Path | str:
+        """Return the place that `rcir.load` reads a version from."""
 
     def load(self, version: str) -> Served:
         """Load the retriever of a version, or of a newer one, and verify every file."""
-        ...
+        while True:
+            retriever = api.load(self.place(version))
+            present = self.version()
+            if present == version:
+                if self.on_gpu and retriever.encoder is not None:
+                    retriever.encoder.cuda()
+                return Served(retriever, version, version.rpartition("-")[2])
+            version = present  # it changed meanwhile
 
 
-class Folder:
-    """A retriever folder, whose current version is served; its name is the manifest's digest."""
+class Folder(RetrieverSource):
+    """A retriever folder, whose current version is served."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder)
@@ -296,12 +307,11 @@ class Folder:
         except OSError as error:
             raise NoRetriever(f"there is no retriever in {self.folder} ({error})") from error
 
-    def load(self, version: str) -> Served:
-        retriever, version = _loaded(lambda _: self.folder, self.version, version)
-        return Served(retriever, version, version)
+    def place(self, version: str) -> Path:
+        return self.folder
 
 
-class RegistryName:
+class RegistryName(RetrieverSource):
     """A registered version, `models:/NAME/VERSION`, or that of an alias, `models:/NAME@ALIAS`.
 
     Versions are named `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in place.
@@ -322,23 +332,8 @@ class RegistryName:
         manifest = f"models:/{name}/{tracking.INSIDE}/{storage.MANIFEST}"
         return f"{name}-{_digest(tracking.read_file(manifest))}"
 
-    def load(self, version: str) -> Served:
-        retriever, version = _loaded(
-            lambda version: f"models:/{version.rpartition('-')[0]}", self.version, version
-        )
-        return Served(retriever, version, version.rpartition("-")[2])
-
-
-def _loaded(
-    place: Callable[[str], Path | str], present: Callable[[], str], version: str
-) -> tuple[Retriever, str]:
-    """Load a retriever, and another one if its version changes meanwhile."""
-    while True:
-        retriever = api.load(place(version))
-        now = present()
-        if now == version:
-            return retriever, version
-        version = now
+    def place(self, version: str) -> str:
+        return f"models:/{version.rpartition('-')[0]}"
 
 
 def _digest(manifest: bytes) -> str:

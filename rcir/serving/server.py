@@ -38,8 +38,7 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
         InvalidConfig: the port is in use, or the host is not this machine's.
         RcirError: as `create_app` does.
     """
-    listening = listen(settings)
-    with listening:
+    with listen(settings) as listening:
         app = create_app(source_of(place), settings)
         host, port = listening.getsockname()[:2]
         service = app.state.service
@@ -76,7 +75,7 @@ class Guarded(Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        hosts = [(getattr(each, "client", None) or ("",))[0] for each in self.connections]
+        hosts = [(getattr(other, "client", None) or ("",))[0] for other in self.connections]
         if hosts.count((self.client or ("",))[0]) > self._settings.client_connections:
             transport.abort()
         else:
@@ -85,27 +84,26 @@ class Guarded(Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_answering():
-            self._cancel()
+            self._stop_waiting()
         elif self._headers_due is None:
             self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_headers(self) -> None:
-        seconds = self._settings.header_seconds
-        self._headers_due = self.loop.call_later(seconds, self._close_without_headers)
+        def close() -> None:
+            self._headers_due = None
+            if not self._is_answering():
+                self.transport.close()
 
-    def _close_without_headers(self) -> None:
-        self._headers_due = None
-        if not self._is_answering():
-            self.transport.close()
+        self._headers_due = self.loop.call_later(self._settings.header_seconds, close)
 
-    def _cancel(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None

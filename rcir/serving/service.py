@@ -1,4 +1,4 @@
-"""The service behind HTTP: a retriever, its answers, pictures of items, and feedback."""
+"""The service behind HTTP: a retriever that answers, feedback on its answers, and new versions."""
 
 from __future__ import annotations
 
@@ -6,130 +6,30 @@ import asyncio
 import json
 import logging
 import os
-import threading
 import time
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from io import BytesIO
 from itertools import repeat
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rcir.data.listing import require_images
-from rcir.errors import DataUnavailable, InvalidConfig, RcirError
 from rcir.retrieval.answer import AtLevels, Retrieval
-from rcir.retrieval.retriever import Retriever
-from rcir.serving.batching import Batcher, Busy, PreparedRequest, answered
+from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.bodies import Query
-from rcir.serving.middleware import Metrics
+from rcir.serving.middleware import Metrics, Shared
 from rcir.serving.monitoring import Evidence
+from rcir.serving.pictures import ItemPictures
 from rcir.serving.schemas import ExploreTerms, Feedback, Terms
 from rcir.serving.served import RetrieverSource, Served, ready_to_serve
 from rcir.serving.settings import Settings
 from rcir.serving.store import Store, StoreUnavailable
 
-if TYPE_CHECKING:
-    from rcir.data.images import ImageLike
-    from rcir.data.records import Splits
-
-THUMBNAIL_SIDE = 160  # pixels of the longer side
-MAX_THUMBNAILS = 2000  # in memory
 SECONDS_PER_DAY = 86400.0
 RETRY_SECONDS = 60.0  # after which a refused version is tried again
 _log = logging.getLogger("rcir.serving")
-
-
-class ItemPictures:
-    """Thumbnails of the items of a retriever, and pictures to query it with.
-
-    Args:
-        retriever: the retriever.
-        folder: with a picture of each item, named by its id; None for the images of its data set.
-    """
-
-    def __init__(self, retriever: Retriever, folder: Path | None) -> None:
-        self._retriever, self._folder = retriever, folder
-        self._lock = threading.Lock()
-        self._splits: Splits | RcirError | None = None
-        self._positions: dict[str, int] = {}
-        self.thumbnail: Callable[[str], bytes] = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
-
-    def _thumbnail(self, item: str) -> bytes:
-        """Return the thumbnail of an item as PNG."""
-        return png(self._picture(item), THUMBNAIL_SIDE)
-
-    def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
-        """Return a random test picture of the data set as PNG, and its label or None."""
-        test = self._of_data_set().test
-        row = int(rng.integers(len(test)))
-        label: Any = None
-        if test.labels is not None:
-            number = int(test.labels[row])
-            label = self._retriever.label_names.get(number, str(number))
-        return png(test.images[row]), label
-
-    def _picture(self, item: str) -> ImageLike:
-        if self._folder is not None:
-            try:
-                path = self._folder / item
-                if not path.is_file():  # the name on disk may have another Unicode form
-                    (path,) = require_images(self._folder, [item], "the retriever", "add them")
-                path = path.resolve()
-                inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
-            except (OSError, ValueError, RuntimeError, DataUnavailable):
-                inside = False  # NUL, a name too long, a loop of links
-            if not inside:
-                raise DataUnavailable(f"there is no picture {item} in the folder of pictures")
-            return path
-        gallery = self._of_data_set().gallery
-        position = self._positions.get(item)
-        if position is None:
-            raise DataUnavailable(f"the data set has no picture of {item}")
-        return gallery.images[position]
-
-    def _of_data_set(self) -> Splits:
-        with self._lock:
-            if self._splits is None:
-                try:
-                    self._splits = self._read()
-                except (RcirError, OSError, ImportError) as error:
-                    self._splits = DataUnavailable(f"there are no pictures of the items ({error})")
-            if isinstance(self._splits, RcirError):
-                raise self._splits
-            return self._splits
-
-    def _read(self) -> Splits:
-        data = self._retriever.origin.get("data")
-        if data is None:
-            raise InvalidConfig("the retriever names no data set: give a folder with --pictures")
-        from rcir.config import from_plain
-        from rcir.data import DataConfig, load_splits
-
-        rejects = self._retriever.origin.get("rejects", ())
-        splits = load_splits(from_plain(DataConfig, data), rejects=rejects)
-        self._positions = {name: place for place, name in enumerate(splits.gallery.ids)}
-        return splits
-
-
-def png(picture: ImageLike, side: int | None = None) -> bytes:
-    """Return a picture as a PNG file; `side` bounds its longer side."""
-    from PIL import Image
-
-    from rcir.data.images import read_image
-
-    pixels: NDArray[np.uint8] = read_image(picture, 3)
-    image, file = Image.fromarray(pixels), BytesIO()
-    if side is not None:
-        image.thumbnail((side, side))
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +46,7 @@ class Service:
 
     Attributes:
         live: the retriever that answers now.
-        undecoded: number of queries whose pictures are decoded or wait for it.
+        undecoded: the queries whose pictures are decoded or wait for it.
         trouble: why a new version is not served, or the source cannot be reached; None if neither.
     """
 
@@ -156,8 +56,7 @@ class Service:
         self.batcher = Batcher(self._work, settings.capacity)
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
-        self.undecoded = 0
-        self._undecoded_of: Counter[str] = Counter()  # by address of the client
+        self.undecoded = Shared(settings.capacity, "queries wait to be decoded")
         self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
         self._retry_at: dict[str, float] = {}  # by refused version
         self._polling: asyncio.Task[None] | None = None
@@ -201,31 +100,31 @@ class Service:
         served, terms = self.served, query.terms
         if not served.is_certified(terms):  # the model does not wait for it
             await asyncio.to_thread(served.certify, terms)
-        prepared = await self._prepared(query, served)
+        prepared = await self._prepare(query, served)
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
         """Return the sets of one query at several alphas as plain values."""
         served, terms = self.served, query.terms
-        chosen: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
-        request = chosen | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
-        await asyncio.to_thread(served.certify, Terms.model_validate(request))
-        prepared = await self._prepared(query, served)
+        options: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
+        weakest = options | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
+        await asyncio.to_thread(served.certify, Terms.model_validate(weakest))
+        prepared = await self._prepare(query, served)
 
         def work() -> AtLevels:
             (queries,) = served.queries([prepared])
-            (levels,) = served.retriever.at_levels(queries, alphas, terms.delta, **chosen)
+            (levels,) = served.retriever.at_levels(queries, alphas, terms.delta, **options)
             return levels
 
         levels = await self.batcher.run(work)
-        thresholds = tuple(each.threshold for each in levels.guarantees)
-        means = await asyncio.to_thread(served.mean_sizes, thresholds, **chosen)
+        thresholds = tuple(guarantee.threshold for guarantee in levels.guarantees)
+        means = await asyncio.to_thread(served.mean_sizes, thresholds, **options)
         return {
             "version": served.version,
             "alphas": list(levels.alphas),
             "sizes": levels.sizes.tolist(),
             "mean_sizes": means,
-            "sentences": [str(each) for each in levels.guarantees],
+            "sentences": [str(guarantee) for guarantee in levels.guarantees],
             "uncertainty_rank": served.uncertainty_rank(levels.largest),
             "sentence": str(levels.largest.guarantee),
             "largest": levels.largest.to_dict(),
@@ -238,70 +137,53 @@ class Service:
         if retriever.encoder is not None:
             picture, label = live.pictures.query(rng)
             return {"picture": b64encode(picture).decode(), "label": label}
-        queries = retriever.require_calibration().calibration_queries
+        queries = live.served.calibration.calibration_queries
         row = int(rng.integers(len(queries)))
         stated = None if queries.uncertainty is None else float(queries.uncertainty[row])
         return {"vector": queries.vectors[row].tolist(), "uncertainty": stated, "label": None}
 
-    async def _prepared(self, query: Query[Any], served: Served) -> Any:
+    async def _prepare(self, query: Query[Any], served: Served) -> Any:
         if not query.in_thread:
             return query.prepare(served)
-        if self.undecoded + query.n > self.settings.capacity:
-            raise Busy(
-                f"{self.undecoded} queries wait to be decoded, and at most "
-                f"{self.settings.capacity} may: try again in a moment"
-            )
-        of_client = self._undecoded_of[query.client]
-        if query.client and of_client and of_client + query.n > self.settings.capacity // 2:
-            raise Busy(
-                f"{of_client} queries from {query.client} wait to be decoded, and at most "
-                f"{self.settings.capacity // 2} may: try again when they are answered"
-            )
-        self.undecoded += query.n
-        self._undecoded_of[query.client] += query.n
+        self.undecoded.take(query.client, query.n)
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._decoding, query.prepare, served)
         finally:
-            self.undecoded -= query.n
-            self._undecoded_of[query.client] -= query.n
-            if not self._undecoded_of[query.client]:
-                del self._undecoded_of[query.client]
+            self.undecoded.give_back(query.client, query.n)
 
     def _work(self, batch: Sequence[PreparedRequest]) -> list[list[dict[str, Any]] | Exception]:
         """Return each request's answers as plain values, with the ids for feedback."""
-        results = list(zip(batch, answered(batch), strict=True))
-        good = [(request, result) for request, result in results if type(result) is tuple]
-        n = sum(len(answers) for _, (_, answers) in good)
+        outcomes = list(zip(batch, answer_batch(batch), strict=True))
+        answered = [(request, outcome) for request, outcome in outcomes if type(outcome) is tuple]
+        n = sum(len(answers) for _, (_, answers) in answered)
         self.metrics.batch.observe(n)
         ids: Iterator[str | None] = repeat(None)
         if self.store is not None:
-            rows = ((request.served.manifest, request.terms, *result) for request, result in good)
+            rows = ((request.served.manifest, request.terms, *pair) for request, pair in answered)
             try:
                 ids = iter(self.store.add(rows))
             except StoreUnavailable as error:
                 _log.error("answers are given but not stored: %s", error)
-                self.metrics.unkept.inc(n)
-        stated: dict[int, dict[str, Any]] = {}  # by guarantee, which many answers share
+                self.metrics.not_stored.inc(n)
+        guarantees: dict[int, dict[str, Any]] = {}  # by id, because many answers share one
 
         def plain(served: Served, answer: Retrieval) -> dict[str, Any]:
             guarantee = answer.guarantee
-            if id(guarantee) not in stated:
-                stated[id(guarantee)] = {
-                    "guarantee": guarantee.to_dict(),
-                    "sentence": str(guarantee),
-                }
+            if id(guarantee) not in guarantees:
+                shared = {"guarantee": guarantee.to_dict(), "sentence": str(guarantee)}
+                guarantees[id(guarantee)] = shared
             rank = served.uncertainty_rank(answer)
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(rank)
             values = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}
-            return values | answer.own_values() | stated[id(guarantee)]
+            return values | answer.own_values() | guarantees[id(guarantee)]
 
         return [
-            result
-            if isinstance(result, Exception)
-            else [plain(request.served, answer) for answer in result[1]]
-            for request, result in results
+            outcome
+            if isinstance(outcome, Exception)
+            else [plain(request.served, answer) for answer in outcome[1]]
+            for request, outcome in outcomes
         ]
 
     def feedback_trouble(self) -> str | None:
@@ -332,8 +214,9 @@ class Service:
         }
 
     def _show(self, evidence: Evidence) -> None:
+        """Show the evidence on each guarantee in the metrics, unless another version is served."""
         if evidence is not self.live.evidence:
-            return  # another version is served meanwhile
+            return
         for row in evidence.watch.rows:
             terms = dict(sorted(row.terms.items()))
             alpha, delta = terms.pop("alpha"), terms.pop("delta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -27,11 +28,10 @@ class Settings:
         capacity: queries that may wait.
         most_bytes: of a request; all requests in progress may have eight times as many.
         most_pixels: of a picture; all pictures of a request may have eight times as many.
-        decode_seconds: for the pictures of a request.
-        header_seconds: for the headers of a request; then the connection is closed.
-        body_seconds: for the body of a request.
-        client_connections: of one address, such as that of a reverse proxy; further ones are
-            closed. Its requests in progress may have half of the bytes that all may have.
+        decode_seconds, header_seconds, body_seconds: maximum time for the pictures, headers and
+            body of a request.
+        client_connections: connections of one address, such as that of a reverse proxy; further
+            ones are closed. Its requests in progress may have half of the bytes that all may have.
         poll: seconds between two checks for a new version; 0 disables them.
         feedback_days: days after which a monitored query without feedback counts as a miss; later
             queries with feedback wait for it until then.
@@ -65,15 +65,11 @@ class Settings:
             value, least = getattr(self, name), int(name != "port")
             if value < least:
                 raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
-        if not 0 <= self.poll < float("inf"):
-            raise InvalidConfig(f"poll is {self.poll}; it must be a number of seconds, at least 0")
-        for name in ("decode_seconds", "header_seconds", "body_seconds"):
-            if not 0 < (seconds := getattr(self, name)) < float("inf"):
-                raise InvalidConfig(f"{name} is {seconds}; it must be a finite number above 0")
-        if not 0 < self.feedback_days < float("inf"):
-            raise InvalidConfig(
-                f"feedback_days is {self.feedback_days}; it must be a finite number of days above 0"
-            )
+        for name in ("decode_seconds", "header_seconds", "body_seconds", "feedback_days"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise InvalidConfig(f"{name} is {value}; it must be a finite number above 0")
+        if not 0 <= self.poll < math.inf:
+            raise InvalidConfig(f"poll is {self.poll}; it must be a finite number, at least 0")
         if self.pictures is not None and not self.pictures.is_dir():
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):

@@ -72,8 +72,8 @@ class MonitoredQuery:
     """A query whose answer is monitored, with or without feedback.
 
     Attributes:
-        number: of the answer, in the order in which queries were asked.
-        time: when it was asked, in seconds since 1970.
+        number: of the answer, in the order in which queries arrived.
+        time: when it arrived, in seconds since 1970.
         digest: of the query.
     """
 
@@ -87,11 +87,11 @@ class Loss:
     """Feedback on a monitored answer.
 
     Attributes:
-        number: of the feedback, in the order in which it came.
+        number: of the feedback, in order of arrival.
         terms: the guarantee, `Terms.key`.
         miss: True if the set contained no true match.
         answer: number of the answer.
-        time: when the feedback came, in seconds since 1970.
+        time: when the feedback arrived, in seconds since 1970.
         digest: of the query.
     """
 
@@ -129,8 +129,8 @@ class Reported:
             _, first = np.unique(self.queries.identities[labelled_first], return_index=True)
             rows = np.sort(labelled_first[first])
         rows = rows[is_new(self.queries.identities[rows], earlier)]
-        matches, labels = ([of[row] for row in rows] for of in (self.matches, self.labels))
-        return Reported(self.queries[rows], matches, labels)
+        matches = [self.matches[row] for row in rows]
+        return Reported(self.queries[rows], matches, [self.labels[row] for row in rows])
 
     @property
     def n_unlabelled_hits(self) -> int:
@@ -149,15 +149,15 @@ class Reported:
         hit without a label can be neither used nor left out: its rank is unknown, and in the
         smaller sets of another alpha it may be a miss.
         """
-        if not self.n_unlabelled_hits:
-            return
-        hits = sum(self.matches)
-        raise InvalidData(
-            f"{self.n_unlabelled_hits} of {hits} queries with feedback match: true have no label "
-            f"({self.n_unlabelled_misses} of {len(self.matches) - hits} with match: false have "
-            "none, and count as misses). The ranks of their matches are unknown, and without them "
-            "the other queries are not representative: send that feedback again with the labels"
-        )
+        if self.n_unlabelled_hits:
+            hits = sum(self.matches)
+            raise InvalidData(
+                f"{self.n_unlabelled_hits} of {hits} queries with feedback match: true have no "
+                f"label ({self.n_unlabelled_misses} of {len(self.matches) - hits} with match: "
+                "false have none, and count as misses). The ranks of their matches are unknown, "
+                "and the other queries alone are not representative: send that feedback again "
+                "with the labels"
+            )
 
 
 def is_new(digests: NDArray[np.bytes_], earlier: NDArray[np.bytes_]) -> NDArray[np.bool_]:
@@ -168,13 +168,14 @@ def is_new(digests: NDArray[np.bytes_], earlier: NDArray[np.bytes_]) -> NDArray[
     return np.asarray(earlier[places] != digests, np.bool_)
 
 
-def rows_of(queries: Queries) -> list[bytes]:
-    """Return all that each query is searched by, in safetensors' format."""
-    arrays: dict[str, NDArray[Any]] = {"vectors": queries.vectors}
+def _encode(queries: Queries) -> list[bytes]:
+    """Return each query, all that it is searched by, in safetensors' format."""
+    arrays: dict[str, NDArray[Any]] = {
+        "vectors": queries.vectors,
+        "digests": queries.identities.view(np.uint8).reshape(len(queries), -1),
+    }
     if queries.uncertainty is not None:
         arrays["uncertainty"] = queries.uncertainty
-    if queries.digests is not None:
-        arrays["digests"] = queries.digests.view(np.uint8).reshape(len(queries), -1)
     if queries.embedding is not None:
         parts = queries.embedding.arrays()
         arrays |= {f"embedding.{name}": values for name, values in parts.items()}
@@ -185,17 +186,17 @@ def rows_of(queries: Queries) -> list[bytes]:
     ]
 
 
-def query_of(row: bytes) -> Queries:
-    """Return the query of a row that `rows_of` returned."""
+def _decode(row: bytes) -> Queries:
+    """Return the query that `_encode` wrote."""
     arrays = load_arrays(row)
-    digests = arrays.pop("digests", None)
-    vectors, uncertainty = arrays.pop("vectors"), arrays.pop("uncertainty", None)
-    embedding_arrays = {name.removeprefix("embedding."): values for name, values in arrays.items()}
+    vectors, digests = arrays.pop("vectors"), arrays.pop("digests")
+    uncertainty = arrays.pop("uncertainty", None)
+    parts = {name.removeprefix("embedding."): values for name, values in arrays.items()}
     return Queries(
         vectors,
         uncertainty,
-        digests=None if digests is None else digests.view(f"S{digests.shape[1]}")[:, 0],
-        embedding=Embedding.from_arrays(embedding_arrays) if embedding_arrays else None,
+        digests=digests.view(f"S{digests.shape[1]}")[:, 0],
+        embedding=Embedding.from_arrays(parts) if parts else None,
     )
 
 
@@ -208,7 +209,7 @@ class Store:
         path: the SQLite file, which is created if it does not exist.
 
     Raises:
-        StoreUnavailable: it is something else, or cannot be written. So do all methods.
+        StoreUnavailable: it is something else, or cannot be written. All methods raise it, too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +218,7 @@ class Store:
         self._n_added = 0  # since old answers were last deleted
         self._locked_at = -math.inf  # when answers last waited in vain
         self._failure: str | None = None  # of the last attempt to write
-        with self._errors():
+        with self._naming_file():
             self._connection = sqlite3.connect(
                 path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -227,7 +228,7 @@ class Store:
                 raise StoreUnavailable(
                     f"{path} has format {version}, expected {STORE_FORMAT}: name another file"
                 )
-            if not version and self._read("SELECT 1 FROM sqlite_master"):
+            if version == 0 and self._read("SELECT 1 FROM sqlite_master"):
                 raise StoreUnavailable(f"{path} belongs to another program: name another file")
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
@@ -241,10 +242,7 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why answers and feedback are not stored; None if they are.
-
-        A full disk or a lock is noticed at an attempt to write, until the next one succeeds.
-        """
+        """Why answers and feedback are not stored, by the last attempt; None if they are."""
         try:
             self._require_files()
         except StoreUnavailable as error:
@@ -266,12 +264,11 @@ class Store:
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
             queries = queries.identified()
-            blobs = zip(queries.identities, rows_of(queries), strict=True)
-            for answer, (digest, blob) in zip(answers, blobs, strict=True):
+            parts = zip(answers, queries.identities, _encode(queries), strict=True)
+            for answer, digest, query in parts:
                 watched = terms.watched and not answer.abstained
                 name, items = secrets.token_urlsafe(12), json.dumps(answer.ids)
-                row = (name, now, version, terms.key, watched, items, bytes(digest), blob)
-                rows.append(row)
+                rows.append((name, now, version, terms.key, watched, items, bytes(digest), query))
         began = time.monotonic()
         try:
             with self._writing("NORMAL", ANSWER_LOCK_SECONDS):
@@ -304,10 +301,10 @@ class Store:
         )
 
     def feed(self, feedback: Feedback) -> int | None:
-        """Store feedback on an answer; to repeat it changes nothing, but may add a label.
+        """Store feedback on an answer; repeated feedback may only add a label.
 
         Returns:
-            Its number; None if it was given before.
+            Its number; None if it is repeated.
 
         Raises:
             UnknownAnswer: the file contains no such answer.
@@ -322,8 +319,7 @@ class Store:
             ):
                 if match != feedback.match or (None not in (earlier, label) and earlier != label):
                     raise InvalidData(
-                        f"feedback on answer {name!r} was given before, and said otherwise: the "
-                        "first is kept"
+                        f"feedback on {name!r} contradicts earlier feedback, which is kept"
                     )
                 self._connection.execute(
                     "UPDATE feedback SET label = coalesce(label, ?) WHERE answer = ?", (label, name)
@@ -335,7 +331,7 @@ class Store:
             ).lastrowid
 
     def losses(self, version: str, after: int = 0) -> list[Loss]:
-        """Return the feedback on monitored answers of a version, in the order in which it came."""
+        """Return the feedback on monitored answers of a version, in order of arrival."""
         rows = self._read(
             "SELECT feedback.number, terms, NOT match, answers.number, feedback.time, digest "
             "FROM feedback JOIN answers ON answers.id = answer "
@@ -345,12 +341,9 @@ class Store:
         return [Loss(number, terms, bool(miss), *rest) for number, terms, miss, *rest in rows]
 
     def monitored(self, version: str, terms: str, after: int, until: int) -> list[MonitoredQuery]:
-        """Return the queries of a guarantee in the order in which they were asked.
+        """Return the queries of a guarantee (`Terms.key`) in order of arrival.
 
-        Args:
-            version: of the retriever that answered.
-            terms: the guarantee, `Terms.key`.
-            after, until: numbers of answers; those above `after`, up to `until`, are returned.
+        The numbers of their answers are above `after` and at most `until`.
         """
         rows = self._read(
             "SELECT number, time, digest FROM answers WHERE version = ? AND terms = ? "
@@ -366,7 +359,7 @@ class Store:
 
         Args:
             version: of the retriever that answered.
-            since: the earliest time at which they were asked, in seconds since 1970.
+            since: when the earliest of them arrived, in seconds since 1970.
             most: their maximum number; None for all.
         """
         rows = self._read(
@@ -377,7 +370,7 @@ class Store:
         if not rows:
             return None
         return Reported(
-            Queries.joined([query_of(blob) for blob, _, _ in rows]),
+            Queries.joined([_decode(query) for query, _, _ in rows]),
             [bool(match) for _, match, _ in rows],
             [None if label is None else json.loads(label) for _, _, label in rows],
         )
@@ -403,17 +396,17 @@ class Store:
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         """Return the rows of a query."""
-        with self._lock, self._errors():
+        with self._lock, self._naming_file():
             return self._connection.execute(query, values).fetchall()
 
     @contextmanager
     def _writing(self, synchronous: str, seconds: float) -> Iterator[None]:
-        """Write in a transaction, after at most so many seconds for other threads and processes."""
+        """Write in a transaction, after at most `seconds` of waiting for other writers."""
         try:
             if not self._lock.acquire(timeout=seconds):
                 raise StoreUnavailable(f"{self.path} is in use: try again in a moment")
             try:
-                with self._errors():
+                with self._naming_file():
                     self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
                     self._connection.execute(f"PRAGMA synchronous = {synchronous}")
                     self._size = self._require_files()
@@ -437,26 +430,24 @@ class Store:
         files, size = self._files_now()
         if files != self._files or size < least:
             raise StoreUnavailable(
-                f"{self.path} was removed, replaced or truncated while the server used it: put it "
-                "back and start the server again"
+                f"{self.path} was removed, replaced or truncated while the server used it: restore "
+                "it and start the server again"
             )
         return size
 
     def _files_now(self) -> tuple[list[tuple[int, int]], int]:
         """Return (device, inode) of the file and its log, 0 without one, and the file's size."""
-        identities, sizes = [], []
+        states = []
         for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
             try:
                 state = path.stat()
-                identities.append((state.st_dev, state.st_ino))
-                sizes.append(state.st_size)
+                states.append((state.st_dev, state.st_ino, state.st_size))
             except OSError:
-                identities.append((0, 0))
-                sizes.append(0)
-        return identities, sizes[0]
+                states.append((0, 0, 0))
+        return [state[:2] for state in states], states[0][2]
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _naming_file(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:

@@ -15,7 +15,7 @@ from rcir.data import DataConfig, ImageSet, Preprocessing, load_splits, read_cla
 from rcir.data.datasets.user_images import list_pictures
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from rcir.serving.service import ItemPictures
+from rcir.serving.pictures import ItemPictures
 from tests.data.small_sets import labels_of, read, touch
 
 FORMS = ("csv", "parquet")

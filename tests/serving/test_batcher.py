@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from rcir.serving.batching import Batcher, Busy, Stopping
-from rcir.serving.middleware import TooLarge
+from rcir.serving.batching import Batcher, Stopping
+from rcir.serving.middleware import Busy, TooLarge
 
 
 def run(scenario, capacity=100):

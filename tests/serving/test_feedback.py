@@ -45,7 +45,7 @@ def keep(store, vectors, n=1, seed=5, **terms):
     """Keep answers of a retriever in a store; return their ids."""
     terms = Terms(**({"alpha": ALPHA} | terms))
     queries = vectors.searcher.prepared(drawn(n, seed)[0])
-    answers = vectors.retrieve(queries, terms.alpha, terms.delta, **terms.options)
+    answers = vectors.retrieve(queries, **terms.options)
     return store.add([("v1", terms, queries.identified(), answers)])
 
 
@@ -116,7 +116,7 @@ def test_repeated_feedback_changes_nothing_and_contradictions_are_refused(file, 
     assert store.reported("v1").labels == [3]
     for other in ({"match": False}, {"match": True, "label": 4}):
         other = Feedback(answer=name, **other)
-        with pytest.raises(InvalidData, match="otherwise"):
+        with pytest.raises(InvalidData, match="contradicts"):
             store.feed(other)
     assert [loss.miss for loss in store.losses("v1")] == [False]
     for work in (store.answer, lambda name: store.feed(Feedback(answer=name, match=True))):

@@ -18,7 +18,7 @@ from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings, create_app
-from rcir.serving.middleware import Bounded, Overloaded, TooSlow
+from rcir.serving.middleware import Bounded, Busy, TooSlow
 from rcir.serving.served import source_of
 from tests.serving.conftest import drawn, listening, png
 
@@ -316,7 +316,7 @@ def test_the_bodies_of_concurrent_requests_are_bounded_together():
         scope = {"type": "http", "headers": headers}
         first = asyncio.create_task(bounded(scope, receive, None))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="100 bytes"):
+        with pytest.raises(Busy, match="100 bytes"):
             await bounded(scope, receive, None)
         leave.set()
         await first
@@ -342,7 +342,7 @@ def test_others_are_answered_while_a_picture_is_decoded(folder, serving, splits,
         monkeypatch.setattr(images, "read_image", slow)
         slowly = [pool.submit(ask) for _ in range(2)]
         service, until = client.app.state.service, time.monotonic() + 10
-        while service.undecoded < 2:
+        while service.undecoded.used < 2:
             assert time.monotonic() < until
             time.sleep(0.001)
         assert client.get("/health").status_code == 200
@@ -360,12 +360,12 @@ def test_a_picture_that_takes_too_long_is_refused(folder, serving, splits):
 
 
 def test_the_decode_time_includes_the_wait_for_a_thread(folder, serving, splits):
-    class Busy(ThreadPoolExecutor):
+    class Slow(ThreadPoolExecutor):
         def submit(self, work, /, *arguments):
             return super().submit(lambda: (time.sleep(0.6), work(*arguments))[1])
 
-    with serving(folder, decode_seconds=0.5) as client, Busy(1) as busy:
-        client.app.state.service._decoding = busy
+    with serving(folder, decode_seconds=0.5) as client, Slow(1) as slow:
+        client.app.state.service._decoding = slow
         files = {"picture": png(splits.test.images[0])}
         assert refusal(client.post("/retrieve", files=files)) == (400, "invalid-image")
 
@@ -398,7 +398,7 @@ def test_the_bodies_of_a_client_leave_room_for_those_of_others_and_end_in_time()
             *(ask("slow", 55), ask("slow", 55), ask("other", 60), ask("slow", 5)),
             return_exceptions=True,
         )
-        assert [type(outcome) for outcome in outcomes] == [TooSlow, Overloaded, TooSlow, TooSlow]
+        assert [type(outcome) for outcome in outcomes] == [TooSlow, Busy, TooSlow, TooSlow]
         assert answered == [("slow", 55), ("other", 60), ("slow", 5)]
         await asyncio.gather(ask("slow", 60), return_exceptions=True)  # there is room again
         assert answered[3:] == [("slow", 60)]

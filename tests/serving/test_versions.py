@@ -11,12 +11,12 @@ import pytest
 
 import rcir
 from calibration import CertificationConfig, certify
+from rcir import api
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import current_version
 from rcir.serving import service
-from rcir.serving.ray_serve import OnGpu
 from rcir.serving.served import ready_to_serve, source_of
 from rcir.serving.store import StoreUnavailable
 from tests.serving.conftest import drawn
@@ -189,14 +189,15 @@ def test_a_server_follows_an_alias_and_stays_up_without_the_registry(
         assert client.post("/retrieve", json=QUERY).status_code == 200
 
 
-def test_replicas_with_a_gpu_embed_on_it():
+def test_replicas_with_a_gpu_embed_on_it(place, monkeypatch):
     moved = []
     encoder = SimpleNamespace(cuda=lambda: moved.append(True))
-    served = SimpleNamespace(retriever=SimpleNamespace(encoder=encoder))
-    source = SimpleNamespace(name="place", version=lambda: "7", load=lambda version: served)
-    on_gpu = OnGpu(source)
-    assert (on_gpu.name, on_gpu.version()) == ("place", "7")
-    assert on_gpu.load("7") is served
-    assert moved == [True]
-    served.retriever.encoder = None  # of vectors, which nothing embeds
-    assert on_gpu.load("7") is served
+    for retriever in (SimpleNamespace(encoder=encoder), SimpleNamespace(encoder=None)):
+        monkeypatch.setattr(api, "load", lambda place, retriever=retriever: retriever)
+        source = source_of(place)
+        assert source.load(source.version()).retriever is retriever
+        assert not moved
+        source.on_gpu = True
+        source.load(source.version())
+        assert len(moved) == (retriever.encoder is not None)
+        moved.clear()

@@ -1,0 +1,108 @@
+"""Pictures of the items of a retriever, and pictures to query it with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rcir.data.listing import require_images
+from rcir.errors import DataUnavailable, InvalidConfig, RcirError
+from rcir.retrieval.retriever import Retriever
+
+if TYPE_CHECKING:  # retrievers of vectors need neither Pillow nor torch
+    from rcir.data.images import ImageLike
+    from rcir.data.records import Splits
+
+THUMBNAIL_SIDE = 160  # pixels of the longer side
+MAX_THUMBNAILS = 2000  # in memory
+
+
+class ItemPictures:
+    """Thumbnails of the items of a retriever, and pictures to query it with.
+
+    Args:
+        retriever: the retriever.
+        folder: with a picture of each item, named by its id; None for the images of its data set.
+    """
+
+    def __init__(self, retriever: Retriever, folder: Path | None) -> None:
+        self._retriever, self._folder = retriever, folder
+        self._lock = threading.Lock()
+        self._splits: Splits | RcirError | None = None
+        self._positions: dict[str, int] = {}
+        self.thumbnail: Callable[[str], bytes] = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
+
+    def _thumbnail(self, item: str) -> bytes:
+        """Return the thumbnail of an item as PNG."""
+        return _png(self._picture(item), THUMBNAIL_SIDE)
+
+    def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
+        """Return a random test picture of the data set as PNG, and its label or None."""
+        test = self._data_set().test
+        row = int(rng.integers(len(test)))
+        label: Any = None
+        if test.labels is not None:
+            number = int(test.labels[row])
+            label = self._retriever.label_names.get(number, str(number))
+        return _png(test.images[row]), label
+
+    def _picture(self, item: str) -> ImageLike:
+        if self._folder is not None:
+            try:
+                path = self._folder / item
+                if not path.is_file():  # the name on disk may have another Unicode form
+                    (path,) = require_images(self._folder, [item], "the retriever", "add them")
+                path = path.resolve()
+                inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
+            except (OSError, ValueError, RuntimeError, DataUnavailable):
+                inside = False  # NUL, a name too long, a loop of links
+            if not inside:
+                raise DataUnavailable(f"there is no picture {item} in the folder of pictures")
+            return path
+        gallery = self._data_set().gallery
+        if item not in self._positions:
+            raise DataUnavailable(f"the data set has no picture of {item}")
+        return gallery.images[self._positions[item]]
+
+    def _data_set(self) -> Splits:
+        """Return the data set, which is read once; if that failed, raise why."""
+        with self._lock:
+            if self._splits is None:
+                try:
+                    self._splits = self._read()
+                except (RcirError, OSError, ImportError) as error:
+                    self._splits = DataUnavailable(f"there are no pictures of the items ({error})")
+            if isinstance(self._splits, RcirError):
+                raise self._splits
+            return self._splits
+
+    def _read(self) -> Splits:
+        origin = self._retriever.origin
+        if origin.get("data") is None:
+            raise InvalidConfig("the retriever names no data set: give a folder with --pictures")
+        from rcir.config import from_plain
+        from rcir.data import DataConfig, load_splits
+
+        config = from_plain(DataConfig, origin["data"])
+        splits = load_splits(config, rejects=origin.get("rejects", ()))
+        self._positions = {name: place for place, name in enumerate(splits.gallery.ids)}
+        return splits
+
+
+def _png(picture: ImageLike, side: int | None = None) -> bytes:
+    """Return a picture as a PNG file; `side` bounds its longer side."""
+    from PIL import Image
+
+    from rcir.data.images import read_image
+
+    image, file = Image.fromarray(read_image(picture, 3)), BytesIO()
+    if side is not None:
+        image.thumbnail((side, side))
+    image.save(file, "PNG")
+    return file.getvalue()
