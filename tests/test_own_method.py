@@ -20,7 +20,7 @@ from rcir.retrieval.retriever import Retriever
 from tests.toy import Toy
 from tests.training.helpers import equal, unfinish
 from training import Change, TrainingConfig, train
-from training.checkpoint import best_epoch
+from training.checkpoint import read_state
 from tuning.config import check_space, with_values
 
 TOY = "tests.toy:Toy"
@@ -60,7 +60,7 @@ def test_training_uses_its_loss_mining_and_hooks(run, config, toy_splits):
     assert isinstance(encoder, Toy)
     assert (config.mining.positive, config.mining.negatives) == ("random", "hardest")
     assert config.at(2).loss == {"temperature": 0.05}
-    assert encoder.steps.item() == math.ceil(200 / 32) * best_epoch(run.path)
+    assert encoder.steps.item() == math.ceil(200 / 32) * read_state(run.path).best_epoch
     embedding = encoder.embed(run.preprocessing(toy_splits.train.images))
     # Fitted after training: the mean concentration of the training images is 1.
     assert embedding.extra["concentration"].mean().item() == pytest.approx(1, rel=1e-3)

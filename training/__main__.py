@@ -10,7 +10,7 @@ from rcir.imports import naming_extras
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, train, say what comes next."""
+    """Parse, train, and print the next command."""
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from training.config import TrainingConfig

@@ -16,6 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,10 +43,10 @@ PATTERN = re.compile(r"epoch-(\d+)")
 class History:
     """Metrics by epoch and losses by step, in `metrics.json` of a run's folder and in MLflow.
 
-    Training does not wait for MLflow: they are logged from a thread, with the time at which the
-    epoch or step ended ("time", in seconds since 1970). What could not be logged is logged by
-    `log`, or by the process that continues the run. No epoch and no step is logged twice. Used as a
-    context manager, it closes its queue.
+    A thread logs them to MLflow, with the time at which the epoch or step ended ("time", in seconds
+    since 1970), so that training does not wait. What it could not log is logged by `log`, or by the
+    process that continues the run. No epoch or step is logged twice. As a context manager, it
+    closes its queue.
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:
@@ -62,35 +63,30 @@ class History:
         self._queue.close()
 
     def step(self, step: int, loss: float) -> None:
-        """Have the loss of an optimizer step logged; `add` writes it down, with its epoch."""
+        """Queue the loss of an optimizer step; `add` writes it to the file, with its epoch."""
         self._losses[str(step)] = loss, time.time()
         self._queue.put(STEP_LOSS, step, {STEP_LOSS: loss}, self._losses[str(step)][1])
 
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write down the metrics of an epoch and the losses of its steps, and have them logged.
+        """Write the metrics of an epoch and the losses of its steps, and queue them.
 
         Raises:
             CheckpointFailed: the disk is full, or refuses.
         """
         steps = {"steps": self._losses} if self._losses else {}
         epochs = self._epochs | {str(epoch): {"time": time.time(), **metrics, **steps}}
-        try:
+        with _reporting_full_disk(self._file):
             write_json(self._file, epochs)
-        except OSError as error:
-            raise CheckpointFailed(
-                f"{self._file} could not be written ({error.strerror or error}): make room, and "
-                "give the same command again; it continues from the last checkpoint"
-            ) from error
         self._epochs, self._losses = epochs, {}
-        # An earlier process may not have logged its own.
+        # An earlier process may have left epochs unlogged.
         for number in sorted(epochs.keys() - self._queued, key=int):
-            for marker, step, values, at in _logged(number, epochs[number]):
-                self._queue.put(marker, step, values, at)
+            for point in _points(number, epochs[number]):
+                self._queue.put(*point)
         self._queued |= epochs.keys()
 
     def log(self) -> None:
         """Log what MLflow does not have; `TrackingUnavailable` if it is away."""
-        items = [item for epoch in self._epochs.items() for item in _logged(*epoch)]
+        items = [point for epoch in self._epochs.items() for point in _points(*epoch)]
         stored = {marker: self._tracked.steps(marker) for marker in {item[0] for item in items}}
         self._tracked.log_points(
             (name, step, value, at)
@@ -105,7 +101,7 @@ class History:
 
 
 def read_epochs(run: Path) -> dict[str, dict[str, Any]]:
-    """The metrics of the epochs of a run, by number; "time" is when an epoch ended."""
+    """Return the metrics of the epochs of a run, by number; "time" is when an epoch ended."""
     file = run / METRICS_FILE
     if not file.is_file():
         return {}
@@ -113,14 +109,25 @@ def read_epochs(run: Path) -> dict[str, dict[str, Any]]:
     return epochs
 
 
-def _logged(
+def _points(
     epoch: str, metrics: Mapping[str, Any]
 ) -> Iterator[tuple[str, int, dict[str, float], float]]:
-    """Yield what is logged of an epoch: a marker (see `MetricQueue`), step, metrics and time."""
+    """Yield the points to log of an epoch: marker (see `MetricQueue`), step, metrics and time."""
     for step, (loss, at) in metrics.get("steps", {}).items():
         yield STEP_LOSS, int(step), {STEP_LOSS: loss}, at
     values = {name: value for name, value in metrics.items() if name not in ("time", "steps")}
     yield LOSS, int(epoch), values, metrics["time"]
+
+
+@contextmanager
+def _reporting_full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointFailed(
+            f"{path} could not be written ({error.strerror or error}): make room; the same command "
+            "continues from the last checkpoint"
+        ) from error
 
 
 @dataclass
@@ -128,18 +135,15 @@ class TrainState:
     """Numbers that training continues from.
 
     Attributes:
-        epoch: number of epochs done.
-        best_epoch: the one with the smallest certified sets of the validation images so far, or,
-            where these are equal or nothing is certified, with the highest mean average precision;
-            the last of several; 0 before the first. If epochs are selected by recall, the one with
-            the highest recall at 1, which then takes the place of the mean average precision below.
-        best_size: its certified size, infinite if nothing is certified.
-        best_precision: its mean average precision.
-        improved_epoch: the last whose mean average precision was better, by more than `min_delta`,
-            than the best before it; patience counts from here.
-        improved: its mean average precision.
+        epoch: number of complete epochs.
+        best_epoch: the one to keep so far, by `selection`; the last of several, 0 before the first.
+        best_size: its certified size; infinite if nothing is certified, or selected by recall.
+        best_precision: its mean average precision, or its recall at 1 if selected by recall.
+        improved_epoch: the last whose precision (or recall) exceeded the best before it by more
+            than `min_delta`; patience counts from here.
+        improved: its precision (or recall).
         seed: of the run.
-        steps: number of optimizer steps done.
+        steps: number of optimizer steps.
     """
 
     epoch: int = 0
@@ -205,17 +209,12 @@ def save_checkpoint(
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
     folder = checkpoint_folder(run, state.epoch)
-    try:
+    with _reporting_full_disk(folder):
         write_folder(folder, fill)
-    except OSError as error:
-        raise CheckpointFailed(
-            f"{folder} could not be written ({error.strerror or error}): make room, and give the "
-            "same command again; it continues from the checkpoint before"
-        ) from error
     for epoch in _epochs(run):
         if epoch not in (state.epoch, state.best_epoch):
             shutil.rmtree(checkpoint_folder(run, epoch))
-    # Of workers that were lost while they wrote, on other hosts as well: no other one writes here.
+    # Left by workers that were lost while writing, also on other hosts.
     for aside in folder.parent.glob(".epoch-*"):
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -223,28 +222,29 @@ def save_checkpoint(
 def restore(
     run: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> TrainState:
-    """Load the checkpoint of an epoch into its parts; wait for what this node does not yet see."""
+    """Load the checkpoint of an epoch; wait until a shared folder shows it on this node."""
     folder = checkpoint_folder(run, epoch)
     until = time.monotonic() + SHARED_FOLDER_DELAY
     while not folder.is_dir() and time.monotonic() < until:
         time.sleep(1)
-    numbers = json.loads((folder / "state.json").read_text())
     restore_weights(run, epoch, model)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     moments: dict[int, dict[str, Any]] = {}
     for key, value in load_file(folder / "optimizer.safetensors").items():
         index, name = key.split(".", 1)
         weight = weights[int(index)].detach()
-        # Laid out in memory as its weight, which fused optimizers count on.
+        # Fused optimizers need the memory layout of the weight.
         laid_out = torch.empty_like(weight).copy_(value) if value.shape == weight.shape else value
         moments.setdefault(int(index), {})[name] = laid_out
-    optimizer.load_state_dict({"state": moments, "param_groups": numbers["param_groups"]})
-    return _train_state(folder)
+    state, param_groups = _read_state(folder)
+    optimizer.load_state_dict({"state": moments, "param_groups": param_groups})
+    return state
 
 
-def _train_state(folder: Path) -> TrainState:
+def _read_state(folder: Path) -> tuple[TrainState, list[dict[str, Any]]]:
+    numbers = json.loads((folder / "state.json").read_text())
     try:
-        return TrainState(**json.loads((folder / "state.json").read_text())["train_state"])
+        return TrainState(**numbers["train_state"]), numbers["param_groups"]
     except TypeError as error:
         raise InvalidData(
             f"{folder} is of another version of rcir ({error}): train under another name"
@@ -252,18 +252,13 @@ def _train_state(folder: Path) -> TrainState:
 
 
 def last_epoch(run: Path) -> int:
-    """The epoch of the last checkpoint; 0 if there is none."""
+    """Return the epoch of the last checkpoint; 0 if there is none."""
     return max(_epochs(run), default=0)
 
 
 def read_state(run: Path) -> TrainState:
-    """Read the state of the last checkpoint, which there must be."""
-    return _train_state(checkpoint_folder(run, last_epoch(run)))
-
-
-def best_epoch(run: Path) -> int:
-    """The epoch whose weights were best on the validation images."""
-    return read_state(run).best_epoch
+    """Read the state of the last checkpoint, which must exist."""
+    return _read_state(checkpoint_folder(run, last_epoch(run)))[0]
 
 
 def restore_validation(run: Path, epoch: int) -> Validation:

@@ -33,9 +33,9 @@ def loaded(
     batches: Iterable[NDArray[np.int64]],
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """Batches of images, uint8 (n, channels, *size) on the device, in order; read ahead.
+    """Yield batches of images, uint8 (n, channels, *size) on the device; read ahead.
 
-    An image that a batch names twice is read once.
+    An image that is twice in a batch is read once.
     """
 
     def read(rows: NDArray[np.int64]) -> Tensor:
@@ -46,10 +46,10 @@ def loaded(
 
 
 def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:
-    """Rows of images to embed together, in batches of one size; several of a label if asked.
+    """Return rows of images to embed together, in batches of one size.
 
     Raises:
-        InvalidConfig: there are to be several of each label, but images have not one label each.
+        InvalidConfig: batches need several images of a label, but images have several labels.
         InvalidData: there are fewer labels than a batch needs.
     """
     rng = numpy_generator(config.seed, epoch, ORDER)
@@ -62,20 +62,20 @@ def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[
             label_batches(images.labels, config.batch, config.mining.samples_per_class, rng)
         )
     order, size = rng.permutation(len(images)), min(config.batch, len(images))
-    # A smaller last batch has fewer tuples to offer.
+    # A smaller last batch would have fewer tuples.
     return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
 
 
-def numbered_labels(images: ImageSet) -> Tensor:
-    """(n,) the label of each image, numbered from 0 on in the order of the labels.
+def number_labels(images: ImageSet) -> Tensor:
+    """Return the (n,) labels of images, numbered from 0 in ascending order.
 
     Raises:
-        InvalidConfig: the images have not one label each.
+        InvalidConfig: images have several labels.
 
     Example:
         >>> import numpy as np
         >>> images = ImageSet(np.zeros((3, 8, 8), np.uint8), np.array([7, 3, 7]), ["a", "b", "c"])
-        >>> numbered_labels(images)
+        >>> number_labels(images)
         tensor([1, 0, 1])
     """
     if images.relevance.single is None:
@@ -87,28 +87,27 @@ def numbered_labels(images: ImageSet) -> Tensor:
 
 @dataclass(frozen=True)
 class FeaturePreprocessing(Preprocessing):
-    """Takes features (n, C) in the place of images, and leaves them as they are."""
+    """Passes features (n, C) to an encoder in place of images."""
 
     def resized(self, images: Any) -> Tensor:
-        """Features as an encoder with a frozen backbone takes them, (n, C, 1, 1)."""
+        """Return the features in the shape that an encoder expects, (n, C, 1, 1)."""
         return torch.from_numpy(np.asarray(images))[:, :, None, None]
 
     def normalise(self, images: Tensor) -> Tensor:
-        """The same."""
+        """Return the features as they are."""
         return images
 
 
 def on_features(
     config: TrainingConfig, splits: Splits, encoder: Encoder, runs: Path, num_workers: int = 0
 ) -> tuple[TrainingConfig, Splits]:
-    """A training with the features of a frozen backbone in the place of images.
+    """Replace the images of a training by the features of a frozen backbone.
 
     Args:
         config: of the run.
         splits: of its data set; training and validation images are replaced.
-        encoder: to be trained, or trained; one whose backbone is not frozen changes nothing.
-        runs: the folder of the run's folder, where features are kept: what was embedded before is
-            not embedded again.
+        encoder: of the run; nothing changes unless its backbone is frozen.
+        runs: folder of runs, which caches the features.
         num_workers: replicas that embed, see `Embedder`.
     """
     frozen = frozen_backbone(encoder)
@@ -130,7 +129,7 @@ def on_features(
 def _features(
     images: ImageSet, embedder: Embedder, backbone: Encoder, preprocessing: Preprocessing
 ) -> Any:
-    """Features (n, C) of images; what takes long is shown."""
+    """Return the features (n, C) of images, with a progress bar."""
     bar = progress_bar()
     task, n_new, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
 

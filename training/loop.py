@@ -19,7 +19,6 @@ import torch
 from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 from ray.util import get_current_placement_group
-from torch import nn
 
 from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data import ImageSet, data_root, load_splits
@@ -38,10 +37,10 @@ from training.config import TrainingConfig
 from training.images import on_features
 from training.trainer import Trainer, freeze_affine
 from training.validation import TrainingWatch, validate
-from training.workers import LOG, EpochBar, Workers, add_line, followed
+from training.workers import LOG, EpochBar, Workers, add_line, follow
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,27 +51,22 @@ class Job:
     folder: Path
     tracked: TrackedRun
 
-    def history(self) -> History:
-        """The metrics of the run."""
-        return History(self.folder, self.tracked)
-
 
 def training_loop(job: Job) -> None:
-    """Train from the last checkpoint on, or from the start, as one of Ray's workers."""
-    # Whoever stops this training from outside has to free what its workers hold.
+    """Train from the last checkpoint, or from the start, as one of Ray's workers."""
+    # A process that stops this training has to free the resources of its workers.
     group = get_current_placement_group()
     placement = {PLACEMENT_GROUP: group.id.hex()} if group else {}
 
-    # Without a checkpoint of Ray's: Ray refuses to continue a run whose older ones were removed.
+    # Without Ray's checkpoints: Ray refuses to continue a run whose older ones were removed.
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | placement)
 
     workers = Workers.joined(job.config.use_gpu)
-    log = (job.folder / LOG).open("a", buffering=1)
-    with log, _threads(job.config.threads), job.history() as history:
+    with (job.folder / LOG).open("a", buffering=1) as log:
         if workers.rank == 0:
-            console.file = log  # which the process that waits for the workers prints
-        _train(job, history, workers, _averaging, report)
+            console.file = log  # printed by the process that waits for the workers
+        _train(job, workers, report)
 
 
 def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
@@ -82,8 +76,7 @@ def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
         if callback is not None:
             callback.after_report(None, [metrics], None)  # type: ignore[arg-type]
 
-    with _threads(job.config.threads), job.history() as history:
-        _train(job, history, Workers.alone(job.config.use_gpu), lambda encoder: encoder, report)
+    _train(job, Workers.alone(job.config.use_gpu), report)
 
 
 @contextmanager
@@ -97,22 +90,15 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _averaging(encoder: nn.Module) -> nn.Module:
-    """The encoder, wrapped so that gradients are averaged; buffers are the trainer's business."""
-    model: nn.Module = ray.train.torch.prepare_model(
-        encoder, move_to_device=False, parallel_strategy_kwargs={"forward_sync_buffers": False}
-    )
-    return model
-
-
-def _train(
-    job: Job,
-    history: History,
-    workers: Workers,
-    wrapped: Callable[[nn.Module], nn.Module],
-    report: Callable[[dict[str, float]], None],
-) -> None:
+def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None]) -> None:
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
+    with _threads(job.config.threads), History(job.folder, job.tracked) as history:
+        _run_epochs(job, workers, history, report)
+
+
+def _run_epochs(
+    job: Job, workers: Workers, history: History, report: Callable[[dict[str, float]], None]
+) -> None:
     if workers.device.type == "cpu":
         keep_freed_memory()
     config, folder = job.config, job.folder
@@ -128,17 +114,20 @@ def _train(
         freeze_affine(encoder)
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = config.optimizer.build(encoder.parameters())
-    # The first worker says from which: another one may see a shared folder as it was a while ago.
+    # The first worker decides: another may see an earlier state of a shared folder.
     last = workers.broadcast(checkpoint.last_epoch(folder))
     state = TrainState(seed=config.seed)
     if last:
         state = checkpoint.restore(folder, last, encoder, optimizer)
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
     # uses the encoder itself.
-    compiled: Any = torch.compile(encoder) if config.compile else encoder
-    trainer = Trainer(
-        config, encoder, wrapped(compiled), optimizer, splits.train, workers, state.steps
-    )
+    model: Any = torch.compile(encoder) if config.compile else encoder
+    if workers.count > 1:
+        buffers = {"forward_sync_buffers": False}  # the trainer averages them
+        model = ray.train.torch.prepare_model(
+            model, move_to_device=False, parallel_strategy_kwargs=buffers
+        )
+    trainer = Trainer(config, encoder, model, optimizer, splits.train, workers, steps=state.steps)
     first = workers.rank == 0  # decides for all: other hardware might round differently
 
     watch = TrainingWatch()
@@ -147,7 +136,7 @@ def _train(
         bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
         with torch.random.fork_rng(_generators(workers)), bar:
             trained = trainer.epoch(epoch, bar, history.step if first else None)
-        embedding = _embedded(config, encoder, splits.validation, workers)
+        embedding = _embed_with_all(config, encoder, splits.validation, workers)
         validation = validate(embedding, splits.validation, workers)
         metrics = workers.broadcast(validation.metrics() if first else None) | trained
         metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
@@ -155,7 +144,7 @@ def _train(
         state.advance(metrics, config.min_delta, config.selection == "recall")
         state.steps = trainer.steps
         if first:
-            # Metrics first: an epoch that is not repeated has left them.
+            # Metrics first: with its checkpoint, an epoch is not repeated.
             history.add(epoch, metrics)
             checkpoint.save_checkpoint(folder, state, encoder, optimizer, validation)
             bar.summary(metrics)
@@ -164,24 +153,24 @@ def _train(
 
 
 def is_done(state: TrainState, config: TrainingConfig) -> bool:
-    """Return whether all epochs are trained, or none was better for too long."""
+    """Return True if all epochs are trained, or patience has ended."""
     waited = state.epoch - state.improved_epoch
     return state.epoch >= config.epochs or 0 < config.patience <= waited
 
 
-def _embedded(
+def _embed_with_all(
     config: TrainingConfig, encoder: Encoder, images: ImageSet, workers: Workers
 ) -> Embedding:
-    """Embeddings of the validation images, made by all workers, on every one of them."""
-    own = workers.shard(-(-len(images) // BATCH))
-    rows = np.arange(len(images))[own.start * BATCH : own.stop * BATCH]
-    some = rows if len(rows) else np.zeros(1, np.int64)  # of none there would be no shape
-    part = embed(encoder, config.preprocessing, images.pick(some))[: len(rows)]
+    """Return the embedding of images on every worker; each embeds a part."""
+    blocks = workers.shard(-(-len(images) // BATCH))
+    rows = np.arange(len(images))[blocks.start * BATCH : blocks.stop * BATCH]
+    not_empty = rows if len(rows) else np.zeros(1, np.int64)  # an empty batch would have no shape
+    part = embed(encoder, config.preprocessing, images.pick(not_empty))[: len(rows)]
     return part.map(workers.all_gather)
 
 
 def _generators(workers: Workers) -> list[torch.device]:
-    """The devices whose random numbers training draws, beside the CPU."""
+    """Return the devices whose random numbers training draws, beside the CPU."""
     return [workers.device] if workers.device.type == "cuda" else []
 
 
@@ -190,94 +179,88 @@ def launch(
 ) -> None:
     """Train until the run's checkpoints hold all epochs, on Ray or in this process and thread.
 
-    Workers that are lost are replaced, as many of them as there then may be, and go on from the
-    last checkpoint.
+    Lost workers are replaced, as far as the cluster has room, and continue from the last
+    checkpoint.
 
     Args:
         callback: called after every epoch, see `training.train`.
 
     Raises:
-        InvalidConfig: a GPU is asked for and the cluster has none.
+        InvalidConfig: a GPU is requested and the cluster has none.
         WorkersLost: `config.max_failures` times in a row without a new checkpoint.
-        RcirError: what a worker raised on purpose; that is not tried again.
+        RcirError: raised by a worker; it is not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), run.path, run.tracked)
     if not config.most_workers:
         train_here(job, callback)
         return
-    with followed({run.path / LOG: ""}):
-        _until_done(config, run, job, callback)
+    log, failures = run.path / LOG, 0
+    with follow({log: ""}):
+        scaling = scaling_config(config, partial(add_line, log))
+        while True:
+            before = checkpoint.last_epoch(run.path)
+            try:
+                _train_on_ray(job, scaling, callback)
+                return
+            except ray.train.TrainingFailedError as error:
+                causes = list(getattr(error, "worker_failures", {}).values()) or [error]
+                for cause in causes:
+                    if isinstance(cause, RcirError):
+                        raise cause from error
+                reached = checkpoint.last_epoch(run.path)
+                failures = 1 if reached > before else failures + 1
+                kinds = ", ".join(sorted({type(cause).__name__ for cause in causes}))
+                failure = f"workers failed after epoch {reached} ({kinds})"
+                if failures > config.max_failures:
+                    first = str(causes[0]).strip().partition("\n")[0]
+                    raise WorkersLost(
+                        f"{failure}, {failures} times in a row, the last time by: {first}: see "
+                        f"Ray's log; the same command continues {run.path} from there"
+                    ) from error
+                add_line(log, f"{failure}: training continues from there")
 
 
-def _until_done(
-    config: TrainingConfig, run: RunFolder, job: Job, callback: ray.train.UserCallback | None
+def _train_on_ray(
+    job: Job, scaling: ray.train.ScalingConfig, callback: ray.train.UserCallback | None
 ) -> None:
-    """Start workers until all epochs are trained."""
-    scaling = scaling_config(config, partial(add_line, run.path / LOG))
-    failures = 0
-    while True:
-        before = checkpoint.last_epoch(run.path)
-        trainer = TorchTrainer(
-            _packed(job),
-            scaling_config=scaling,
-            run_config=ray.train.RunConfig(
-                name="ray",
-                storage_path=str(run.path),
-                callbacks=[callback] if callback else None,  # type: ignore[list-item]
-                # What fails is said below, in a line.
-                logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
-            ),
-        )
-        try:
-            with quiet("ray.train"):
-                trainer.fit()
-            return
-        except ray.train.TrainingFailedError as error:
-            causes = list(getattr(error, "worker_failures", {}).values()) or [error]
-            for cause in causes:
-                if isinstance(cause, RcirError):
-                    raise cause from error
-            reached = checkpoint.last_epoch(run.path)
-            failures = 1 if reached > before else failures + 1
-            kinds = ", ".join(sorted({type(cause).__name__ for cause in causes}))
-            what = f"workers failed after epoch {reached} ({kinds})"
-            if failures > config.max_failures:
-                first = str(causes[0]).strip().partition("\n")[0]
-                raise WorkersLost(
-                    f"{what}, {failures} times in a row, at last by: {first}: see Ray's log, and "
-                    f"give the same command again; it continues {run.path} from there"
-                ) from error
-            add_line(run.path / LOG, f"{what}: training continues from there")
-
-
-def _packed(job: Job) -> Callable[[], None]:
-    """The loop as Ray sends it: processes that only pass it on need not import it."""
     content = pickle.dumps(job)
 
-    def run() -> None:
+    def run() -> None:  # by value: processes that only pass it on need not import this module
         import pickle
 
         from training.loop import training_loop
 
         training_loop(pickle.loads(content))
 
-    return run
+    trainer = TorchTrainer(
+        run,
+        scaling_config=scaling,
+        run_config=ray.train.RunConfig(
+            name="ray",
+            storage_path=str(job.folder),
+            callbacks=[callback] if callback else None,  # type: ignore[list-item]
+            # `launch` reports failures in a line.
+            logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
+        ),
+    )
+    with quiet("ray.train"):
+        trainer.fit()
 
 
 def scaling_config(
-    config: TrainingConfig, say: Callable[[str], None] = print
+    config: TrainingConfig, report: Callable[[str], None] = print
 ) -> ray.train.ScalingConfig:
-    """The workers to start, in the cluster that this process joins.
+    """Return the workers to start, in the cluster that this process joins.
 
-    A worker with a GPU gets its share of the CPUs too, to read images.
+    A worker with a GPU also gets its share of the CPUs, to read images.
 
     Args:
         config: of the training.
-        say: called with a line if the cluster is too small as yet.
+        report: called with a line if the cluster is too small as yet.
 
     Raises:
-        InvalidConfig: a GPU is asked for and the cluster has none.
+        InvalidConfig: a GPU is requested and the cluster has none.
     """
     join_cluster()
     each = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else {}
@@ -285,7 +268,7 @@ def scaling_config(
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
     available = ray.cluster_resources().get(kind, 0)
     if available < least:
-        say(f"waiting for {least} {kind}s: the cluster has {available:g}")
+        report(f"waiting for {least} {kind}s: the cluster has {available:g}")
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,
@@ -293,28 +276,28 @@ def scaling_config(
     )
 
 
-def side_by_side(jobs: Sequence[Callable[[], Done]], on_ray: bool) -> list[Done]:
-    """Run jobs, on Ray all at once, else one after the other in this process; their results.
+def side_by_side(jobs: Sequence[Callable[[], Result]], on_ray: bool) -> list[Result]:
+    """Run jobs, on Ray all at once, else in turn in this process; return their results.
 
     The jobs only wait for workers of their own, which Ray starts where CPUs and GPUs are free.
-    When one fails the others are finished first.
+    When one fails, the others are finished first.
     """
     if not on_ray:
         return [job() for job in jobs]
     join_cluster()
     task: Any = ray.remote(num_cpus=0)(_call)
-    results = [task.remote(job) for job in jobs]
-    done, failed = [], []
-    for result in results:
+    running = [task.remote(job) for job in jobs]
+    results, failures = [], []
+    for job in running:
         try:
-            done.append(ray.get(result))
+            results.append(ray.get(job))
         except RayError as error:
-            failed.append(error)
-    if failed:
-        cause = getattr(failed[0], "cause", None)
-        raise cause if isinstance(cause, RcirError) else failed[0]
-    return done
+            failures.append(error)
+    if failures:
+        cause = getattr(failures[0], "cause", None)
+        raise cause if isinstance(cause, RcirError) else failures[0]
+    return results
 
 
-def _call(job: Callable[[], Done]) -> Done:
+def _call(job: Callable[[], Result]) -> Result:
     return job()

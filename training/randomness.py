@@ -14,16 +14,16 @@ ORDER, SAMPLE, MINING, AUGMENTATION, DROPOUT, LOSS = range(6)
 
 
 def seed(*numbers: int) -> int:
-    """One seed of several numbers."""
+    """Return a seed that depends on all of the numbers."""
     sequence = np.random.SeedSequence(numbers)
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
 def torch_generator(*numbers: int) -> torch.Generator:
-    """A generator of torch, on the CPU."""
+    """Return a generator of torch, on the CPU."""
     return torch.Generator().manual_seed(seed(*numbers))
 
 
 def numpy_generator(*numbers: int) -> np.random.Generator:
-    """A generator of NumPy."""
+    """Return a generator of NumPy."""
     return np.random.default_rng(numbers)

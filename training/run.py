@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,14 +34,14 @@ from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console, progress_bar
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
-from training.config import MEMBERS, TrainingConfig, combined, member_configs
-from training.images import image_batches, numbered_labels, on_features
+from training.config import MEMBERS, TrainingConfig, combine, member_configs
+from training.images import image_batches, number_labels, on_features
 from training.loop import is_done, launch, side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
-from training.workers import LOG, followed
+from training.workers import LOG, follow
 
 LOCK = "lock"
-# What the run of an ensemble shows of its members: MLflow has a chart for each of these curves.
+# Curves of members in the run of an ensemble; MLflow has a chart for each.
 SHOWN_MEMBERS = 5
 MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
 
@@ -52,30 +52,31 @@ def folder_of(config: TrainingConfig) -> Path:
 
 
 def existing_run(config: TrainingConfig) -> RunFolder | None:
-    """The run that the folder holds, if any; `InvalidConfig` if it is of another configuration."""
+    """Return the run in the folder, if any; `InvalidConfig` if its configuration differs."""
     folder = folder_of(config)
     run = read_run(folder)
     if run is None:
         return None
-    old, new = flatten(run.config), flatten(as_json(asdict(config)))
-    # It keeps those that it was begun with.
+    old, new = run.config, as_json(asdict(config))
+    # A run keeps the values that it started with.
     if config.micro_batches is None:
         new["micro_batches"] = old.get("micro_batches")
     if config.batch_per_worker is not None:
         new |= {"batch": old.get("batch"), "batch_per_worker": None}
-    changed = differing(old, new, RESOURCES)
+    changed = changed_options(old, new, RESOURCES)
     if changed:
         raise InvalidConfig(
-            f"{folder} holds a run with another {', '.join(changed)}: choose another name, or "
+            f"{folder} contains a run with another {', '.join(changed)}: choose another name, or "
             "remove that folder"
         )
     return run
 
 
-def differing(
+def changed_options(
     old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str]
 ) -> list[str]:
-    """Names of the options that differ between two flat configurations."""
+    """Return the dotted names of the options that differ between two plain configurations."""
+    old, new = flatten(old), flatten(new)
     names = (old.keys() | new.keys()) - set(ignored)
     return sorted(name for name in names if old.get(name) != new.get(name))
 
@@ -83,9 +84,9 @@ def differing(
 def create_run(
     config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
 ) -> RunFolder:
-    """A new run, in its folder and in MLflow; `trained` is what it will have been trained on."""
-    begun = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
-    folder, plain = folder_of(config), asdict(begun)
+    """Create a run in its folder and in MLflow; `trained` is what it will be trained on."""
+    complete = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
+    folder, plain = folder_of(config), asdict(complete)
     trained.write(folder)  # before the run, which cannot be used without it
     kind = "training"
     if parent is not None:
@@ -104,11 +105,11 @@ def create_run(
 
 @contextmanager
 def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
-    """Keep other processes from training in a folder; the lock ends with the process.
+    """Keep other processes from training in a folder, which is created if it does not exist.
 
     Args:
-        folder: made if it is not there.
-        patience: seconds to wait for another process.
+        folder: of the run.
+        patience: seconds to wait for another process. The lock ends with the process.
 
     Raises:
         InvalidConfig: another process trains in it.
@@ -124,7 +125,7 @@ def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
 
 
 def as_json(value: Any) -> Any:
-    """A value as it is after a round trip through JSON."""
+    """Return a value as it is after a round trip through JSON."""
     return json.loads(json.dumps(value))
 
 
@@ -142,22 +143,21 @@ def train(
     Args:
         config: the run.
         parent: the MLflow run this one is part of.
-        callback: called after every epoch once its checkpoint is written, as Ray calls it:
-            `after_report(context, metrics, None)` with the first worker's metrics, which hold the
-            number of the epoch, at metrics[0]. Called in Ray's controller; with no workers, in this
-            process and thread, without a context, where it may stop the run with `SystemExit`. It
-            is not called for the members of an encoder that is made of others, which has no epochs
-            of its own.
-        rejects: ids and reasons of the images that are left out, since they cannot be read; None
-            to look for them, see `readable_splits`.
+        callback: called after every epoch, once its checkpoint is written, as Ray calls it:
+            `after_report(context, metrics, None)`; metrics[0] are the metrics of the first worker,
+            with the number of the epoch. Called in Ray's controller; with no workers, in this
+            process and thread, without a context, where it may stop the run with `SystemExit`. Not
+            called for members of an ensemble, which has no epochs of its own.
+        rejects: ids and reasons of unreadable images to leave out; None to look for them, see
+            `readable_splits`.
 
     Raises:
-        InvalidConfig: the folder holds a run of another configuration, what is written would be
-            lost with a submitted job, or no cluster answers at RAY_ADDRESS.
-        TrackingUnavailable: MLflow cannot be reached at the start or at the end. While it trains, a
-            run goes on without; given again, it logs what was not logged.
-        TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; given again after the
-            latter two, it continues from the last checkpoint.
+        InvalidConfig: the folder contains a run of another configuration, its files would be lost
+            with a submitted job, or no cluster answers at RAY_ADDRESS.
+        TrackingUnavailable: MLflow cannot be reached at the start or at the end. In between, a run
+            continues without it; the same command logs later what is missing.
+        TrainingDiverged, CheckpointFailed, WorkersLost: training stopped; after the last two, the
+            same command continues from the last checkpoint.
         DataUnavailable, InvalidData: of the data set.
         InvalidImage: more images than `config.max_rejects` cannot be read.
         MissingPackage: FAISS is not installed.
@@ -171,7 +171,7 @@ def train(
         (True, 'btl')
     """
     check_places(config)
-    if parent is not None:  # whose store a worker does not configure
+    if parent is not None:  # workers do not configure its store
         tracking.allow_store(parent.uri)
     find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
     if config.most_workers:
@@ -181,35 +181,34 @@ def train(
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
-    # Said once, not by every member or trial.
-    tell = partial(console.print, soft_wrap=True) if parent is None else None
-    splits = load_splits(config.data, tell)
+    # Printed once, not by every member or trial.
+    report = partial(console.print, soft_wrap=True) if parent is None else None
+    splits = load_splits(config.data, report)
     require_enough(config.data, splits)
     splits, rejects = readable_splits(config, splits, folder_of(config), rejects)
     if rejects:
         require_enough(config.data, splits)
-    if tell and (note := calibration_note(splits)):
-        tell(note)
+    if report and (note := calibration_note(splits)):
+        report(note)
     check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)
     with run_lock(folder_of(config)):
-        # It may have been begun meanwhile.
+        # Another process may have started it meanwhile.
         trained, run = _trained_on(config, splits), existing_run(config)
         if run is None:
             config = within_memory(config)
             run = create_run(config, parent, trained)
         else:  # the data set may have changed since
             TrainedOn.read(run.path).joined(trained).write(run.path)
-        micro_batches = run.config["micro_batches"]
+        micro_batches, batch = run.config["micro_batches"], run.config["batch"]
         if micro_batches < config.most_workers:
             raise InvalidConfig(
                 f"{run.path} has {micro_batches} micro-batches, too few for {config.most_workers} "
                 "workers: use fewer, or train anew under another name"
             )
-        begun = {name: run.config[name] for name in ("micro_batches", "batch")}
-        config = replace(config, **begun, batch_per_worker=None)
-        return _finished(config, run, splits, callback, rejects)
+        config = replace(config, micro_batches=micro_batches, batch=batch, batch_per_worker=None)
+        return _train_and_log(config, run, splits, callback, rejects)
 
 
 def readable_splits(
@@ -218,16 +217,16 @@ def readable_splits(
     folder: Path,
     rejects: Mapping[str, str] | None = None,
 ) -> tuple[Splits, Mapping[str, str]]:
-    """Return the splits without the training and validation images that cannot be read.
+    """Leave out the training and validation images that cannot be read.
 
     Args:
         config: of the training.
         splits: of its data set.
-        folder: where `rejects.csv` is written.
-        rejects: the images that cannot be read; None to decode all to find them.
+        folder: of `rejects.csv`.
+        rejects: the unreadable images; None to find them by decoding all images.
 
     Returns:
-        The splits, and the ids of what was left out, with the reasons.
+        The splits, and the ids of the images left out, with the reasons.
 
     Raises:
         InvalidImage: more images than `config.max_rejects` cannot be read.
@@ -246,47 +245,46 @@ def readable_splits(
     return splits_without(splits, rejects), rejects
 
 
-def _finished(
+def _train_and_log(
     config: TrainingConfig,
     run: RunFolder,
     splits: Splits,
     callback: UserCallback | None,
     rejects: Mapping[str, str],
 ) -> RunFolder:
-    """Train what is not trained yet, choose the weights, log."""
+    """Train what is not trained yet, choose the weights, log; return the finished run."""
     run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
         members = member_configs(config, run.path)
         runs = run.path / MEMBERS if members else run.path.parent
-        if config.encoder.freeze:  # by all workers at once, for those who train
-            on_features(config, splits, _built(config, config.encoder), runs, config.most_workers)
+        if config.encoder.freeze:  # embed with all workers before any of them trains
+            on_features(config, splits, _build(config, config.encoder), runs, config.most_workers)
+        validation = None
         if members:
-            encoder, validation = _train_members(config, run, members, rejects), None
-        elif not _trains(_dry(config)):
-            encoder, validation = _built(config, config.encoder).eval(), None
+            jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
+            with follow({folder_of(member) / LOG: f"{member.name}: " for member in members}):
+                finished = side_by_side(jobs, on_ray=config.most_workers > 0)
+            encoder = combine(config, [member.encoder(trust_code=True) for member in finished])
+        elif not _trains(_build_on_meta(config)):
+            encoder = _build(config, config.encoder).eval()
         else:
-            encoder, validation = _train_one(config, run, callback)
+            encoder, validation = _train_epochs(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
         with Embedder(config.most_workers, config.use_gpu).open() as embedder:
             if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
+                loss = config.at(config.epochs).loss_options()
                 encoder.fit_posthoc(
-                    TrainingImages(
-                        splits.train,
-                        config.preprocessing,
-                        embedder,
-                        config.seed,
-                        config.at(config.epochs).loss_options(),
-                    )
+                    TrainingImages(splits.train, config.preprocessing, embedder, config.seed, loss)
                 )
                 validation = None
-            if validation is None:  # of the encoder as it is now
+            if validation is None:
                 images = splits.validation
                 embedding = embedder(encoder, config.preprocessing, images.images)
                 validation = validate(embedding, images)
         warn_of_chance(validation)
         run.save_encoder(encoder)
         if validation.certified:
-            validation.measured(splits.validation).write(run.path / VALIDATION)
+            validation.to_results(splits.validation).write(run.path / VALIDATION)
         _log(config, run, validation)
         run = replace(run, finished=True)
         run.write()
@@ -294,101 +292,90 @@ def _finished(
 
 
 def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
-    """Return the images that the encoder will have seen, also in the run whose weights it takes."""
+    """Return the images that the encoder will have seen, including those of its base weights."""
     trained = TrainedOn.of(splits)
     weights = config.encoder.options.get("base_weights")
     if weights is None:
         return trained
-    # Beside the weights of a run; above its checkpoints, and above its retriever.
+    # Weights lie in the folder of their run, or in a checkpoint or retriever below it.
     for folder in Path(weights).absolute().parents[:3]:
         if (folder / TRAINED_ON_FILE).is_file():
             return TrainedOn.read(folder).joined(trained)
     raise InvalidData(
-        f"encoder.options.base_weights is {weights}, without {TRAINED_ON_FILE} beside it: give "
+        f"encoder.options.base_weights is {weights}, without {TRAINED_ON_FILE} beside it: pass "
         "encoder.safetensors in the folder of the run that trained them"
     )
 
 
 def check_places(config: TrainingConfig) -> None:
-    """A submitted job runs in a copy of the code that Ray removes: nothing may be written there."""
+    """Refuse to write into the working directory of a submitted job, which Ray removes."""
     if not in_submitted_job():
         return
     if not Path(config.storage).is_absolute():
         raise InvalidConfig(
-            f"storage is {config.storage}, which Ray removes with the job: give an absolute folder"
+            f"storage is {config.storage}, which Ray removes with the job: pass an absolute folder"
         )
     if not tracking.is_chosen():
-        raise InvalidConfig(
-            "MLFLOW_TRACKING_URI is not set: a job needs it, on the nodes or in its environment"
-        )
+        raise InvalidConfig("set MLFLOW_TRACKING_URI on the nodes or in the job's environment")
 
 
 def check_encoder(config: TrainingConfig) -> None:
-    """Raise `InvalidConfig` if the encoder cannot be built, frozen as asked for, or trained.
-
-    A dry run on the meta device.
-    """
-    built = _dry(config)
-    if config.encoder.freeze and frozen_backbone(built) is None:
+    """Raise `InvalidConfig` if the encoder cannot be built, frozen or trained as configured."""
+    method, encoder = config.encoder.method, _build_on_meta(config)
+    if config.encoder.freeze and frozen_backbone(encoder) is None:
+        raise InvalidConfig(f"encoder.freeze is true, but {method} has no backbone to freeze")
+    # A method that only fits a trained base afterwards has no epochs.
+    if not _trains(encoder) and type(encoder).fit_posthoc is Encoder.fit_posthoc:
+        raise InvalidConfig(f"{method} has no weights to train: choose another encoder.method")
+    has_base = member_configs(config) or config.encoder.options.get("base_weights")
+    if not (_trains(encoder) or has_base or config.encoder.starts_pretrained):
         raise InvalidConfig(
-            f"encoder.freeze is true, and {config.encoder.method} has no backbone to be frozen"
-        )
-    # What only fits afterwards, to a base that is trained already, has no epochs.
-    if not _trains(built) and type(built).fit_posthoc is Encoder.fit_posthoc:
-        raise InvalidConfig(
-            f"nothing trains: {config.encoder.method} has no head; choose another encoder.method"
-        )
-    trained = _trains(built) or member_configs(config) or config.encoder.options.get("base_weights")
-    if not (trained or config.encoder.starts_pretrained):
-        raise InvalidConfig(
-            f"the backbone of {config.encoder.method} is random: give encoder.pretrained, "
+            f"the backbone of {method} is random: give encoder.pretrained, "
             "encoder.checkpoint_path, or a base that trains"
         )
 
 
 def _trains(encoder: Encoder) -> bool:
-    """Return whether an encoder has anything that epochs train."""
+    """Return True if an encoder has weights that epochs train."""
     return any(weights.requires_grad for weights in encoder.parameters())
 
 
 def check_images(config: TrainingConfig, images: ImageSet) -> None:
     """Raise `InvalidData` or `InvalidConfig` if the encoder cannot be trained with the images."""
     if not can_train(images, sampled=config.mining.cache == "sampled"):
-        raise InvalidData(
-            "no anchor has a positive and a negative: some image must match one and not another"
-        )
+        raise InvalidData("no training image can be an anchor with a positive and a negative")
     if len(images) < config.n_micro_batches:
         raise InvalidData(
             f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches"
         )
     if find_method(config.encoder.method).by_label:
-        _dry(config).check_labels(int(numbered_labels(images).max()) + 1)
+        _build_on_meta(config).check_labels(int(number_labels(images).max()) + 1)
     elif config.mining.scope == "batch":
         image_batches(config, images, epoch=1)
 
 
-def _train_one(
+def _train_epochs(
     config: TrainingConfig, run: RunFolder, callback: UserCallback | None
 ) -> tuple[Encoder, Validation]:
-    """Train; the epoch that was best on the validation images."""
-    # Workers are not started only because the tracking server was away when training ended.
+    """Train, then return the encoder and the validation of the best epoch."""
+    # All epochs may be trained if the tracking server was away at the end.
     if not (checkpoint.last_epoch(run.path) and is_done(checkpoint.read_state(run.path), config)):
         launch(config, run, callback)
-    encoder = _built(config, config.encoder.without_weights())
+    encoder = _build(config, config.encoder.without_weights())
     encoder.config = config.encoder
-    best = checkpoint.best_epoch(run.path)
+    best = checkpoint.read_state(run.path).best_epoch
     checkpoint.restore_weights(run.path, best, encoder)
     return encoder.eval(), checkpoint.restore_validation(run.path, best)
 
 
 def within_memory(config: TrainingConfig) -> TrainingConfig:
-    """Choose the number of micro-batches by the memory that they take, and print it.
+    """Choose the number of micro-batches by their memory, and print it.
 
-    It stays as it is if it was chosen, or if what is computed depends on it.
+    A configured number is kept, as is the default where the result depends on it.
     """
     if config.micro_batches is not None or config.encoder.freeze or member_configs(config):
         return config
-    encoder = _built(config, config.encoder.without_weights()).train()
+    encoder = _build(config, config.encoder.without_weights()).train()
     if not _trains(encoder):
         return config
     normalises = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
@@ -417,61 +404,40 @@ def within_memory(config: TrainingConfig) -> TrainingConfig:
     return replace(config, micro_batches=chosen)
 
 
-def _built(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
-    """An encoder for the images of a training; the caller's random numbers are left alone."""
+def _build(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
+    """Build an encoder for the images of a training; leave the caller's random numbers alone."""
     with torch.random.fork_rng(devices=[]):
         return build_encoder(encoder, config.preprocessing.channels, config.preprocessing.size)
 
 
-def _dry(config: TrainingConfig) -> Encoder:
-    """The encoder of a training on the meta device: its weights take no memory and no time."""
+def _build_on_meta(config: TrainingConfig) -> Encoder:
+    """Build the encoder of a training without memory for its weights."""
     with torch.device("meta"):
-        return _built(config, config.encoder.without_weights())
-
-
-def _train_members(
-    config: TrainingConfig,
-    run: RunFolder,
-    members: Sequence[TrainingConfig],
-    rejects: Mapping[str, str],
-) -> Encoder:
-    """Train the members of an encoder side by side, and put them together."""
-    jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
-    logs = {folder_of(member) / LOG: f"{member.name}: " for member in members}
-    with followed(logs):
-        trained = side_by_side(jobs, on_ray=config.most_workers > 0)
-    return combined(config, [member.encoder(trust_code=True) for member in trained])
+        return _build(config, config.encoder.without_weights())
 
 
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:
     """Log everything of a finished training to MLflow."""
-    trained = TrainedOn.read(run.path)
-    run.tracked.log_dataset(
-        config.data.name,
-        names_digest(trained.images.astype(str).tolist())[:DIGEST_LENGTH],
-        "training",
-        run.config["data"],
-    )
-    run.tracked.log_tags(cluster_tags())
+    images = TrainedOn.read(run.path).images.astype(str).tolist()
+    digest = names_digest(images)[:DIGEST_LENGTH]
+    tracked = run.tracked
+    tracked.log_dataset(config.data.name, digest, "training", run.config["data"])
+    tracked.log_tags(cluster_tags())
     if checkpoint.last_epoch(run.path):
-        History(run.path, run.tracked).log()
-        best = checkpoint.best_epoch(run.path)
-        run.tracked.log_metrics({"best_epoch": best})
-        run.tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
-    run.tracked.log_points(
+        History(run.path, tracked).log()
+        best = checkpoint.read_state(run.path).best_epoch
+        tracked.log_metrics({"best_epoch": best})
+        tracked.log_folder(checkpoint.checkpoint_folder(run.path, best), "checkpoint")
+    tracked.log_points(
         (f"{curve}/{member.name}", int(epoch), metrics[name], metrics["time"])
         for member in member_configs(config, run.path)[:SHOWN_MEMBERS]
         for epoch, metrics in read_epochs(folder_of(member)).items()
         for name, curve in MEMBER_CURVES.items()
         if name in metrics
     )
-    run.tracked.log_metrics(
-        {
-            name.replace("validation", "chosen"): value
-            for name, value in validation.metrics().items()
-        }
-    )
+    metrics = validation.metrics()
+    tracked.log_metrics({name.replace("validation", "chosen"): metrics[name] for name in metrics})
     from rcir import figures  # slow to import; workers need none
 
     svg = figures.to_svg(figures.reliability_diagram(validation.reliability()))
-    run.tracked.log_figure(svg, "validation_reliability")
+    tracked.log_figure(svg, "validation_reliability")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from rcir.encoders.memory import TRAINING_GIB, batch_within, memory_budget
 from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
-from training.images import image_batches, loaded, numbered_labels
+from training.images import image_batches, loaded, number_labels
 from training.randomness import (
     AUGMENTATION,
     DROPOUT,
@@ -43,16 +43,16 @@ ANCHORS = 4096  # for which random numbers are drawn together
 
 
 class GhostBatchStatistics:
-    """Moves running statistics once a step, towards the mean over the micro-batches of a step.
+    """Moves running statistics once a step, towards the mean over its micro-batches.
 
     Torch would move them with every micro-batch that a worker computes, without the other workers.
-    Here each part writes its statistics to tensors of its own; `finish` averages them over all of
-    them, on whichever worker. Of one part it does what torch does by itself.
+    Here each micro-batch writes its statistics to tensors of its own; `finish` averages them over
+    all workers. With one micro-batch, the result is torch's.
 
     Args:
-        encoder: whose layers of batch normalisation are meant, if it has any; not those of a frozen
-            backbone, which keep their statistics.
-        workers: among whom the micro-batches are dealt out.
+        encoder: its layers of batch normalisation count, except those of a frozen backbone, which
+            keep their statistics.
+        workers: among which the micro-batches are divided.
         keep: all layers keep their statistics, as is best with pretrained weights: a few hundred
             steps of small batches would replace those of the millions of images that the weights
             belong to (Roth et al., ICML 2020, train so).
@@ -78,22 +78,22 @@ class GhostBatchStatistics:
         self._parts: list[list[Tensor]] = []
 
     def train(self) -> None:
-        """Set the encoder to training mode, layers that keep their statistics left out."""
+        """Set the encoder to training mode, except layers that keep their statistics."""
         self._encoder.train()
         for layer in self._kept:
             layer.eval()
 
     def start_part(self) -> None:
-        """Before the forward pass of a micro-batch."""
+        """Call this before the forward pass of a micro-batch."""
         for layer in self._layers:
-            layer.momentum = 1.0  # what is written is of this part alone
+            layer.momentum = 1.0  # the statistics of this part alone
             layer.running_mean = torch.zeros_like(layer.running_mean)  # type: ignore[arg-type]
             layer.running_var = torch.zeros_like(layer.running_var)  # type: ignore[arg-type]
         self._parts.append(self._current())
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After the forward passes of all micro-batches; on every worker."""
+        """Call this after the forward passes of all micro-batches, on every worker."""
         if self._layers:
             own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
             total = self._workers.all_reduce(torch.cat([own, own.new_full((1,), len(self._parts))]))
@@ -108,77 +108,21 @@ class GhostBatchStatistics:
         self._parts = []
 
     def _current(self) -> list[Tensor]:
-        """Means and variances, two for each layer."""
+        """Return means and variances, two for each layer."""
         statistics = [(layer.running_mean, layer.running_var) for layer in self._layers]
         return [values for pair in statistics for values in pair if values is not None]
 
 
 def freeze_affine(encoder: nn.Module) -> None:
-    """Keep scale and shift of all layers of batch normalisation out of training."""
+    """Exclude scale and shift of all layers of batch normalisation from training."""
     for layer in encoder.modules():
         if isinstance(layer, _BatchNorm):
             for weights in layer.parameters(recurse=False):
                 weights.requires_grad_(False)
 
 
-def mined_tuples(
-    config: TrainingConfig,
-    images: ImageSet,
-    embed: Callable[[Tensor], Tensor],
-    workers: Workers,
-    epoch: int,
-) -> Tuples:
-    """The tuples of an epoch, in the order of training; rows are those of `images`, on the CPU.
-
-    Blocks of images, and then anchors, are shared out among the workers; what comes of them does
-    not depend on who computes it.
-
-    Args:
-        embed: uint8 images (n, C, H, W) to embeddings (n, d), both on the workers' device.
-    """
-    chosen = np.arange(len(images))
-    relevance, sampled = images.relevance, config.mining.cache == "sampled"
-    if sampled:
-        rng = numpy_generator(config.seed, epoch, SAMPLE)
-        chosen = sample_images(images.relevance, config.mining.sample, rng)
-        relevance = relevance.subset(chosen)
-    ask = torch.from_numpy(asking(relevance))
-    n_anchors = config.mining.refresh * config.batch if sampled else len(ask)
-    starts = range(0, len(chosen), IMAGES_AT_ONCE)
-    blocks = [chosen[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in workers.shard(len(starts))]
-    n_embedded = sum(map(len, blocks))
-    blocks = blocks or [chosen[:1]]  # of no image there would be no shape
-    pixels = loaded(images, config.preprocessing, blocks, workers.device)
-    embedded = torch.cat([embed(batch) for batch in pixels])[:n_embedded]
-    cache = workers.all_gather(embedded, shared=True)
-    order = torch_generator(config.seed, epoch, ORDER)
-    rounds = -(-n_anchors // len(ask))
-    anchors = torch.cat(
-        [ask[torch.randperm(len(ask), generator=order, device="cpu")] for _ in range(rounds)]
-    )
-    anchors = anchors[:n_anchors]
-    shard, own = workers.shard(n_anchors), []
-    for number, start in enumerate(range(0, n_anchors, ANCHORS)):
-        first, stop = max(shard.start, start), min(shard.stop, start + ANCHORS)
-        if first < stop:
-            generator = torch_generator(config.seed, epoch, MINING, number)
-            block, part = anchors[start : start + ANCHORS], slice(first - start, stop - start)
-            own.append(mine(cache, relevance, block, config.mining, generator, part))
-    own = own or [mine(cache, relevance, anchors[:0], config.mining, order)]
-    return _gathered(own, torch.from_numpy(chosen), workers)
-
-
-def _gathered(own: list[Tuples], rows: Tensor, workers: Workers) -> Tuples:
-    """The tuples of all workers, of rows of the training images."""
-    columns = [torch.cat([members_of(part), part.valid], 1) for part in own]
-    table = workers.all_gather(torch.cat(columns)).cpu()
-    count = own[0].negatives.shape[1]
-    members = rows[table[:, : 2 + count]]
-    return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())
-
-
 def members_of(tuples: Tuples) -> Tensor:
-    """(n, 2 + count) rows of tuples: anchor, positive, negatives."""
+    """Return the (n, 2 + count) rows of tuples: anchor, positive, negatives."""
     return torch.cat([tuples.anchor[:, None], tuples.positive[:, None], tuples.negatives], 1)
 
 
@@ -188,9 +132,9 @@ class Objective(NamedTuple):
     Attributes:
         batches: of each step, (n, m) rows of the training images: n tuples of m images (an anchor,
             its positive and its negatives), or n images, with m = 1.
-        losses: returns the losses of a micro-batch, (b,); its arguments are the step, which rows of
-            the batch, and their embedding, ordered as in `EmbeddedTuples`. None if tuples
-            are mined within each batch of images, once all of it is embedded.
+        losses: returns the losses of a micro-batch, (b,), for the step, a slice of the batch, and
+            its embedding, ordered as in `EmbeddedTuples`. None if tuples are mined within each
+            batch of images, once all of it is embedded.
     """
 
     batches: Sequence[NDArray[np.int64]]
@@ -201,18 +145,18 @@ class Objective(NamedTuple):
 class Trainer:
     """The training of one worker: encoder, optimizer, cache and its share of the images.
 
-    A batch is computed in micro-batches. Number p of P holds every P-th tuple (or image) from the
-    p-th on, and belongs to worker p mod the number of workers; its dropout is drawn for it, its
-    batch normalisation is of it alone. So the steps are the same whatever the number of workers.
+    A batch is computed in micro-batches. Number p of P contains every P-th tuple (or image) from
+    the p-th on, and belongs to worker p mod the number of workers. Its dropout is drawn for it, and
+    its batch normalisation uses it alone, so the steps do not depend on the number of workers.
 
     Attributes:
-        config: of the run; `options` is what of it is in force in the epoch being trained.
+        config: of the run; `options` is the configuration of the epoch being trained.
         encoder: what is trained.
         model: the encoder, wrapped so that gradients are averaged over the workers.
         optimizer: of the encoder's weights.
         images: to train on.
         workers: this process and the others.
-        steps: that the optimizer has taken so far.
+        steps: number of optimizer steps so far.
     """
 
     config: TrainingConfig
@@ -221,7 +165,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     images: ImageSet
     workers: Workers
-    steps: int = 0
+    steps: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         self._own_micro_batches = range(
@@ -233,7 +177,7 @@ class Trainer:
         self.options = self.config
         self._loss_options = self.config.loss_options()
         if self.encoder.by_label:
-            self._labels = numbered_labels(self.images)
+            self._labels = number_labels(self.images)
 
     def epoch(
         self, epoch: int, bar: EpochBar, log: Callable[[int, float], None] | None = None
@@ -241,6 +185,8 @@ class Trainer:
         """Train for an epoch.
 
         Args:
+            epoch: from 1 on.
+            bar: shows the progress.
             log: called every `LOSS_INTERVAL` steps, or less often in a long run, with the number of
                 the step and the mean loss of the steps of this epoch since the last call.
 
@@ -266,33 +212,31 @@ class Trainer:
                 n_tuples += mined
                 self.steps += 1
                 if self.steps % interval == 0:
-                    recent = self._mean(losses[-interval:], epoch)  # by all workers
+                    recent = self._mean(losses[-interval:], epoch)  # computed by all workers
                     if log is not None:
                         log(self.steps, recent)
             bar.advance()
-        if not losses:
-            losses.append(torch.zeros((), device=self.workers.device))
-        mean = self._mean(losses, epoch)
+        losses = losses or [torch.zeros((), device=self.workers.device)]
         n_images = sum(batch.size for batch in objective.batches)
         return {
-            "loss": mean,
+            "loss": self._mean(losses, epoch),
             "tuples": float(n_tuples),
             "images": float(n_images),
             "lr": rate,
         }
 
     def _mean(self, losses: list[Tensor], epoch: int) -> float:
-        """The mean of losses of steps, over all workers; waits for the device."""
+        """Return the mean loss of steps, over all workers; wait for the device."""
         mean = self.workers.all_reduce(torch.stack(losses).mean()).item() / self.workers.count
         if not np.isfinite(mean):
             raise TrainingDiverged(
-                f"the loss of epoch {epoch} is {mean}: train anew, under another name, with a "
+                f"the loss of epoch {epoch} is {mean}: train again under another name with a "
                 "lower optimizer.lr; checkpoints of earlier epochs are kept"
             )
         return mean
 
     def _rate(self, epoch: int, done: float) -> float:
-        """The learning rate of a step after which a share of the epoch is done."""
+        """Return the learning rate of a step after which a share of the epoch is complete."""
         return self.options.optimizer.rate(epoch, self.config.epochs, self.config.batch, done)
 
     def _update(self, rate: float) -> None:
@@ -307,23 +251,21 @@ class Trainer:
         self.encoder.after_step()
 
     def collapsed_loss(self) -> float:
-        """The loss of a tuple whose images all have the same embedding; by label, the least."""
+        """Return the loss of an encoder that gives all images the same embedding."""
         if self.encoder.by_label:
             return float(np.log(int(self._labels.max()) + 1))
         pixels = next(loaded(self.images, self.config.preprocessing, [np.zeros(1, np.int64)], CPU))
         self.encoder.eval()
         with torch.no_grad():
-            one = self._embedding(self.encoder, pixels.to(self.workers.device))
-            valid = torch.ones(
-                1, self.options.mining.num_negatives, dtype=torch.bool, device=pixels.device
-            )
-            alike = one[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
-            tuples = EmbeddedTuples(alike, valid.to(self.workers.device))
+            embedding = self._embed(self.encoder, pixels.to(self.workers.device))
+            valid = torch.ones(1, self.options.mining.num_negatives, dtype=torch.bool)
+            same = embedding[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
+            tuples = EmbeddedTuples(same, valid.to(self.workers.device))
             losses = self.encoder.loss(tuples, self._loss_options)
         return float(losses.item())
 
     def _objective(self, epoch: int) -> Objective:
-        """Return the batches of an epoch: mined beforehand, of images to mine in, or of labels."""
+        """Return the batches of an epoch: mined tuples, images to mine in, or labelled images."""
         options = self.options
         if self.encoder.by_label:
             labelled = image_batches(options, self.images, epoch)
@@ -337,15 +279,7 @@ class Trainer:
         if options.mining.scope == "batch":
             batches = image_batches(options, self.images, epoch)
             return Objective([batch[:, None] for batch in batches])
-        self.encoder.eval()
-        with torch.no_grad():
-            tuples = mined_tuples(
-                options,
-                self.images,
-                self._vectors,
-                self.workers,
-                epoch,
-            )
+        tuples = self._mine(epoch)
         # A last batch of fewer tuples than micro-batches is left out.
         starts = range(0, len(tuples) - self.config.n_micro_batches + 1, options.batch)
         mined = [tuples[start : start + options.batch] for start in starts]
@@ -356,19 +290,63 @@ class Trainer:
 
         return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
 
+    @torch.no_grad()
+    def _mine(self, epoch: int) -> Tuples:
+        """Return the tuples of an epoch in training order, as rows of the images, on the CPU.
+
+        Workers share blocks of images, then anchors; the tuples do not depend on their number.
+        """
+        config, workers = self.options, self.workers
+        self.encoder.eval()
+        chosen = np.arange(len(self.images))
+        relevance, sampled = self.images.relevance, config.mining.cache == "sampled"
+        if sampled:
+            rng = numpy_generator(config.seed, epoch, SAMPLE)
+            chosen = sample_images(relevance, config.mining.sample, rng)
+            relevance = relevance.subset(chosen)
+        starts = range(0, len(chosen), IMAGES_AT_ONCE)
+        shard = workers.shard(len(starts))
+        blocks = [chosen[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in shard]
+        n_embedded = sum(map(len, blocks))
+        blocks = blocks or [chosen[:1]]  # an empty batch would have no shape
+        pixels = loaded(self.images, config.preprocessing, blocks, workers.device)
+        vectors = torch.cat([self._vectors(batch) for batch in pixels])[:n_embedded]
+        cache = workers.all_gather(vectors, shared=True)
+
+        queries = torch.from_numpy(asking(relevance))
+        n_anchors = config.mining.refresh * config.batch if sampled else len(queries)
+        order = torch_generator(config.seed, epoch, ORDER)
+        rounds = [
+            queries[torch.randperm(len(queries), generator=order, device="cpu")]
+            for _ in range(-(-n_anchors // len(queries)))
+        ]
+        anchors = torch.cat(rounds)[:n_anchors]
+        shard, parts = workers.shard(n_anchors), []
+        for number, start in enumerate(range(0, n_anchors, ANCHORS)):
+            first, stop = max(shard.start, start), min(shard.stop, start + ANCHORS)
+            if first < stop:
+                generator = torch_generator(config.seed, epoch, MINING, number)
+                block, part = anchors[start : start + ANCHORS], slice(first - start, stop - start)
+                parts.append(mine(cache, relevance, block, config.mining, generator, part))
+        parts = parts or [mine(cache, relevance, anchors[:0], config.mining, order)]
+        columns = [torch.cat([members_of(part), part.valid], 1) for part in parts]
+        table = workers.all_gather(torch.cat(columns)).cpu()
+        count = parts[0].negatives.shape[1]
+        members = torch.from_numpy(chosen)[table[:, : 2 + count]]
+        return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())
+
     def _steps(self, epoch: int, objective: Objective) -> Iterator[tuple[Tensor, int]]:
         """Compute the gradients of each batch; yield its loss and its number of tuples or images.
 
-        The losses of the workers are to be averaged. A batch in which no tuple is mined has no
-        gradients.
+        The losses have to be averaged over the workers. A batch without a tuple has no gradients.
         """
         n_micro_batches = self.config.n_micro_batches
         self._statistics.train()
         parts = [slice(part, None, n_micro_batches) for part in self._own_micro_batches]
-        rows = (_by_role(batch[part]) for batch in objective.batches for part in parts)
+        rows = (_group_by_role(batch[part]) for batch in objective.batches for part in parts)
         pixels = loaded(self.images, self.config.preprocessing, rows, self.workers.device)
         for step, batch in enumerate(objective.batches):
-            # Drawn alike on every worker, for all images of the step.
+            # Every worker draws the transforms of all images of the step.
             rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
             transforms = self.options.augmentation.draw(
                 batch.size, self.config.preprocessing.size, rng
@@ -378,10 +356,10 @@ class Trainer:
             embeddings = []
             for number, part in zip(self._own_micro_batches, parts, strict=True):
                 with self._synchronised(number):
-                    transformed = transforms[_by_role(places[part])](next(pixels))
+                    transformed = transforms[_group_by_role(places[part])](next(pixels))
                     torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, number))
                     self._statistics.start_part()
-                    embedding = self._embedding(self.model, transformed)
+                    embedding = self._embed(self.model, transformed)
                     if objective.losses is None:
                         embeddings.append(embedding)
                         continue
@@ -398,11 +376,15 @@ class Trainer:
     def _step_within(
         self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int
     ) -> tuple[Tensor, int]:
-        """Mine within a batch (n, 1) of images and compute the gradients; its loss and tuples."""
+        """Mine within a batch (n, 1) of images and compute the gradients.
+
+        Returns:
+            The loss, and the number of tuples.
+        """
         device = self.workers.device
-        embedding = self._of_all(own, len(batch))
+        embedding = self._gather(own, len(batch))
         mined = None
-        if self.workers.rank == 0:  # for all: at a tie, different hardware might choose differently
+        if self.workers.rank == 0:  # for all: at a tie, other hardware might choose differently
             tuples = mine(
                 embedding.vectors.detach(),
                 self.images.relevance.subset(batch[:, 0]),
@@ -410,38 +392,38 @@ class Trainer:
                 self.options.mining,
                 torch_generator(self.config.seed, epoch, MINING, step),
             )
-            mined = _by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
+            mined = _group_by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
         rows, valid = self.workers.broadcast(mined)
         if len(valid) == 0:
             return torch.zeros((), device=device), 0
         members = EmbeddedTuples(embedding[torch.from_numpy(rows).to(device)], valid.to(device))
-        # What a loss draws is drawn alike by every worker, whatever it drew before.
+        # The loss draws the same numbers on every worker.
         torch.manual_seed(seed(self.config.seed, epoch, LOSS, step))
         loss = self.encoder.loss(members, self._loss_options).mean()
         loss.backward()
         return loss.detach(), len(valid)
 
     def _vectors(self, pixels: Tensor) -> Tensor:
-        """The vectors of images, without gradients, in batches that fit into memory."""
+        """Embed images in batches that fit into memory."""
         first = self.config.preprocessing.normalise(pixels[:1])
         budget = memory_budget(self.config.memory_gib, TRAINING_GIB, self.config.use_gpu)
         batch = batch_within(self.encoder, first, IMAGES_AT_ONCE, budget)
-        parts = [self._embedding(self.encoder, part).vectors for part in pixels.split(batch)]
+        parts = [self._embed(self.encoder, part).vectors for part in pixels.split(batch)]
         return torch.cat(parts)
 
-    def _embedding(self, model: nn.Module, pixels: Tensor) -> Embedding:
+    def _embed(self, model: nn.Module, pixels: Tensor) -> Embedding:
         config = self.config
         images = config.preprocessing.normalise(pixels).to(memory_format=torch.channels_last)
         with torch.autocast(images.device.type, torch.bfloat16, config.precision == "bfloat16"):
             embedding: Embedding = model(images)
         return embedding
 
-    def _of_all(self, own: Embedding, n: int) -> Embedding:
-        """The embeddings of a whole batch of n, those of other workers without gradients.
+    def _gather(self, own: Embedding, n: int) -> Embedding:
+        """Return the embeddings of a whole batch of n, those of other workers without gradients.
 
-        Gradients of the workers are averaged. A worker's own embeddings are the only ones with
-        theirs, so that these count as often as there are workers; parameters of the loss, of which
-        every worker has the whole gradient, count once.
+        Gradients are averaged over the workers. Only its own embeddings have gradients on a worker,
+        so these are multiplied by the number of workers; parameters of the loss, for which every
+        worker has the whole gradient, are not.
         """
         parts = [
             torch.arange(n)[part :: self.config.n_micro_batches] for part in self._own_micro_batches
@@ -449,7 +431,7 @@ class Trainer:
         places = torch.cat(parts).to(self.workers.device)
         all_places = self.workers.all_gather(places)
 
-        def joined(values: Tensor) -> Tensor:
+        def gather(values: Tensor) -> Tensor:
             if values.requires_grad:
                 values.register_hook(lambda gradient: gradient * self.workers.count)
             rows = self.workers.all_gather(values.detach())
@@ -457,7 +439,7 @@ class Trainer:
                 torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)
             )
 
-        return own.map(joined)
+        return own.map(gather)
 
     def _synchronised(self, part: int) -> contextlib.AbstractContextManager[None]:
         """Average gradients over the workers with the last of this worker's micro-batches only."""
@@ -467,6 +449,6 @@ class Trainer:
         return contextlib.nullcontext()
 
 
-def _by_role(members: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the members (n, m) of tuples as losses take them: anchors, positives, negatives."""
+def _group_by_role(members: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the members (n, m) of tuples in the order of losses: anchors, positives, negatives."""
     return np.concatenate([members[:, :2].T.ravel(), members[:, 2:].ravel()])

@@ -26,7 +26,7 @@ from rcir.metrics import (
 from rcir.metrics.labels import VOTERS
 from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
-from rcir.runs.results import RunResults, names_digest
+from rcir.runs.results import RunResults, certified_arrays, certified_parts, names_digest
 from rcir.terminal import console
 from training.workers import ALONE, Workers
 
@@ -36,8 +36,8 @@ PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
 RECALL = "validation/recall_at_1"
 CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
-COLLAPSED_TOLERANCE = 0.01  # of a loss to that of a collapsed encoder, relative
-MIN_OF_EACH = 20  # hits and misses for a statement about the AUROC
+COLLAPSED_TOLERANCE = 0.01  # relative difference to the loss of a collapsed encoder
+MIN_COUNT = 20  # of hits and of misses, for a statement about the AUROC
 NORMAL_QUANTILE = 1.645  # at 95%
 
 
@@ -57,25 +57,23 @@ class FoldRoles:
 
 
 def fold_roles(images: ImageSet) -> list[FoldRoles]:
-    """Gallery, tuning split, calibration and test, by cross-validation on the validation images
-    alone.
+    """Divide the validation images into gallery, tuning, calibration and test by cross-validation.
 
-    The images are divided into four folds at random, alike for every encoder, of each label as many
-    to every fold as can be. One fold is searched, one fits the score function, one calibrates and
-    one is measured; then roles rotate, so that each image is measured at most once, by a
-    calibration that it had no part in. An image is not a query of a fold in which nothing matches
-    it: that is so for every encoder. Where it is known which images are searched
-    (`WithinRadius.database`), these are, and the others are divided into three folds.
+    The images are divided into four random folds, equal for every encoder and balanced by label.
+    One fold is searched, one fits the score function, one calibrates and one is measured; then
+    roles rotate. So each image is measured at most once, by a calibration without it. An image is
+    not a query of a gallery without a match for it. Where the relevance says which images are
+    searched (`WithinRadius.database`), these are, and the others are divided into three folds.
 
     Returns:
-        The four or three, or none if there are too few images for all roles.
+        Four or three roles; none if there are too few images.
     """
     database = database_of(images.relevance)
     if database is None:
         folds = _folds(images)
     else:
-        asked = np.random.default_rng(0).permutation(np.flatnonzero(~database))
-        folds = np.array_split(asked, N_FOLDS - 1)
+        queries = np.random.default_rng(0).permutation(np.flatnonzero(~database))
+        folds = np.array_split(queries, N_FOLDS - 1)
     roles = []
     for turn in range(len(folds)):
         searched, *others = folds[turn:] + folds[:turn]
@@ -85,12 +83,24 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
             return []
         gallery = images.relevance.subset(searched)
         rows = [row[images.relevance.subset(row).totals(gallery) > 0] for row in others if len(row)]
-        if (
-            len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2
-        ):  # as many as a score function is fitted on
+        # A score function needs two queries.
+        if len(rows) < N_FOLDS - 1 or min(map(len, rows)) < 2:
             return []
         roles.append(FoldRoles(searched, *rows))
     return roles
+
+
+def _folds(images: ImageSet) -> list[NDArray[np.int64]]:
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(images))
+    if (label_of := images.relevance.single) is None:
+        return np.array_split(order, N_FOLDS)
+    # The images of a label, in random order, are dealt to the folds in a random order.
+    order = order[np.argsort(label_of[order], kind="stable")]
+    _, first, label = np.unique(label_of[order], return_index=True, return_inverse=True)
+    dealt = rng.permuted(np.tile(np.arange(N_FOLDS), (len(first), 1)), axis=1)
+    fold = dealt[label, (np.arange(len(order)) - first[label]) % N_FOLDS]
+    return [order[fold == number] for number in range(N_FOLDS)]
 
 
 def certify_folds(
@@ -103,64 +113,48 @@ def certify_folds(
 
     Args:
         vectors: (n, d) embeddings.
-        uncertainty: (n,) of an encoder that states its own, or None.
+        uncertainty: (n,) of the encoder, or None.
         images: the n images.
-        workers: among whom the folds are shared out.
+        workers: share the folds.
     """
-    folds = fold_roles(images)
-    return workers.share(
-        len(folds), lambda number: _certify(vectors, uncertainty, images, folds[number])
-    )
+    folds, norms = fold_roles(images), lengths(vectors)
 
+    def certify(number: int) -> Certified:
+        roles = folds[number]
+        index = build_index(vectors[roles.searched])
+        gallery = images.relevance.subset(roles.searched)
 
-def _folds(images: ImageSet) -> list[NDArray[np.int64]]:
-    rng = np.random.default_rng(0)
-    order = rng.permutation(len(images))
-    if (label_of := images.relevance.single) is None:
-        return np.array_split(order, N_FOLDS)
-    # The images of a label, in random order, are dealt to the folds in an order of its own.
-    order = order[np.argsort(label_of[order], kind="stable")]
-    _, first, label = np.unique(label_of[order], return_index=True, return_inverse=True)
-    dealt = rng.permuted(np.tile(np.arange(N_FOLDS), (len(first), 1)), axis=1)
-    fold = dealt[label, (np.arange(len(order)) - first[label]) % N_FOLDS]
-    return [order[fold == number] for number in range(N_FOLDS)]
+        def search(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
+            """Return the search results of some queries, and the ranks of their first matches."""
+            distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
+            labels = gallery.single
+            nearest = norms[roles.searched][positions[:, 0]]
+            results = SearchResults(
+                one_minus_cosine(distances[:, 0], norms[rows], nearest)
+                if uncertainty is None
+                else uncertainty[rows],
+                positions.shape[1],
+                distances,
+                labels=None if labels is None else labels[positions],
+                candidate_uncertainty=None
+                if uncertainty is None
+                else uncertainty[roles.searched][positions],
+                votes=count_matches(gallery, positions, VOTERS) if labels is None else None,
+            )
+            return results, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
 
-
-def _certify(
-    vectors: NDArray[np.float32],
-    uncertainty: NDArray[np.float64] | None,
-    images: ImageSet,
-    roles: FoldRoles,
-) -> Certified:
-    index, norms = build_index(vectors[roles.searched]), lengths(vectors)
-    gallery = images.relevance.subset(roles.searched)
-
-    def searched(rows: NDArray[np.int64]) -> tuple[SearchResults, NDArray[np.float64]]:
-        """The search results of some queries, and the ranks of their first matches."""
-        distances, positions = index.search(vectors[rows], min(DEPTH, len(index)))
-        labels = gallery.single
-        nearest = norms[roles.searched][positions[:, 0]]
-        own = one_minus_cosine(distances[:, 0], norms[rows], nearest)
-        results = SearchResults(
-            own if uncertainty is None else uncertainty[rows],
-            positions.shape[1],
-            distances,
-            None if labels is None else labels[positions],
-            None if uncertainty is None else uncertainty[roles.searched][positions],
-            count_matches(gallery, positions, VOTERS) if labels is None else None,
+        score_function, _ = fit_score_function("auto", *search(roles.tuning))
+        return Certified(
+            score_function.match_scores(*search(roles.calibration)),
+            score_function.rank(search(roles.measured)[0]).scores,
         )
-        return results, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
 
-    score_function, _ = fit_score_function("auto", *searched(roles.tuning))
-    return Certified(
-        score_function.match_scores(*searched(roles.calibration)),
-        score_function.rank(searched(roles.measured)[0]).scores,
-    )
+    return workers.share(len(folds), certify)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Every validation image searched among the others.
+    """The validation images, each searched among the others.
 
     Attributes:
         ranks: (n,) rank of the first other image that matches, infinite beyond `depth`.
@@ -184,46 +178,38 @@ class Validation:
         correct: NDArray[np.bool_] = self.ranks == 1
         return correct
 
-    def measured(self, images: ImageSet) -> RunResults:
-        """The results that other runs are compared with."""
+    def to_results(self, images: ImageSet) -> RunResults:
+        """Return the results that other runs are compared with."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
         return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its state as arrays, by name; `from_arrays` makes it again."""
-        own = {name: getattr(self, name) for name in PER_IMAGE}
-        for number, part in enumerate(self.certified):
-            own |= {
-                f"scores.{number}": part.scores,
-                f"candidate_scores.{number}": part.candidate_scores,
-            }
-        return own | {"depth": np.array([self.depth])}
+        """Return its state as arrays by name, for `from_arrays`."""
+        values = {name: getattr(self, name) for name in PER_IMAGE}
+        return values | certified_arrays(self.certified) | {"depth": np.array([self.depth])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Make it again from its `arrays`."""
-        numbers = range(sum(name.startswith("scores.") for name in arrays))
+        """Restore the state that `arrays` returned."""
         return cls(
             **{name: arrays[name] for name in PER_IMAGE},
             depth=int(arrays["depth"][0]),
-            certified=[
-                Certified(arrays[f"scores.{n}"], arrays[f"candidate_scores.{n}"]) for n in numbers
-            ],
+            certified=certified_parts(arrays),
         )
 
     def reliability(self) -> Reliability:
-        """Reliability of one half of the images, scaled by the range of the other."""
+        """Return the reliability of one half of the images, scaled by the range of the other."""
         half = self.uncertainty[::2]
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
         return reliability(scaled, self.correct[1::2])
 
     @without_autologging()
     def metrics(self) -> dict[str, float]:
-        """Recall at 1, mean average precision, certified sizes, calibration error, AUROC of misses.
+        """Return recall at 1, mean average precision, certified sizes, calibration error, AUROC.
 
-        Recall and precision are of the images that another one matches, sizes at delta = 0.1.
-        What cannot be computed is left out: a size that is not certified, the AUROC if all are
-        right or all wrong.
+        Recall and precision are means over images with a match, sizes hold at delta = 0.1. Numbers
+        that cannot be computed are missing: sizes that are not certified, or the AUROC of misses if
+        there are none, or nothing else.
         """
         numbers = {RECALL: recall_at_k(self.ranks[self.matched], 1)}
         numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
@@ -248,8 +234,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     Args:
         embedding: of the images.
         images: the validation images.
-        workers: among whom searches and calibrations are shared out. All have the same embedding,
-            and each returns the same.
+        workers: share searches and calibrations. All have the same embedding, and return the same.
 
     Raises:
         InvalidData: there are fewer than 3 images, or none matches another.
@@ -265,47 +250,46 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
     relevance, rows = images.relevance, vectors.cpu().numpy()
-    asked, database = asking(relevance), database_of(relevance)
-    held = np.arange(len(images)) if database is None else np.flatnonzero(database)
-    if not len(asked) or not len(held):
+    queries, database = asking(relevance), database_of(relevance)
+    searched = np.arange(len(images)) if database is None else np.flatnonzero(database)
+    if not len(queries) or not len(searched):
         raise InvalidData(
-            f"{len(held)} validation images are of the database and {len(asked)} are queries: some "
-            "of both are needed; increase data.options.validation"
+            f"{len(searched)} validation images are in the database and {len(queries)} are queries:"
+            " both are needed; increase data.options.validation"
         )
-    gallery = relevance.subset(held)
-    # An image that is searched itself counts itself.
-    others = relevance.subset(asked).totals(gallery) - (database is None)
-    matched = others > 0
+    gallery = relevance.subset(searched)
+    # A searched image matches itself.
+    n_matches = relevance.subset(queries).totals(gallery) - (database is None)
+    matched = n_matches > 0
     if not matched.any():
         raise InvalidData("no validation image matches another one: choose others")
-    depth = min(DEPTH, len(held) - (database is None))
-    index = None if database is None else build_index(rows[held])
+    depth = min(DEPTH, len(searched) - (database is None))
+    index = None if database is None else build_index(rows[searched])
     norms = lengths(rows)
 
-    def searched(number: int) -> tuple[NDArray[np.float64], ...]:
+    def search(number: int) -> tuple[NDArray[np.float64], ...]:
         """Return ranks, uncertainties by distance and average precision of a block of queries."""
         block = slice(number * QUERIES_AT_ONCE, (number + 1) * QUERIES_AT_ONCE)
-        queries = asked[block]
         if index is None:
             distances, positions = nearest_others(vectors, depth, block)
         else:
-            distances, positions = index.search(rows[queries], depth)
-        relevant = relevance.subset(queries).of(gallery, positions)
-        nearest = norms[held[positions[:, 0]]]
+            distances, positions = index.search(rows[queries[block]], depth)
+        relevant = relevance.subset(queries[block]).of(gallery, positions)
+        nearest = norms[searched[positions[:, 0]]]
         return (
             first_match_ranks(relevant),
-            one_minus_cosine(distances[:, 0], norms[queries], nearest),
-            average_precision_at_k(relevant, others[block], depth),
+            one_minus_cosine(distances[:, 0], norms[queries[block]], nearest),
+            average_precision_at_k(relevant, n_matches[block], depth),
         )
 
-    # Blocks of one size, so that distances are rounded alike in every worker.
-    parts = workers.share(-(-len(asked) // QUERIES_AT_ONCE), searched)
+    # Blocks of one size, so that every worker rounds distances in the same way.
+    parts = workers.share(-(-len(queries) // QUERIES_AT_ONCE), search)
     ranks, uncertainty, precision = map(np.concatenate, zip(*parts, strict=True))
-    own = None
+    encoder_uncertainty = None
     if embedding.uncertainty is not None:
-        own = embedding.uncertainty.cpu().numpy().astype(np.float64)
-        uncertainty = own[asked]
-    certified = certify_folds(rows, own, images, workers)
+        encoder_uncertainty = embedding.uncertainty.cpu().numpy().astype(np.float64)
+        uncertainty = encoder_uncertainty[queries]
+    certified = certify_folds(rows, encoder_uncertainty, images, workers)
     return Validation(ranks, uncertainty, matched, precision, depth, certified)
 
 
@@ -313,33 +297,28 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
 class TrainingWatch:
     """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
 
-    An encoder has collapsed that gives all images the same embedding: the triplet loss then stays
-    at its margin, the soft one and the Bayesian one at log 2.
+    A collapsed encoder gives all images the same embedding: the triplet loss then stays at its
+    margin, the soft one and the Bayesian one at log 2.
     """
 
     saturated: bool = False
     collapsed: int = 0  # epochs in a row
 
     def after(self, epoch: int, metrics: Mapping[str, float], collapsed_loss: float) -> None:
-        """Look at an epoch that is done.
-
-        Args:
-            collapsed_loss: of tuples whose images all have the same embedding.
-        """
+        """Check an epoch; `collapsed_loss` is that of tuples whose images are embedded alike."""
         if metrics[MEAN_AVERAGE_PRECISION] >= 1 and not self.saturated:
             self.saturated = True
             warn(
                 f"from epoch {epoch} on, every validation image has all of its matches first: "
-                "epochs cannot be told apart, and the last one is taken; give validation images "
-                "of more classes, at least three"
+                "the last epoch is kept; use validation images of at least three classes"
             )
         near = abs(metrics["loss"] - collapsed_loss) <= COLLAPSED_TOLERANCE * collapsed_loss
         self.collapsed = self.collapsed + 1 if near and metrics["tuples"] else 0
         if self.collapsed == 2:
             warn(
-                f"the loss stays at {collapsed_loss:.4g}, that of an encoder which embeds all "
-                "images alike: it has collapsed; take easier negatives (mining.negatives "
-                "semi-hard or top-random with a larger mining.pool) or a lower optimizer.lr"
+                f"the loss stays at {collapsed_loss:.4g}: the encoder has collapsed and embeds all "
+                "images alike; use easier negatives (mining.negatives semi-hard, or top-random "
+                "with a larger mining.pool) or a lower optimizer.lr"
             )
 
 
@@ -347,15 +326,15 @@ def warn_of_chance(validation: Validation) -> None:
     """Warn if uncertainties distinguish misses from hits no better than chance."""
     misses, hits = int((~validation.correct).sum()), int(validation.correct.sum())
     area = validation.metrics().get("validation/auroc_miss")
-    if area is None or min(misses, hits) < MIN_OF_EACH:
+    if area is None or min(misses, hits) < MIN_COUNT:
         return
-    # The standard error of the area under a curve that is by chance (Mann and Whitney, 1947).
+    # The standard error of the area under a random curve (Mann and Whitney, 1947).
     error = np.sqrt((misses + hits + 1) / (12 * misses * hits))
     if area < 0.5 + NORMAL_QUANTILE * error:
         warn(
-            f"the uncertainty of the validation images tells misses from hits no better than "
-            f"chance (AUROC {area:.3f}, {misses} misses): sets will be as large as without it; "
-            "train longer, with other mining, or with another encoder"
+            "the uncertainty of the validation images ranks misses no better than chance "
+            f"(AUROC {area:.3f}, {misses} misses): it will not make sets smaller; train longer, "
+            "with other mining, or with another encoder"
         )
 
 

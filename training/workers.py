@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ray.train
@@ -31,7 +30,7 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among those that train together; alone, everything here is at once done.
+    """This process among those that train together.
 
     Attributes:
         rank: of this process, from 0.
@@ -55,20 +54,20 @@ class Workers:
 
     @classmethod
     def alone(cls, use_gpu: bool) -> Workers:
-        """This process without others; `InvalidConfig` if there is no GPU to use."""
+        """Return this process without others; `InvalidConfig` if there is no GPU to use."""
         _check_gpu(use_gpu)
         return cls(0, 1, torch.device("cuda", torch.cuda.current_device()) if use_gpu else CPU)
 
     def shard(self, n: int) -> range:
-        """The run of 0, ..., n - 1 that is for this process; runs follow each other by rank."""
+        """Return the part of 0, ..., n - 1 for this process; parts follow each other by rank."""
         return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
     def all_gather(self, own: Tensor, shared: bool = False) -> Tensor:
-        """The rows of all processes, by rank; each may bring another number of them.
+        """Return the rows of all processes, by rank; their numbers may differ.
 
         Args:
             own: (n, ...) rows of this process.
-            shared: processes on the CPUs of a node hold one copy together: it must not be changed.
+            shared: processes on the CPUs of a node share one copy, which must not be changed.
         """
         if self.count == 1:
             return own
@@ -78,13 +77,13 @@ class Workers:
         lengths = counts.cpu().tolist()
         shape = (sum(lengths), *own.shape[1:])
         if shared and self.device.type == "cpu":
-            rows = self._of_node(shape, own.dtype)
+            rows = self._allocate_shared(shape, own.dtype)
         else:
             rows = own.new_empty(shape)
             if min(lengths) == max(lengths):
                 torch.distributed.all_gather_into_tensor(rows, own)
                 return rows
-        # One after the other needs no padding, nor Gloo's copy, which would double the memory.
+        # In turn: without padding or Gloo's copy, which would double the memory.
         for rank, part in enumerate(rows.split(lengths)):
             if rank == self.rank:
                 part.copy_(own)
@@ -92,13 +91,10 @@ class Workers:
                 torch.distributed.broadcast(part, rank)
         return rows
 
-    def _of_node(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory in common with the other processes of the node; all write the same to it.
-
-        Where a process cannot have it, its memory is its own.
-        """
-        settle(SHARED)  # of workers that were killed before they removed theirs
-        # The processes of a node take the file of the first of them.
+    def _allocate_shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory that the processes of a node share, or private memory if there is none."""
+        settle(SHARED)  # files of workers that were killed
+        # The processes of a node use the file of the first of them.
         names = self.share(self.count, lambda _: f"{owner()}-{token_hex(4)}")
         host = owner().partition("-")[0]
         name = next(name for name in names if name.startswith(f"{host}-"))
@@ -114,7 +110,11 @@ class Workers:
         return values
 
     def share(self, n: int, function: Callable[[int], Message]) -> list[Message]:
-        """The values (without GPU tensors) of a function of 0, ..., n - 1, on every process."""
+        """Divide the calls of a function with 0, ..., n - 1 among the processes.
+
+        Returns:
+            Its n values (without GPU tensors), on every process.
+        """
         own = [function(number) for number in range(self.rank, n, self.count)]
         everyone: list[Any] = [own]
         if self.count > 1:
@@ -123,14 +123,14 @@ class Workers:
         return [everyone[number % self.count][number // self.count] for number in range(n)]
 
     def all_reduce(self, own: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         if self.count > 1:
             own = own.clone()
             torch.distributed.all_reduce(own)
         return own
 
     def broadcast(self, own: Message | None) -> Message:
-        """Send an object of the first process (without GPU tensors) to all; others give None."""
+        """Return the object (without GPU tensors) of the first process; others pass None."""
         objects: list[Any] = [own]
         if self.count > 1:
             torch.distributed.broadcast_object_list(objects, device=self.device)
@@ -147,24 +147,22 @@ def _check_gpu(use_gpu: bool) -> None:
 
 
 def add_line(log: Path, line: str) -> None:
-    """Add a line to a file that is followed, perhaps by another process."""
+    """Append a line to a file that `follow` prints, perhaps in another process."""
     with log.open("a") as file:
         file.write(f"{line}\n")
 
 
 @contextmanager
-def followed(logs: Mapping[Path, str]) -> Iterator[None]:
-    """Print the lines that are added to some files inside the block.
-
-    Ray could forward them, but among the notes of its own processes, and not all of them.
+def follow(logs: Mapping[Path, str]) -> Iterator[None]:
+    """Print lines that are appended to files inside the block; Ray would not forward all of them.
 
     Args:
-        logs: files, which need not exist yet, and what to print before each of their lines.
+        logs: files, which need not exist yet, and a prefix for their lines.
     """
     read = {log: log.stat().st_size if log.is_file() else 0 for log in logs}
     ended = Event()
 
-    def follow() -> None:
+    def print_lines() -> None:
         last = False
         while not last:
             last = ended.wait(INTERVAL)
@@ -176,17 +174,17 @@ def followed(logs: Mapping[Path, str]) -> Iterator[None]:
                     for line in lines.decode().splitlines():
                         console.print(f"{prefix}{line}", soft_wrap=True)
 
-    follower = Thread(target=follow, daemon=True)
-    follower.start()
+    thread = Thread(target=print_lines, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        follower.join()
+        thread.join()
 
 
 class EpochBar:
-    """A progress bar of one epoch on a terminal, and one line behind it anywhere."""
+    """A progress bar of one epoch on a terminal, followed by a line."""
 
     def __init__(self, epoch: int, epochs: int, visible: bool) -> None:
         self._title = f"epoch {epoch}/{epochs}"
@@ -197,20 +195,15 @@ class EpochBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def start(self, steps: int) -> None:
-        """Mining is done; so many steps follow."""
+        """Replace the note on mining by a bar of so many steps."""
         self._progress.update(self._task, description=self._title, total=steps)
 
     def advance(self) -> None:
-        """One step is done."""
+        """Count a step."""
         self._progress.advance(self._task)
 
     def summary(self, metrics: Mapping[str, float]) -> None:

@@ -30,10 +30,10 @@ from rcir.terminal import console
 from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
 from training.run import (
     as_json,
+    changed_options,
     check_encoder,
     check_images,
     check_places,
-    differing,
     readable_splits,
     run_lock,
 )
@@ -334,7 +334,7 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
         return None
-    changed = differing(flatten(earlier.config), flatten(as_json(asdict(config))), OWN)
+    changed = changed_options(earlier.config, as_json(asdict(config)), OWN)
     if changed:
         raise InvalidConfig(
             f"{folder} holds a sweep with another {', '.join(changed)}: choose another "

@@ -35,20 +35,25 @@ if TYPE_CHECKING:
 IMAGE, VECTOR, UNCERTAINTY = "image", "vector", "uncertainty"
 CARD = "README.md"
 CODE = Path(__file__).with_name("model_code.py")
-DIGITS = 12  # of fingerprints
-VOIDS = (
-    "queries of labels that none of the calibration queries had",
-    "queries unlike the calibration queries: another camera, season or users",
-    "queries that depend on each other, or that are pictures of the gallery",
-    "a level that was chosen after looking, unless it is requested with `simultaneous`",
-    "keeping this retriever for its results on its calibration queries, unless it was marked by "
-    "`rcir compare --choose`",
-    "another encoder, preprocessing, gallery or index, which the retriever refuses by itself",
-)
-TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # as MLflow names them
+FINGERPRINT_LENGTH = 12
+CARD_HEAD = """
+| alpha | delta | mean set size | one size for all | measured risk | 95% interval | score function |
+|---|---|---|---|---|---|---|"""
+VOIDS = """
+What voids the guarantee:
+
+- queries of labels that none of the calibration queries had
+- queries unlike the calibration queries: another camera, season or users
+- queries that depend on each other, or that are images of the gallery
+- a level that was chosen after looking, unless it is requested with `simultaneous`
+- keeping this retriever for its results on its calibration queries, unless it was marked by \
+`rcir compare --choose`
+- another encoder, preprocessing, gallery or index, which the retriever refuses by itself
+"""
+TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # MLflow's names
 # Type and default of each option of a request.
 PARAMETERS: Mapping[str, tuple[str, Any]] = {
-    one.name: (TYPES[one.kind], one.default) for one in request_options()
+    option.name: (TYPES[option.kind], option.default) for option in request_options()
 }
 
 
@@ -64,32 +69,44 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         >>> [column["name"] for column in signature(retriever)["inputs"]]
         ['vector']
     """
-    if retriever.encoder is not None:
-        inputs = [_column(IMAGE, "binary")]
-    else:
-        inputs = [_list_column(VECTOR, "double")]
-        if asks_uncertainty(retriever):
-            inputs.append(_column(UNCERTAINTY, "double"))
-    outputs = [
-        _list_column("ids", "string"),
-        _list_column("labels", "string" if retriever.label_names else "long"),
-        _list_column("distances", "double"),
-        _column("size", "long"),
-        _column("abstained", "boolean"),
-        _column("label_calibrated", "boolean"),
-        _column(UNCERTAINTY, "double"),
-        _column("guarantee", "string"),
-    ]
+    inputs: dict[str, str | list[str]] = {IMAGE: "binary"}
+    if retriever.encoder is None:
+        inputs = {VECTOR: ["double"]}
+        if has_uncertainty(retriever):
+            inputs[UNCERTAINTY] = "double"
+    outputs: dict[str, str | list[str]] = {
+        "ids": ["string"],
+        "labels": ["string" if retriever.label_names else "long"],
+        "distances": ["double"],
+        "size": "long",
+        "abstained": "boolean",
+        "label_calibrated": "boolean",
+        UNCERTAINTY: "double",
+        "guarantee": "string",
+    }
     if retriever.labels is None:
-        outputs = [each for each in outputs if each["name"] not in ("labels", "label_calibrated")]
+        del outputs["labels"], outputs["label_calibrated"]
     params = [
         {"name": name, "type": kind, "default": value, "shape": None}
         for name, (kind, value) in PARAMETERS.items()
     ]
-    return {"inputs": inputs, "outputs": outputs, "params": params}
+    return {"inputs": _columns(inputs), "outputs": _columns(outputs), "params": params}
 
 
-def asks_uncertainty(retriever: Retriever) -> bool:
+def _columns(kinds: Mapping[str, str | list[str]]) -> list[dict[str, Any]]:
+    """Return columns as MLflow describes them; a kind in a list is that of a list's items."""
+    return [
+        {"name": name, "required": True}
+        | (
+            {"type": kind}
+            if isinstance(kind, str)
+            else {"type": "array", "items": {"type": kind[0]}}
+        )
+        for name, kind in kinds.items()
+    ]
+
+
+def has_uncertainty(retriever: Retriever) -> bool:
     """Return True if query vectors come with an uncertainty."""
     if retriever.calibration is None or retriever.encoder is not None:
         return False
@@ -114,17 +131,15 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
     from pandas import DataFrame
 
     options = {name: value for name, (_, value) in PARAMETERS.items()} | dict(params)
-    alpha, delta = options.pop("alpha"), options.pop("delta")
     if retriever.encoder is not None:
-        results = retriever.retrieve(table[IMAGE].tolist(), alpha, delta, **options)
+        queries: Any = table[IMAGE].tolist()
     else:
         lengths = sorted({len(vector) for vector in table[VECTOR]})
         if len(lengths) > 1:
             raise InvalidData(f"vectors of {lengths} numbers: pass vectors of the same length")
-        vectors: Any = np.array(table[VECTOR].tolist(), np.float64)
-        if asks_uncertainty(retriever):
+        queries = np.array(table[VECTOR].tolist(), np.float64)
+        if has_uncertainty(retriever):
             options["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
-        results = retriever.retrieve(vectors, alpha, delta, **options)
     rows = [
         {
             "ids": list(answer.ids),
@@ -136,23 +151,15 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
             UNCERTAINTY: float(answer.uncertainty),
             "guarantee": str(answer.guarantee),
         }
-        for answer in results
+        for answer in retriever.retrieve(queries, **options)
     ]
     return DataFrame(rows, columns=[column["name"] for column in signature(retriever)["outputs"]])
 
 
-def _column(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "required": True}
-
-
-def _list_column(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "type": "array", "items": {"type": kind}, "required": True}
-
-
 def requirements(retriever: Retriever) -> list[str]:
-    """Return the requirements of a retriever, in the versions that are installed here.
+    """Return the requirements of a retriever, in the versions installed here.
 
-    They include the packages of your own classes ("package.module:Class") that it names.
+    They include the packages of classes outside rcir ("package.module:Class").
 
     Example:
         >>> import numpy as np
@@ -169,12 +176,10 @@ def requirements(retriever: Retriever) -> list[str]:
         if ":" in config.backbone and library in EXTRAS:
             extras.add(EXTRAS[library])
     lines = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
+    packages = packages_distributions()
     modules = {re.split("[.:]", name)[0] for name in kinds if ":" in name}
-    if modules:
-        places = packages_distributions()
-        own = {package for module in modules for package in places.get(module, [])} - {"rcir"}
-        lines += [f"{package}=={version(package)}" for package in sorted(own)]
-    return lines
+    foreign = {package for module in modules for package in packages.get(module, [])} - {"rcir"}
+    return lines + [f"{package}=={version(package)}" for package in sorted(foreign)]
 
 
 def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
@@ -187,26 +192,33 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     Raises:
         InvalidData: `results` are those of another version of rcir or of another calibration.
     """
-    rule = retriever.require_calibration().main
+    calibration = retriever.require_calibration()
+    rule, source = calibration.main, retriever.searcher.options.model or "unknown origin"
+    embedded = f"vectors of {printable(source)}"
+    if retriever.encoder is not None:
+        config = retriever.encoder.config
+        embedded = f"an encoder of method {config.method} on {config.backbone}"
     try:
         rows: list[Mapping[str, Any]] = results["rows"]
-        n_calibration, n_test = results["n_calibration"], results["n_test"]
+        n_calibration = results["n_calibration"]
         lines = [
-            *("# Retriever with a guarantee", ""),
-            f"{_searched(retriever)} Measured on {printable(str(results['dataset']))}.",
-            *("", *_promise(retriever, rows), ""),
-            f"Measured on {n_test} test queries, which neither fitted nor calibrated it:",
+            "# Retriever with a guarantee",
             "",
-            "| alpha | delta | mean set size | one size for all | measured risk | 95% interval "
-            "| score function |",
-            "|---|---|---|---|---|---|---|",
+            f"Searches {len(retriever.ids)} gallery items by {embedded}, {retriever.depth} deep. "
+            f"Measured on {printable(str(results['dataset']))}.",
+            "",
+            *_guarantee(retriever, rows),
+            "",
+            f"Measured on {results['n_test']} test queries that neither fitted nor calibrated it:",
+            CARD_HEAD,
             *map(_row, rows),
+            "",
         ]
-        counted = str(n_calibration)
-        if (cluster := results["cluster"]) is not None:
-            counted += f", of {results['n_clusters']} clusters ({printable(str(cluster))})"
+        cluster, queries = results["cluster"], str(n_calibration)
+        if cluster is not None:
+            queries += f", of {results['n_clusters']} clusters ({printable(str(cluster))})"
         facts = {
-            "calibration queries": counted,
+            "calibration queries": queries,
             "uncertainty of queries": results["uncertainty"],
             "bound": rule.bound,
             "recall at 1": _number(results["quality"].get("recall_at_1")),
@@ -220,18 +232,16 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             f"the results have {n_calibration} calibration queries, the retriever "
             f"{len(rule.calibration)}: calibrate again"
         )
-    fingerprints = retriever.require_calibration().fingerprints.items()
     facts |= {
-        f"fingerprint of {part}": f"`{digest[:DIGITS]}`"
-        for part, digest in fingerprints
+        f"fingerprint of {part}": f"`{digest[:FINGERPRINT_LENGTH]}`"
+        for part, digest in calibration.fingerprints.items()
         if part != "uncertainty"
     }
     facts["version of rcir"] = version("rcir")
     if run := retriever.origin.get("run"):
         facts["training"] = f"MLflow run `{run}`"
-    lines += ["", *(f"- {name}: {value}" for name, value in facts.items())]
-    lines += ["", "What voids the guarantee:", "", *(f"- {text}" for text in VOIDS)]
-    return "\n".join(lines) + "\n"
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join([*lines, VOIDS])
 
 
 def require_measured(
@@ -256,15 +266,7 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _searched(retriever: Retriever) -> str:
-    origin = f"vectors of {printable(retriever.searcher.options.model or 'unknown origin')}"
-    if retriever.encoder is not None:
-        config = retriever.encoder.config
-        origin = f"an encoder of method {config.method} on {config.backbone}"
-    return f"Searches {len(retriever.ids)} gallery items by {origin}, {retriever.depth} deep."
-
-
-def _promise(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
+def _guarantee(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
     """Return the sentence of the first certified level, and the effect of a choice on it."""
     calibration = retriever.require_calibration()
     lines = []
@@ -307,18 +309,18 @@ def log_calibration(
     Raises:
         InvalidData: the results are missing, or are those of another retriever.
     """
+    text = card(retriever, read_results(output))
+    run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
     with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / CARD
-        text = card(retriever, read_results(output))
-        written.write_text(text)
-        run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
+        file = Path(place) / CARD
+        file.write_text(text)
         parts = tracking.ModelParts(
-            CODE,
-            storage.current_version(output / RETRIEVER),
-            [written, output / RESULTS, output / TEST],
-            signature(retriever),
-            example,
-            requirements(retriever),
+            code=CODE,
+            folder=storage.current_version(output / RETRIEVER),
+            files=[file, output / RESULTS, output / TEST],
+            signature=signature(retriever),
+            example=example,
+            requirements=requirements(retriever),
         )
         return tracking.log_model(run, parts)
 
@@ -336,7 +338,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def image_example(image: ImageLike) -> dict[str, Any]:
-    """Return a picture as a row of queries: the bytes of its file, or of a PNG file of pixels."""
+    """Return an image as a row of queries: the bytes of its file, or of a PNG file of pixels."""
     if isinstance(image, str | os.PathLike):
         return {IMAGE: Path(image).read_bytes()}
     if isinstance(image, bytes):
@@ -355,8 +357,7 @@ def vector_example(retriever: Retriever) -> dict[str, Any]:
     """Return the first calibration query of a retriever of vectors as a row of queries."""
     queries = retriever.require_calibration().calibration_queries
     row: dict[str, Any] = {VECTOR: queries.vectors[0].astype(float).tolist()}
-    if asks_uncertainty(retriever):
-        assert queries.uncertainty is not None
+    if queries.uncertainty is not None:
         row[UNCERTAINTY] = float(queries.uncertainty[0])
     return row
 
@@ -374,8 +375,7 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
 
     if "data" not in retriever.origin:
         raise DataUnavailable(
-            "the retriever does not name its data set: calibrate it with "
-            "`rcir calibrate`, which tracks its model in MLflow"
+            "the retriever does not name its data set: calibrate it with `rcir calibrate`"
         )
     data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
     return image_example(load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0])

@@ -19,10 +19,9 @@ class RetrieverModel(PythonModel):
     """Answers tables of queries with `Retriever.retrieve`, see `rcir.registry.logged_model`."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the retriever, every file of it checked against its checksum.
+        """Load the retriever, and check its checksums.
 
-        All classes and servers that the retriever names are allowed: loading an MLflow model runs
-        its code anyway.
+        Its classes and servers are trusted: loading an MLflow model runs its code anyway.
         """
         self.retriever = Retriever.load(
             context.artifacts["retriever"], trust_code=True, trust_servers=["*"]
@@ -34,13 +33,13 @@ class RetrieverModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """The answers to a table of queries; what is refused is an `MlflowException` in words."""
+        """Answer a table of queries; raise `MlflowException` for a refused request."""
         try:
             return answers(self.retriever, model_input, params or {})
         except RcirError as error:
-            # A server of MLflow hides the words of any other exception behind a stack trace.
-            words = f"{type(error).__name__}: {error}"
-            raise MlflowException.invalid_parameter_value(words) from error
+            # MLflow's server hides the message of any other exception behind a stack trace.
+            message = f"{type(error).__name__}: {error}"
+            raise MlflowException.invalid_parameter_value(message) from error
 
 
 mlflow.models.set_model(RetrieverModel())

@@ -27,11 +27,11 @@ from rcir.runs.results import RESULTS, TEST, RunResults
 
 @dataclass(frozen=True)
 class Registered:
-    """A version that was registered.
+    """A registered version.
 
     Attributes:
         version: the version in MLflow.
-        alias: the alias that names it now; None if none was given.
+        alias: its alias, or None.
     """
 
     version: tracking.RegisteredVersion
@@ -39,7 +39,7 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """Return the URI for `rcir.load` and MLflow: by alias, if there is one."""
+        """The URI for `rcir.load` and MLflow: by alias, if there is one."""
         return self.version.uri if not self.alias else f"models:/{self.version.name}@{self.alias}"
 
 
@@ -61,10 +61,10 @@ def register(reference: str, name: str, alias: str | None = None) -> Registered:
         TrackingUnavailable: MLflow cannot be reached.
     """
     present = tracking.find_version(name, alias) if alias else None
-    with _opened(reference) as calibration:
+    with _open(reference) as calibration:
         if present is not None and present.model == calibration.model:
             return Registered(present, alias)
-        run, model = _logged(calibration)
+        run, model = _log(calibration)
         text = card(calibration.retriever, calibration.results)
         version = tracking.create_version(name, run, model, text, _tags(calibration), alias)
     return Registered(version, alias)
@@ -72,9 +72,9 @@ def register(reference: str, name: str, alias: str | None = None) -> Registered:
 
 @dataclass(frozen=True)
 class _Calibration:
-    """The folder of a calibration and its content; its run and the id of its model in MLflow.
+    """The folder and content of a calibration, its MLflow run, and the id of its model.
 
-    `model` is None unless that model contains this very retriever.
+    `model` is None unless that model contains this retriever.
     """
 
     folder: Path
@@ -85,7 +85,7 @@ class _Calibration:
 
 
 @contextmanager
-def _opened(reference: str) -> Iterator[_Calibration]:
+def _open(reference: str) -> Iterator[_Calibration]:
     """Open the calibration of a folder or, if there is no such folder, of an MLflow run."""
     if Path(reference).is_dir():
         folder = Path(reference)
@@ -96,28 +96,27 @@ def _opened(reference: str) -> Iterator[_Calibration]:
             manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{storage.MANIFEST}"
             logged = tracking.with_downloaded(manifest, Path.read_bytes)
             if logged != storage.read_manifest(folder / RETRIEVER):
-                model = None  # the folder was changed since
+                model = None  # the folder has changed
         yield _Calibration(folder, retriever, results, run, model)
         return
     run = tracking.find_tracked_run(reference)
     model = tracking.find_model(run) if run else None
     if run is None or model is None:
-        where = "MLflow has no such id" if run is None else "that run has no model"
+        reason = "MLflow has no such id" if run is None else "that run has no model"
         raise InvalidData(
-            f"{reference} is no folder, and {where}: pass the output folder of `rcir calibrate` or "
-            "`rcir certify`, or the id of its run"
+            f"{reference} is not a folder, and {reason}: pass the output folder of `rcir calibrate`"
+            " or `rcir certify`, or the id of its run"
         )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        tracking.with_downloaded(f"models:/{model}", lambda local: _lay_out(local, folder))
+
+        def move(local: Path) -> None:
+            shutil.move(local, folder / RETRIEVER)
+            for file in (RESULTS, TEST):
+                shutil.move(local.parents[1] / file, folder / file)
+
+        tracking.with_downloaded(f"models:/{model}", move)
         yield _Calibration(folder, *_read(folder, reference), run, model)
-
-
-def _lay_out(local: Path, folder: Path) -> None:
-    """Move a downloaded retriever and its results to where a calibration has them."""
-    shutil.move(local, folder / RETRIEVER)
-    for file in (RESULTS, TEST):
-        shutil.move(local.parents[1] / file, folder / file)
 
 
 def _read(folder: Path, reference: str) -> tuple[Retriever, dict[str, Any]]:
@@ -134,8 +133,8 @@ def _read(folder: Path, reference: str) -> tuple[Retriever, dict[str, Any]]:
     return retriever, results
 
 
-def _logged(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
-    """Return the run and the model of a calibration in MLflow; log what is not there."""
+def _log(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
+    """Return the run and the model of a calibration in MLflow; log what is missing."""
     run, model = calibration.run, calibration.model
     if run is not None and model is not None:
         return run, model

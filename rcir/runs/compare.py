@@ -1,6 +1,6 @@
 """Compare runs by their certified set sizes, show the comparison, and choose one of several.
 
-`rcir.runs.folder` finds the runs and what is known of each.
+`rcir.runs.folder` reads the runs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ from rcir.risk.bounds import check_levels
 from rcir.runs.folder import CALIBRATION, RESOURCES, RETRIEVER, Run, is_sweep, read_runs, run_folder
 from rcir.runs.results import RunResults, Split
 
-# What differs between any two runs, and what only says where they were trained.
-NOT_COMPARED = ("name", *RESOURCES)
+NOT_COMPARED = ("name", *RESOURCES)  # options that differ between any two runs, or do not matter
+METRICS = ("recall_at_1", "ece")
 DRAWS = 2000
-LINKED = 20  # runs at most, the first ones, on MLflow's page
-WIDTH = 160  # at least, where there is no terminal to fit into
+MAX_LINKED = 20  # runs on MLflow's page
+MIN_WIDTH = 160  # of output that is not a terminal
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
     "queries"
@@ -48,17 +49,17 @@ LOOKED = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other.
+    """Runs side by side.
 
     Attributes:
-        runs: in the order in which they were given, the trials of a sweep best first.
-        split: where they are compared.
+        runs: in the given order, the trials of a sweep best first.
+        split: on which they are compared.
         alphas, delta: levels of the sets.
-        first: position of the run that others differ from; None if none has certified sizes.
-        sizes: by alpha, the mean certified size by position of the run; only of those certified.
+        first: position of the run that others are compared with; None if none has certified sizes.
+        sizes: by alpha, the mean certified size by position of the run.
         differences: by alpha, how much larger than those of the first run the sets are, by position
             of the run; empty unless all were measured on the same queries.
-        notes: what could not be compared, and what not to conclude, in words.
+        notes: what could not be compared, and warnings.
     """
 
     runs: list[Run]
@@ -72,29 +73,28 @@ class Comparison:
 
     @property
     def results(self) -> list[RunResults | None]:
-        """Results of each run on the split where they are compared."""
+        """Results of each run on the compared split."""
         return [run.measured.get(self.split) for run in self.runs]
 
     @property
     def differing(self) -> list[str]:
-        """Names of the options that are not the same in all runs whose options are known.
+        """Names of the options that are not the same in all runs with known options.
 
-        Those of calibrations count where these are compared, on the test queries.
+        Options of calibrations count only in a comparison on test queries.
         """
-        known = [run.options for run in self.runs if run.options]
-        names = dict.fromkeys(name for options in known for name in options)
-        if self.split == "validation":
-            names = {name: None for name in names if not name.startswith(f"{CALIBRATION}.")}
+        options = [run.options for run in self.runs if run.options]
         return [
             name
-            for name in names
-            if name not in NOT_COMPARED and len({json.dumps(each.get(name)) for each in known}) > 1
+            for name in dict.fromkeys(name for known in options for name in known)
+            if name not in NOT_COMPARED
+            and not (self.split == "validation" and name.startswith(f"{CALIBRATION}."))
+            and len({json.dumps(known.get(name)) for known in options}) > 1
         ]
 
     def metric(self, number: int, name: str) -> float | None:
-        """A metric of a run; of a trial without weights the last it reported; None if unknown."""
-        run, one = self.runs[number], self.results[number]
-        metrics = one.metrics if one else run.reported if self.split == "validation" else {}
+        """Return a metric of a run, or the last that a trial reported; None if unknown."""
+        run, results = self.runs[number], self.results[number]
+        metrics = results.metrics if results else run.reported if self.split == "validation" else {}
         value = metrics.get(name, math.nan)
         return value if math.isfinite(value) else None
 
@@ -104,25 +104,24 @@ class Comparison:
         if len(runs) < len(self.runs):
             return None
         try:
-            return tracking.comparison_link(runs[:LINKED])
+            return tracking.comparison_link(runs[:MAX_LINKED])
         except TrackingUnavailable:
             return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         rows = []
-        for number, (run, one) in enumerate(zip(self.runs, self.results, strict=True)):
+        for number, (run, results) in enumerate(zip(self.runs, self.results, strict=True)):
             row: dict[str, Any] = {"name": run.name, "folder": str(run.folder), "state": run.state}
             row["options"] = {name: run.options.get(name) for name in self.differing}
-            for name in ("recall_at_1", "ece"):
-                row[name] = self.metric(number, name)
-            row["score_function"] = one and one.score_function
-            sizes = {f"{a:g}": each[number] for a, each in self.sizes.items() if number in each}
-            beyond = {f"{a:g}": e[number] for a, e in self.differences.items() if number in e}
+            row |= {name: self.metric(number, name) for name in METRICS}
+            row["score_function"] = results and results.score_function
+            sizes = {f"{a:g}": runs[number] for a, runs in self.sizes.items() if number in runs}
             row["sizes"] = {alpha: asdict(size) for alpha, size in sizes.items()}
             row["differences"] = {
-                alpha: asdict(each) | {"beyond_noise": each.beyond_noise}
-                for alpha, each in beyond.items()
+                f"{alpha:g}": asdict(runs[number]) | {"beyond_noise": runs[number].beyond_noise}
+                for alpha, runs in self.differences.items()
+                if number in runs
             }
             rows.append(row)
         return {
@@ -143,12 +142,12 @@ def compare_runs(
     else on the validation images; see `rcir.risk.bootstrap.compare_sizes`.
 
     Args:
-        references: of each run, its folder or MLflow id. That of a sweep means its trials, by
-            their size at the levels of the sweep.
+        references: the folder or MLflow id of each run. A sweep stands for its trials, in the order
+            of their sizes at its own levels.
         alphas, delta: levels to compare at.
 
     Raises:
-        InvalidData: there is no such run, or nothing was measured of any.
+        InvalidData: a run does not exist, or none has measurements.
         InvalidRiskLevel: an alpha or delta is out of range.
     """
     levels = check_levels(alphas)
@@ -159,61 +158,59 @@ def compare_runs(
         raise InvalidData(
             f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training"
         )
-    split = _split(runs)
+    split = _common_split(runs)
     sizes: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
     differences: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
-    groups = same_queries(runs, split)
-    chosen = split == "validation" and is_sweep(folders[0])  # the first, for its size
-    without: dict[str, None] = {}  # an interval, why
+    groups = group_by_queries(runs, split)
+    best_first = split == "validation" and is_sweep(folders[0])
+    reasons: dict[str, None] = {}  # why there is no interval
     for alpha in levels:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
-            of_each, beyond = compare_sizes(parts, alpha, delta, DRAWS, chosen)
-            certified = [
-                i for i in group if is_certified(runs[i].measured[split].parts, alpha, delta)
-            ]
-            of_run = dict(zip(group, of_each, strict=True))
-            sizes[alpha] |= {i: of_run[i] for i in certified}
+            estimates, beyond = compare_sizes(parts, alpha, delta, DRAWS, best_first)
+            certified = [is_certified(part, alpha, delta) for part in parts]
+            sizes[alpha] |= dict(compress(zip(group, estimates, strict=True), certified))
             reason = why_no_interval(parts[0], alpha, delta)
-            if reason is not None and certified:
-                without[reason] = None
-            if len(groups) == 1 and group[0] in certified:
-                of_run = dict(zip(group[1:], beyond, strict=True))
-                differences[alpha] = {i: of_run[i] for i in certified[1:]}
+            if reason is not None and any(certified):
+                reasons[reason] = None
+            if len(groups) == 1 and certified[0]:
+                differences[alpha] = dict(
+                    compress(zip(group[1:], beyond, strict=True), certified[1:])
+                )
     first = groups[0][0] if groups else None
-    notes = [*without, *_notes(runs, split, groups)]
+    notes = [*reasons, *_notes(runs, split, groups)]
     if split == "test" and any(len(group) > 1 for group in groups):
         notes.append(LOOKED)
     if split == "validation" and any(map(is_sweep, folders)):
         notes.append(
-            "the trials are in the order of sizes on these very queries, so that the first looks "
-            "better than it is: calibrate it to measure it on test queries"
+            "the trials are ordered by their sizes on these very queries: the first looks better "
+            "than it is; calibrate it to measure it on test queries"
         )
     return Comparison(runs, split, levels, delta, first, sizes, differences, notes)
 
 
-def _split(runs: Sequence[Run]) -> Split:
-    """Return what to compare on: the test queries, if they are the same for all runs."""
+def _common_split(runs: Sequence[Run]) -> Split:
+    """Return "test" if all measured runs have the same test queries, else "validation"."""
     measured = [run for run in runs if run.measured]
     tested = all("test" in run.measured for run in measured)
-    if tested and len(same_queries(measured, "test")) == 1:
+    if tested and len(group_by_queries(measured, "test")) == 1:
         return "test"
     return "validation" if any("validation" in run.measured for run in measured) else "test"
 
 
-def same_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
-    """Positions of the runs with measured sizes, those on the same queries together."""
+def group_by_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
+    """Return the positions of runs with measured sizes, grouped by their queries."""
     groups: dict[Any, list[int]] = {}
     for number, run in enumerate(runs):
-        if split in run.measured and run.measured[split].parts:
-            one = run.measured[split]
-            shapes = [(len(part.scores), len(part.candidate_scores)) for part in one.parts]
-            groups.setdefault((one.queries, *shapes), []).append(number)
+        results = run.measured.get(split)
+        if results and results.parts:
+            shapes = [(len(part.scores), len(part.candidate_scores)) for part in results.parts]
+            groups.setdefault((results.queries, *shapes), []).append(number)
     return list(groups.values())
 
 
 def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -> list[str]:
-    """Return what is not compared, and why."""
+    """Return which runs are not compared, and why."""
     notes = []
     if len(groups) > 1:
         sets = "; ".join(", ".join(runs[number].name for number in group) for group in groups)
@@ -236,33 +233,33 @@ def print_comparison(comparison: Comparison) -> None:
         f"{comparison.split} queries (with 95% intervals):",
         soft_wrap=True,
     )
-    console.print(_sizes(comparison))
+    console.print(_sizes_table(comparison))
     if comparison.differing:
         console.print("\nOptions that differ:")
-        console.print(_options(comparison))
+        console.print(_options_table(comparison))
     if any(comparison.differences.values()) and comparison.first is not None:
-        lows = (each.low for levels in comparison.differences.values() for each in levels.values())
-        rest = "of those without one nothing is known" if None in lows else "all else within it"
+        lows = (size.low for sizes in comparison.differences.values() for size in sizes.values())
+        rest = "without an interval, unknown" if None in lows else "all else is within it"
         console.print(
             f"\nMean set size less that of {comparison.runs[comparison.first].name}, paired on the "
             "same queries\n(95% intervals that hold for all runs together; * is more than noise, "
             f"{rest}):",
             soft_wrap=True,
         )
-        console.print(_differences(comparison))
+        console.print(_differences_table(comparison))
     for note in comparison.notes:
         console.print(f"\n{note}", soft_wrap=True)
     if link := comparison.link():
         console.print(f"\nIn MLflow: {link}", soft_wrap=True)
     console.print(
-        "\nNoise is that of calibration and measured queries. Of another seed of the training it "
-        "says nothing.",
+        "\nNoise comes from calibration and measured queries; that of another training seed is not "
+        "included.",
         soft_wrap=True,
     )
 
 
 def print_choice(choice: Choice) -> None:
-    """Print what was compared, which is chosen, and what it says from now on."""
+    """Print the comparison, the choice, and its guarantee from now on."""
     print_comparison(choice.comparison)
     name, among = choice.comparison.runs[choice.number].name, choice.guarantee.chosen_among
     copy = "its copy in MLflow, too" if choice.tracked else "copies made before are not"
@@ -276,17 +273,17 @@ def print_choice(choice: Choice) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False, markup=False)  # names of files may look like markup
+    console = Console(highlight=False, markup=False)  # file names may look like markup
     if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+        console.width = max(console.width, MIN_WIDTH)
     return console
 
 
-def _sizes(comparison: Comparison) -> Table:
+def _sizes_table(comparison: Comparison) -> Table:
     heads = (f"at alpha {alpha:g}" for alpha in comparison.alphas)
     table = _table("run", "state", "recall\nat 1", "ECE", *heads)
     for number, run in enumerate(comparison.runs):
-        numbers = (comparison.metric(number, name) for name in ("recall_at_1", "ece"))
+        numbers = (comparison.metric(number, name) for name in METRICS)
         table.add_row(
             run.name,
             run.state,
@@ -297,17 +294,17 @@ def _sizes(comparison: Comparison) -> Table:
 
 
 def _size(comparison: Comparison, number: int, alpha: float) -> str:
-    """A size with its interval; of a trial that was stopped only what it reported."""
-    size, one = comparison.sizes[alpha].get(number), comparison.results[number]
+    """Format a size with its interval, or the one that an unfinished trial reported."""
+    size, results = comparison.sizes[alpha].get(number), comparison.results[number]
     if size is not None:
         return _estimate(size)
-    if one is not None and one.parts:
+    if results is not None and results.parts:
         return "not certified"
     reported = comparison.metric(number, f"certified_size_{alpha:g}")
     return "-" if reported is None or comparison.delta != DELTA else _short(reported)
 
 
-def _options(comparison: Comparison) -> Table:
+def _options_table(comparison: Comparison) -> Table:
     table = _table("run", *(name.replace(".", ".\n") for name in comparison.differing))
     for run in comparison.runs:
         values = (run.options.get(name, "-") for name in comparison.differing)
@@ -316,7 +313,7 @@ def _options(comparison: Comparison) -> Table:
     return table
 
 
-def _differences(comparison: Comparison) -> Table:
+def _differences_table(comparison: Comparison) -> Table:
     levels = [alpha for alpha, differences in comparison.differences.items() if differences]
     table = _table("run", *(f"at alpha {alpha:g}" for alpha in levels))
     for number, run in enumerate(comparison.runs):
@@ -338,15 +335,13 @@ def _table(*columns: str) -> Table:
 
 
 def _estimate(estimate: Estimate, sign: str = "") -> str:
-    """A size with its interval; where there is none, a note says why."""
-    ends = "(no interval)"
+    interval = "(no interval)"
     if estimate.low is not None and estimate.high is not None:
-        ends = f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
-    return f"{_short(estimate.value, sign)} {ends}"
+        interval = f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
+    return f"{_short(estimate.value, sign)} {interval}"
 
 
 def _short(size: float, sign: str = "") -> str:
-    """With three digits or so."""
     return f"{size:{sign}.{2 if abs(size) < 10 else 1}f}"
 
 
@@ -357,10 +352,10 @@ class Choice:
     Attributes:
         comparison: of all, each certified at delta / `guarantee.chosen_among`.
         number: position of the chosen run.
-        folder: the chosen retriever.
+        folder: of the chosen retriever.
         size: its mean set size on the test queries, at the level of the guarantee.
-        guarantee: what it guarantees in spite of the choice.
-        tracked: whether its copy in MLflow is marked, too.
+        guarantee: its guarantee in spite of the choice.
+        tracked: True if its copy in MLflow is marked, too.
     """
 
     comparison: Comparison
@@ -384,20 +379,20 @@ class Choice:
 
 
 def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> Choice:
-    """Choose the retriever of the smallest mean size at the first alpha, and mark it on disk.
+    """Choose the retriever with the smallest mean size at the first alpha, and mark it on disk.
 
     Each of k retrievers is certified at delta / k, see `rcir.risk.corrected`. One that was itself
     chosen among j counts as j.
 
     Args:
-        references: of each calibration, its folder or the MLflow id of its run.
+        references: the folder of each calibration, or the MLflow id of its run.
         alphas, delta: levels to compare at; the guarantee holds at `delta`.
 
     Raises:
         InvalidData: these are not two or more calibrations on the same queries.
-        RiskUnattainable: nothing is certified of any at delta / k.
+        RiskUnattainable: nothing is certified for any at delta / k.
         InvalidRiskLevel: an alpha or delta is out of range.
-        CorruptRetriever: of a retriever.
+        CorruptRetriever: a retriever is damaged.
     """
     alpha = check_level("alpha", alphas[0])
     check_level("delta", delta)
@@ -411,11 +406,10 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     for run in runs:
         if "test" in run.measured and not run.measured["test"].parts:
             raise InvalidData(
-                f"the calibration queries of {run.folder} come in clusters, and sizes are compared "
-                "of independent queries: calibrate on one query of each cluster"
+                f"the calibration queries of {run.folder} come in clusters, but only sizes for "
+                "independent queries are compared: calibrate on one query of each cluster"
             )
-    groups = same_queries(runs, "test")
-    if len(groups) != 1 or len(groups[0]) != len(runs):
+    if [len(group) for group in group_by_queries(runs, "test")] != [len(runs)]:
         raise InvalidData(
             "calibration or test queries differ: calibrate all on the same data set with the same "
             "options, then choose"
@@ -423,7 +417,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     rules, among = [], 0
     for run in runs:  # one encoder in memory at a time
         retriever = Retriever.load(run.folder / RETRIEVER)
-        rules.append(_rule(retriever, run))
+        rules.append(_compared_rule(retriever, run))
         among += retriever.require_calibration().chosen_among
     request, refusals = GuaranteeRequest(alpha, delta), []
     number = smallest_certified([run.measured["test"].parts for run in runs], alpha, delta, among)
@@ -433,7 +427,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
                 rule.guarantee(request, among)
             except RiskUnattainable as error:
                 refusals.append(error)
-        raise min(refusals, key=lambda no: no.minimum_alpha or 1)
+        raise min(refusals, key=lambda error: error.minimum_alpha or 1)
     comparison = compare_runs(references, alphas, corrected(delta, among))
     comparison.notes.remove(LOOKED)
     folder, size = runs[number].folder / RETRIEVER, comparison.sizes[alpha][number].value
@@ -441,27 +435,27 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     return Choice(comparison, number, folder, size, guarantee, tracked=_mark(folder, among))
 
 
-def _rule(retriever: Retriever, run: Run) -> SetRule:
-    """Return the rule behind the sizes that were measured of a run."""
+def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
+    """Return the rule whose sizes were measured."""
     calibration = retriever.require_calibration()
     rule, (part,) = calibration.main, run.measured["test"].parts
     if calibration.sequential:
         raise InvalidData(
-            f"calibration queries were added to {run.folder / RETRIEVER}, and sizes are compared "
-            "of retrievers that were calibrated at once: calibrate again"
+            f"calibration queries were added to {run.folder / RETRIEVER}, but only retrievers "
+            "that were calibrated once are compared: calibrate again"
         )
     if not np.array_equal(rule.calibration.match_score, part.scores):
         raise InvalidData(f"the results in {run.folder} are of another retriever: calibrate again")
     if rule.bound != "binomial":
         raise InvalidData(
-            f"{run.folder} was calibrated with the {rule.bound} bound, and sizes are compared at "
+            f"{run.folder} was calibrated with the {rule.bound} bound, but sizes are compared with "
             "the binomial one: calibrate with --bound binomial"
         )
     return rule
 
 
 def _mark(folder: Path, among: int) -> bool:
-    """Mark a retriever as chosen, and its copy in MLflow; return whether there it could be."""
+    """Mark a retriever and its copy in MLflow as chosen; return True if the copy is marked."""
     with storage.locked(folder):
         retriever = Retriever.load(folder)
         retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)

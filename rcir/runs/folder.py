@@ -1,12 +1,12 @@
 """Runs in their folders: trainings, trials of sweeps, outputs of calibrations.
 
-What was measured of each is there, too, see `rcir.runs.results`. The folder of a training:
+Their measurements are there too, see `rcir.runs.results`. The folder of a training:
 
 run.json             configuration, MLflow run, state
 checkpoints/         one folder per kept epoch, see `training.checkpoint`
-trained_on.json      pictures and classes it was trained on, see `TrainedOn`
+trained_on.json      images and classes it was trained on, see `TrainedOn`
 metrics.json         of epochs and some steps, in MLflow or not yet, see `training.checkpoint`
-training.log         what the first Ray worker printed: a line for each epoch, and warnings
+training.log         output of the first Ray worker: a line for each epoch, and warnings
 lock                 held by the process that trains
 encoder.safetensors  the chosen weights, once training is finished
 """
@@ -44,29 +44,29 @@ ENCODER_FILE, RETRIEVER = "encoder.safetensors", "retriever"
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 FOLDER_TAG = "rcir.folder"
 CALIBRATION = "calibration"  # group of options in `Run.options`
-# Options that say where and with what a run is trained, not what: its continuation may have others.
+# Options that do not affect the result: they may change when a run continues.
 RESOURCES = (
     *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
     *("preprocessing.max_pixels", "max_rejects", "memory_gib"),
 )
 QUERIES = ("tuning", "calibration", "test")
-NAMED = 5
+MAX_NAMES = 5  # in a message
 REMEDY = (
-    "train again on the data set as it is now, or restore its files as they were. (The classes "
-    "that train stay the same while a folder grows if data.options.train names them, and while a "
-    "table grows if it has a column split.)"
+    "train again on the present data set, or restore its files. (Training classes do not change "
+    "when a folder grows if data.options.train names them, nor when a table with a column split "
+    "grows.)"
 )
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """Training and validation images of a run, as they were when it was trained.
+    """Training and validation images of a run at the time of training.
 
     Attributes:
-        images: (n,) their digests, sorted, each once, see `rcir.data.repeats`.
-        classes: their classes, sorted: the attribute "class" where the data set has it, else the
-            labels; none where images have not one label each.
-        zero_shot: whether no query was of these classes.
+        images: (n,) their unique digests, sorted, see `rcir.data.repeats`.
+        classes: their sorted classes: the attribute "class" of the data set, else the labels; none
+            where images have several labels.
+        zero_shot: True if no query was of these classes.
     """
 
     images: NDArray[np.bytes_]
@@ -75,7 +75,7 @@ class TrainedOn:
 
     @classmethod
     def of(cls, splits: Splits) -> Self:
-        """The record of a training on these splits."""
+        """Return the record of a training on these splits."""
         parts = (splits.train, splits.validation)
         digested = np.concatenate([digests(part.images) for part in parts])
         classes = np.unique(np.concatenate([classes_of(part) for part in parts]))
@@ -84,7 +84,7 @@ class TrainedOn:
         return cls(np.unique(digested), classes.tolist(), bool(zero_shot))
 
     def joined(self, later: Self) -> Self:
-        """The union with the record of a later training; zero-shot if one of the two was."""
+        """Return the union with the record of a later training; zero-shot if either is."""
         return type(self)(
             np.union1d(self.images, later.images),
             sorted({*self.classes, *later.classes}),
@@ -107,7 +107,7 @@ class TrainedOn:
         try:
             values = json.loads(path.read_text())
             return cls(
-                np.array([str(each) for each in values["images"]], np.bytes_),
+                np.array([str(digest) for digest in values["images"]], np.bytes_),
                 [str(name) for name in values["classes"]],
                 bool(values["zero_shot"]),
             )
@@ -117,11 +117,10 @@ class TrainedOn:
             ) from error
 
     def require_unseen(self, splits: Splits) -> None:
-        """Raise `InvalidData` if queries are among what was trained on.
+        """Raise `InvalidData` if a query is a training or validation image.
 
-        A query is if it is a picture that trained or validated; or, of a run that was zero-shot
-        when it was trained, if its class is one that did. Either is so after the data set has
-        changed, for instance where a folder grew and its classes are halved otherwise.
+        In a zero-shot run, the class of a query must not be one of training either. Both happen
+        when the data set has changed, such as a folder whose classes are now divided differently.
         """
         names: list[str] = []
         classes: set[str] = set()
@@ -131,27 +130,19 @@ class TrainedOn:
             names += [queries.ids[row] for row in np.flatnonzero(seen).tolist()]
             if self.zero_shot:
                 classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
-        if classes:
-            raise InvalidData(
-                f"the run trained on {len(classes)} classes of the queries "
-                f"({_first_names(sorted(classes))}): {REMEDY}"
-            )
-        if names:
-            raise InvalidData(
-                f"the run was trained on {len(names)} of the queries ({_first_names(names)}): "
-                f"{REMEDY}"
-            )
+        for kind, found in (("classes", sorted(classes)), ("images", names)):
+            if found:
+                first = ", ".join(found[:MAX_NAMES]) + ", ..." * (len(found) > MAX_NAMES)
+                raise InvalidData(
+                    f"the run was trained on {len(found)} {kind} of the queries ({first}): {REMEDY}"
+                )
 
 
 def classes_of(images: ImageSet) -> NDArray[np.str_]:
-    """(n,) names; none where images have not one label each."""
+    """Return the (n,) names of classes; none where images have several labels."""
     if "class" in images.attributes:
         return images.attributes["class"].astype(str)
     return np.array([] if images.labels is None else images.labels, str)
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + ", ..." * (len(names) > NAMED)
 
 
 @dataclass(frozen=True)
@@ -160,10 +151,10 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        config: the configuration it was trained with, as plain values.
+        config: its configuration, as plain values.
         mlflow_run: id of its MLflow run.
-        tracking_uri: the tracking store that run is in, without user and password.
-        finished: whether training is complete.
+        tracking_uri: the tracking store of that run, without user and password.
+        finished: True if training is complete.
     """
 
     path: Path
@@ -206,7 +197,7 @@ class RunFolder:
         save_encoder(encoder, self.path / ENCODER_FILE)
 
     def encoder(self, trust_code: bool = False) -> Encoder:
-        """The trained encoder.
+        """Load the trained encoder.
 
         Args:
             trust_code: import a class outside rcir that the run names, which runs its code.
@@ -216,9 +207,7 @@ class RunFolder:
             UntrustedFolder: the run names a class that is not allowed.
         """
         if not self.finished:
-            raise InvalidData(
-                f"the training in {self.path} is not finished: run the same command again"
-            )
+            raise InvalidData(f"the training in {self.path} is not finished: train it again")
         with reading(trust_code):
             try:
                 config = EncoderConfig(**self.config["encoder"])
@@ -231,7 +220,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder | None:
-    """The training run in a folder, or None if there is none.
+    """Return the training run in a folder, or None if there is none.
 
     Raises:
         InvalidData: its `run.json` cannot be read.
@@ -248,44 +237,32 @@ def read_run(folder: Path) -> RunFolder | None:
 
 
 def find_run(reference: str) -> RunFolder:
-    """The training run of a folder, or of the id of its MLflow run.
+    """Return the training run in a folder, or with an MLflow id.
 
     Raises:
         InvalidData: there is no such run, or its folder is not on this machine.
     """
-    run = read_run(Path(reference))
+    run = read_run(Path(reference)) or read_run(run_folder(reference))
     if run is None:
-        folder, where = _tracked_folder(reference)
-        run = read_run(folder) if folder else None
-        if run is None:
-            raise InvalidData(
-                f"{reference} is no folder of a training run, and {where}: give the folder that "
-                "`rcir train` printed"
-            )
+        raise InvalidData(
+            f"{reference} is not a folder of a training run: pass the folder that `rcir train` "
+            "printed"
+        )
     return run
-
-
-def _tracked_folder(run_id: str) -> tuple[Path | None, str]:
-    """The folder of an MLflow run, wherever it is, and why it may not be of use."""
-    tracked = tracking.find_tracked_run(run_id)
-    folder = tracked.tag(FOLDER_TAG) if tracked else None
-    if folder is None:
-        return None, "MLflow has no such id"
-    return Path(folder), f"its folder {folder} is not on this machine"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is found: its folder, options and results.
+    """The folder, options and results of a run.
 
     Attributes:
-        name: shown.
-        folder: where it is.
-        state: what became of it, such as "finished".
+        name: to be shown.
+        folder: of the run.
+        state: such as "finished".
         options: of its training and calibration, by dotted name; empty if they are not known.
-        measured: by split, what is there.
+        measured: results by split.
         reported: of a trial, its last metrics on the validation images, at delta = 0.1.
-        tracked: by split, the run in MLflow that holds its metrics.
+        tracked: by split, the MLflow run with its metrics.
     """
 
     name: str
@@ -298,12 +275,22 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, the trials of a sweep best first; no two have one name.
+    """Read the runs in folders, the trials of a sweep best first; names are unique.
 
     Raises:
-        InvalidData: a folder holds no run, or one that is damaged.
+        InvalidData: a folder contains no run, or a damaged one.
     """
-    runs = [run for folder in folders for run in _read(folder)]
+    runs: list[Run] = []
+    for folder in folders:
+        if is_sweep(folder):
+            runs += _read_sweep(folder)
+        elif run := _read_run(folder, folder.resolve().name):
+            runs.append(run)
+        else:
+            raise InvalidData(
+                f"{folder} contains no run ({RUN_FILE}, {SWEEP} or {TEST}): pass the output folder "
+                "of `rcir train`, `rcir tune` or `rcir calibrate`"
+            )
     names = [run.name for run in runs]
     return [
         run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
@@ -311,113 +298,88 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep, which represents its trials."""
+    """Return True for the folder of a sweep, which stands for its trials."""
     return (folder / SWEEP).is_file()
 
 
-def _read(folder: Path) -> list[Run]:
-    """The run, or the trials of the sweep, in a folder."""
-    if is_sweep(folder):
-        return _trials(folder)
-    run = _run(folder, folder.resolve().name)
-    if run is None:
-        raise InvalidData(
-            f"{folder} holds no run ({RUN_FILE}, {SWEEP} or {TEST}): give the folder that "
-            "`rcir train`, `rcir tune` or `rcir calibrate` wrote to"
-        )
-    return [run]
-
-
 def run_folder(reference: str) -> Path:
-    """The folder that a path or an MLflow id names.
+    """Return the folder of a path or an MLflow id.
 
     Raises:
         InvalidData: there is none on this machine.
     """
     if Path(reference).is_dir():
         return Path(reference)
-    folder, where = _tracked_folder(reference)
-    if folder is None or not folder.is_dir():
-        raise InvalidData(
-            f"{reference} is no folder, and {where}: give that of a run, sweep or calibration"
+    tracked = tracking.find_tracked_run(reference)
+    folder = tracked.tag(FOLDER_TAG) if tracked else None
+    if folder is None or not Path(folder).is_dir():
+        reason = (
+            f"its folder {folder} is not on this machine" if folder else "MLflow has no such id"
         )
-    return folder
+        raise InvalidData(
+            f"{reference} is not a folder, and {reason}: pass the folder of a run, sweep or "
+            "calibration"
+        )
+    return Path(folder)
 
 
-def _run(folder: Path, name: str) -> Run | None:
-    """The run of a folder that training or calibration wrote, if it is one."""
+def _read_run(folder: Path, name: str) -> Run | None:
+    """Read the training or calibration in a folder, if there is one."""
     measured = {
         split: RunResults.read(folder / FILES[split])
         for split in get_args(Split)
         if (folder / FILES[split]).is_file()
     }
-    trained = read_run(folder)
+    trained, state = read_run(folder), "calibrated"
     if trained is not None:
         state = "finished" if trained.finished else "not finished"
-        options = _options(trained) | _calibration_options(folder)
-        tracked = _tracked(folder, trained)
-        return Run(name, folder, state, options, measured, tracked=tracked)
-    if "test" not in measured:
+    elif "test" not in measured:
         return None
-    options = _calibration_options(folder)
+    origin, options = _read_calibration(folder)
+    with suppress(LookupError, TypeError, RcirError):  # it may have been trained elsewhere
+        if trained is None:
+            trained = find_run(origin["run"])
+            path = trained.path / VALIDATION
+            if path.is_file():
+                measured["validation"] = RunResults.read(path)
+    tracked: dict[Split, tracking.TrackedRun] = {}
+    if trained is not None:
+        trained_options = flatten(trained.config)
+        for change in trained_options.pop("changes", []):
+            trained_options |= change["options"]
+        options = trained_options | options
+        with suppress(LookupError, TypeError, RcirError):
+            tracked["validation"] = trained.tracked
+            tracked["test"] = tracking.TrackedRun(origin["calibration"], trained.tracked.uri)
+    return Run(name, folder, state, options, measured, tracked=tracked)
+
+
+def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the origin of a calibrated retriever, and its options by dotted name."""
+    origin: dict[str, Any] = {}
     try:
-        trained = find_run(_retriever(folder)["origin"]["run"])
-    except (OSError, ValueError, KeyError, TypeError, RcirError):
-        return Run(name, folder, "calibrated", options, measured)  # elsewhere than it was trained
-    path = trained.path / VALIDATION
-    if path.is_file():
-        measured["validation"] = RunResults.read(path)
-    tracked = _tracked(folder, trained)
-    return Run(name, folder, "calibrated", _options(trained) | options, measured, tracked=tracked)
-
-
-def _tracked(folder: Path, trained: RunFolder) -> dict[Split, tracking.TrackedRun]:
-    """The runs in MLflow of a training, and of its calibration in a folder, if it is there."""
-    runs: dict[Split, tracking.TrackedRun] = {}
-    with suppress(OSError, ValueError, LookupError, TypeError, RcirError):
-        runs["validation"] = trained.tracked
-        calibration = _retriever(folder)["origin"]["calibration"]
-        runs["test"] = tracking.TrackedRun(calibration, trained.tracked.uri)
-    return runs
-
-
-def _retriever(folder: Path) -> dict[str, Any]:
-    """The description of the retriever that a calibration left in a folder."""
-    text = storage.read_current(
-        folder / RETRIEVER, lambda version: (version / storage.DESCRIPTION_FILE).read_text()
-    )
-    description: dict[str, Any] = json.loads(text)
-    return description
-
-
-def _calibration_options(folder: Path) -> dict[str, Any]:
-    """Options of the calibration in a folder, by dotted name; none if there is none."""
-    try:
-        described = _retriever(folder)
-        return {
-            f"{CALIBRATION}.depth": described["max_depth"],
-            f"{CALIBRATION}.bound": described["controllers"][0]["bound"],
-            f"{CALIBRATION}.score_function": described["controllers"][0]["score_functions"]["main"],
-            **flatten({CALIBRATION: {"index": described["index"]}}),
-            f"{CALIBRATION}.group": described["origin"].get("group"),
-            f"{CALIBRATION}.cluster": described["origin"].get("cluster"),
+        text = storage.read_current(
+            folder / RETRIEVER, lambda version: (version / storage.DESCRIPTION_FILE).read_text()
+        )
+        description = json.loads(text)
+        origin = description["origin"]
+        rule = description["controllers"][0]
+        return origin, {
+            f"{CALIBRATION}.depth": description["max_depth"],
+            f"{CALIBRATION}.bound": rule["bound"],
+            f"{CALIBRATION}.score_function": rule["score_functions"]["main"],
+            **flatten({CALIBRATION: {"index": description["index"]}}),
+            f"{CALIBRATION}.group": origin.get("group"),
+            f"{CALIBRATION}.cluster": origin.get("cluster"),
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RcirError):
-        return {}
+        return origin, {}
 
 
-def _options(run: RunFolder) -> dict[str, Any]:
-    """Return the options of a training by dotted name, as they were in its last epoch."""
-    options = flatten(run.config)
-    for change in options.pop("changes", []):
-        options |= change["options"]
-    return options
+def _read_sweep(folder: Path) -> list[Run]:
+    """Read the trials of a sweep, the smallest sets first, unfinished ones last.
 
-
-def _trials(folder: Path) -> list[Run]:
-    """The trials of a sweep, that of the smallest sets first, those that did not finish last.
-
-    Of a trial with several seeds, what was measured of all is compared.
+    A trial with several seeds is compared by the results of all of them.
     """
     path = folder / SWEEP
     trials: list[tuple[bool, float, Run]] = []
@@ -425,33 +387,32 @@ def _trials(folder: Path) -> list[Run]:
         written = json.loads(path.read_text())
         alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
         for trial in written["trials"]:
-            run = _trial(folder, trial)
-            one = run.measured.get("validation")
-            size = mean_size(one.parts, alpha, delta) if one and one.parts else math.inf
-            trials.append((one is None, run.reported.get("certified_size", size), run))
+            run = _read_trial(folder, trial)
+            results = run.measured.get("validation")
+            size = mean_size(results.parts, alpha, delta) if results and results.parts else math.inf
+            trials.append((results is None, run.reported.get("certified_size", size), run))
     except RcirError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidData(
-            f"{path} is damaged ({error!r}): give the folders of the trials instead"
+            f"{path} is damaged ({error!r}): pass the folders of the trials instead"
         ) from error
     if not trials:
         raise InvalidData(f"{path} lists no trial: let the sweep run first")
-    return [run for *_, run in sorted(trials, key=lambda each: each[:2])]
+    return [run for *_, run in sorted(trials, key=lambda trial: trial[:2])]
 
 
-def _trial(folder: Path, written: Mapping[str, Any]) -> Run:
-    """A trial as its sweep has written it down; measured once all its seeds are trained."""
+def _read_trial(folder: Path, written: Mapping[str, Any]) -> Run:
+    """Return a trial as its sweep describes it; it is measured once all seeds are trained."""
     names, state = [str(name) for name in written["folders"]], str(written["state"])
     reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
-    runs = [_run(folder / name, names[0]) for name in names]
+    runs = [_read_run(folder / name, names[0]) for name in names]
     first = runs[0] or Run(names[0], folder / names[0], "")
     validated = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
     measured = dict(first.measured)
     measured.pop("validation", None)
     if len(validated) == len(names):
-        parts = [part for each in validated for part in each.parts]
-        measured["validation"] = replace(
-            validated[0], parts=parts, metrics=validated[0].metrics | reported
-        )
+        parts = [part for results in validated for part in results.parts]
+        metrics = validated[0].metrics | reported
+        measured["validation"] = replace(validated[0], parts=parts, metrics=metrics)
     return replace(first, state=state, measured=measured, reported=reported)

@@ -33,8 +33,8 @@ LOGGED = "retriever"
 INSIDE = f"artifacts/{LOGGED}"  # the retriever's folder in the model's
 INSIDE_RUN = f"{LOGGED}/{INSIDE}"  # and in the run's
 MODEL_FILE = "MLmodel"
-# By itself, MLflow puts project files of the working directory into a model.
-ALONE = {"MLFLOW_UV_AUTO_DETECT": "false"}
+# By default, MLflow adds project files of the working directory to a model.
+WITHOUT_PROJECT = {"MLFLOW_UV_AUTO_DETECT": "false"}
 Loaded = TypeVar("Loaded")
 
 
@@ -43,9 +43,9 @@ class ModelParts:
     """The parts of a model.
 
     Attributes:
-        code: the script that makes it, with `mlflow.models.set_model`.
+        code: the script that creates it, with `mlflow.models.set_model`.
         folder: of the retriever.
-        files: further ones, beside its description.
+        files: further files, beside its description.
         signature: columns of "inputs" and "outputs", and "params", each as MLflow writes it.
         example: a row of its input.
         requirements: what pip installs for it.
@@ -82,8 +82,8 @@ class RegisteredVersion:
 def log_model(run: TrackedRun, parts: ModelParts) -> str:
     """Log a retriever as the model of a run; return the model's id.
 
-    The retriever is uploaded from its folder: MLflow by itself would copy it first. Nothing is run
-    to find out what it needs, and no path of this machine is written down.
+    The retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer
+    its requirements, and contains no path of this machine.
     """
     import pandas as pd
     from mlflow.entities import LoggedModelOutput
@@ -93,10 +93,14 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
     with reachable(run.uri, run.id):
         client = client_of(run.uri)
         logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
-    own: str = logged.model_id
-    model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=own, model_id=own)
-    with tempfile.TemporaryDirectory() as place, settings(ALONE), warnings.catch_warnings():
-        # MLflow warns of its own use of pandas, and of type hints of its own.
+    model_id: str = logged.model_id
+    model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=model_id, model_id=model_id)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        settings(WITHOUT_PROJECT),
+        warnings.catch_warnings(),
+    ):
+        # About MLflow's own use of pandas and type hints.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
         local = Path(place) / LOGGED
@@ -118,26 +122,26 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
         for file in parts.files:
             shutil.copy(file, local)
         with reachable(run.uri, run.id):
-            client.log_model_artifacts(own, str(local))
-            client.log_model_artifacts(own, str(parts.folder), INSIDE)
-            client.finalize_logged_model(own, "READY")
-            client.log_outputs(run.id, [LoggedModelOutput(own, 0)])
-    return own
+            client.log_model_artifacts(model_id, str(local))
+            client.log_model_artifacts(model_id, str(parts.folder), INSIDE)
+            client.finalize_logged_model(model_id, "READY")
+            client.log_outputs(run.id, [LoggedModelOutput(model_id, 0)])
+    return model_id
 
 
 def find_model(run: TrackedRun) -> str | None:
-    """The id of a run's model, the latest if it was logged again; None if it has none."""
-    wanted = f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
+    """Return the id of a run's latest model; None if it has none."""
+    query = f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
     experiment = run.experiment
     with reachable(run.uri, run.id):
-        models = client_of(run.uri).search_logged_models([experiment], wanted)
+        models = client_of(run.uri).search_logged_models([experiment], query)
     return models[0].model_id if models else None
 
 
 def log_retriever(run: TrackedRun, folder: Path) -> None:
-    """Put a retriever's folder in the place of the one that a run has, in its model if it has one.
+    """Replace the retriever of a run by that of a folder, in the run's model if it has one.
 
-    Versions of that model have the new one then, too.
+    Registered versions of that model change with it.
     """
     model = find_model(run)
     if model is None:
@@ -148,11 +152,11 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
 
 
 def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
-    """Call `load` with a retriever's folder, which is fetched to a temporary place for it.
+    """Call `load` with a retriever's folder, downloaded to a temporary place.
 
     Args:
-        uri: of the folder, or of a model that holds it: of a run, or registered.
-        load: what is done with it.
+        uri: of the folder, or of a model of a run or of the registry.
+        load: reads the folder.
 
     Raises:
         NoRetriever: MLflow has nothing at that URI.
@@ -173,7 +177,7 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
 
 
 def read_file(uri: str) -> bytes:
-    """The content of a small file of a run or a model, asked for once and not for minutes.
+    """Return the content of a small file of a run or a model, without retrying for minutes.
 
     Raises:
         NoRetriever: MLflow has nothing at that URI, or does not answer.
@@ -183,16 +187,16 @@ def read_file(uri: str) -> bytes:
 
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:
-    """The version of a registered model that has an alias, or None.
+    """Return the version of a registered model that has an alias, or None.
 
     Raises:
-        InvalidConfig: MLflow takes no such alias.
+        InvalidConfig: MLflow does not accept such an alias.
     """
     from mlflow.exceptions import MlflowException
 
     if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"latest|v\d+", alias.lower()):
         raise InvalidConfig(
-            f"{alias!r} is no alias: it is letters, digits, - and _, and neither 'latest' nor 'v1'"
+            f"{alias!r} is not an alias: use letters, digits, - and _, but not 'latest' or 'v1'"
         )
     uri = store_uri()
     with reachable(uri):
@@ -202,7 +206,7 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
-    # MLflow leaves the id out of what it finds by an alias.
+    # MLflow does not return the model's id.
     return RegisteredVersion(
         name, int(version.version), str(version.source).removeprefix("models:/")
     )
@@ -216,10 +220,10 @@ def create_version(
     tags: Mapping[str, str],
     alias: str | None = None,
 ) -> RegisteredVersion:
-    """Register a run's model as the next version of a name, and let an alias name this version.
+    """Register a run's model as the next version of a name, and set an alias to it.
 
     Raises:
-        InvalidConfig: MLflow takes no such name.
+        InvalidConfig: MLflow does not accept such a name.
     """
     from mlflow.exceptions import MlflowException
 
@@ -229,7 +233,7 @@ def create_version(
             client.create_registered_model(name)
         except MlflowException as error:
             if error.error_code == "INVALID_PARAMETER_VALUE":
-                raise InvalidConfig(f"{name!r} is no name of a registered model: {error}") from None
+                raise InvalidConfig(f"{name!r} is not a name of a model: {error}") from None
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         version = client.create_model_version(

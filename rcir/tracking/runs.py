@@ -1,8 +1,6 @@
-"""The MLflow tracking store, and runs in it: opened, written to by their ids, found again.
+"""The MLflow tracking store and the runs in it; `MetricQueue` logs metrics from a thread.
 
-`MetricQueue` logs metrics from a thread, so that training does not wait for the store.
-
-MLflow itself decides where runs go: `MLFLOW_TRACKING_URI`, or else `mlflow.db` in the working
+MLflow itself decides where runs are stored: `MLFLOW_TRACKING_URI`, or `mlflow.db` in the working
 directory, which `mlflow ui` shows by default.
 """
 
@@ -39,9 +37,9 @@ if TYPE_CHECKING:
 
 SQLITE = "sqlite:///"
 LOCK_TIMEOUT = 30.0  # seconds
-START_FILE = "start"  # in a folder whose run is not noted there yet
+START_FILE = "start"  # in a folder that does not yet record its run
 EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
-# Tags to filter and group runs by, on MLflow's page.
+# Tags for filtering and grouping runs on MLflow's page.
 KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
 OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
@@ -51,20 +49,19 @@ RETRY_AFTER_S = 60.0
 DRAIN_S = 10.0
 STORE_FAILS = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "BAD_REQUEST")
 SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
-# By itself, MLflow waits minutes for a server that is away or does not answer.
+# By default, MLflow waits minutes for a server that does not answer.
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 # At the end of a run, MLflow prints its address.
 WITHOUT_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-# User and password: all that precedes the last @ of the host, or, where the password holds a
-# slash, all that precedes the next @.
+# User and password: all before the last @ of the host, or the next @ if the password has a slash.
 USER_AND_PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#:@\[]*:(?!\d+\b)[^\s@]*@)")
 SECRET_PARAMETER = re.compile(
     r"(?<=[?&])((?:password|passwd|pwd|token)=)[^\s&#'\"]*", re.IGNORECASE
 )
 
-_allowed_stores: dict[str, str] = {}  # addresses with user and password, by `_same_store`
+_allowed_stores: dict[str, str] = {}  # addresses with user and password, by `_store_key`
 _settings_lock = threading.Lock()
-_settings_users: Counter[str] = Counter()  # blocks that need an option, in all threads
+_settings_users: Counter[str] = Counter()  # number of blocks that need an option, in all threads
 
 
 def without_credentials(text: str) -> str:
@@ -80,37 +77,30 @@ def without_credentials(text: str) -> str:
 
 
 def mlflow_package() -> Any:
-    """MLflow, imported when first used: it is slow to import, and not every worker logs."""
+    """Import MLflow, which is slow, when it is first used."""
     import mlflow
 
-    # A new SQLite store says how it was made, at whichever call comes first, a model how it is
-    # checked, and a monitor when it starts. MLflow sets the levels of its loggers when it is
-    # imported: these are set after it.
+    # Quiet notes on new stores, checked models and monitors; MLflow sets levels on import.
     for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").addFilter(_has_no_traceback)
+    # MLflow logs the exceptions of a store before it raises them.
+    logging.getLogger("mlflow.store.db.utils").addFilter(lambda record: record.exc_info is None)
     for handler in logging.getLogger("mlflow").handlers:  # of all loggers of MLflow
         handler.addFilter(_remove_credentials)
     return mlflow
 
 
-def _has_no_traceback(record: logging.LogRecord) -> bool:
-    """Leave out the exceptions of a store that MLflow logs before it raises them."""
-    return record.exc_info is None
-
-
 def _remove_credentials(record: logging.LogRecord) -> bool:
-    """Remove user names and passwords from what MLflow logs."""
     record.msg, record.args = without_credentials(record.getMessage()), ()
     return True
 
 
 def client_of(uri: str) -> MlflowClient:
-    """MLflow's client of a store, and of the model registry that belongs to it.
+    """Return MLflow's client of a store, and of the model registry that belongs to it.
 
-    The first client of an SQLite file makes its tables, one by one. Two processes that did so at
-    once would leave a broken store: they wait for each other, half a minute at most. So would one
-    that is killed, or finds the disk full: the file is renamed into place when it is complete.
+    The first client of an SQLite file creates its tables one by one. Processes that do so wait for
+    each other, for half a minute at most, and write the file aside: otherwise they would break the
+    store, as would one that is killed or finds the disk full.
     """
     with naming_extras():
         connect = mlflow_package().MlflowClient
@@ -118,14 +108,13 @@ def client_of(uri: str) -> MlflowClient:
     with ExitStack() as alone:
         if file and file.parent.is_dir():
             lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=LOCK_TIMEOUT, mode=0o666)
-            # Where none can be had, in time or at all, it goes without.
-            with suppress(OSError):
+            with suppress(OSError):  # continue without a lock if there can be none, or not in time
                 alone.enter_context(lock)
             if not os.access(*((file, os.R_OK) if file.exists() else (file.parent, os.W_OK))):
                 # MLflow would try again for minutes.
                 raise TrackingUnavailable(
-                    f"the tracking store {file} cannot be read, or not be made in its folder: "
-                    "change the permissions, or set MLFLOW_TRACKING_URI to another"
+                    f"the tracking store {file} cannot be read or created: change the permissions, "
+                    "or set MLFLOW_TRACKING_URI to another"
                 )
             if lock.is_locked and not file.exists():
                 with written_aside(file) as aside:
@@ -135,39 +124,37 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def is_chosen() -> bool:
-    """Return whether a tracking store was named, by the environment or in code.
+    """Return True if the environment or the program has set a tracking store.
 
     Raises:
-        MissingPackage: one was, and MLflow is not installed.
+        MissingPackage: it has, but MLflow is not installed.
     """
     if "mlflow" not in sys.modules and not os.environ.get("MLFLOW_TRACKING_URI"):
-        return False  # no code can have named one
+        return False  # the program cannot have set one
     with naming_extras():
-        mlflow_package()
-    return bool(mlflow_package().is_tracking_uri_set())
+        return bool(mlflow_package().is_tracking_uri_set())
 
 
 def store_uri() -> str:
-    """The configured tracking store; a relative SQLite file is found from other folders too."""
+    """Return the configured tracking store, with the absolute path of an SQLite file."""
     uri: str = mlflow_package().get_tracking_uri()
     file = sqlite_file(uri)
     return f"sqlite:///{file.absolute()}" if file else uri
 
 
 def require_store(uri: str) -> str:
-    """Return the address of a store that a folder names, if it may be used.
+    """Return the address of a store that a folder names, with user and password, if it is allowed.
 
-    Folders hold addresses without user and password: these are those of the configured store, or
-    of `allow_store`, if it is the same one.
-
-    It receives MLflow's credentials, or, if it is a local file, names where artifacts are sent.
+    Folders contain addresses without user and password, which are those of the configured store or
+    of `allow_store`. A store has to be allowed because it receives MLflow's credentials, or, as a
+    local file, decides where artifacts are sent.
 
     Raises:
         UntrustedFolder: it is neither the configured store nor allowed, see `rcir.trust`: by its
             host, or a store without one by its URI.
     """
     configured = store_uri()
-    if _same_store(uri) == _same_store(configured):
+    if _store_key(uri) == _store_key(configured):
         return uri if without_credentials(configured) == configured else configured
     host = _host_of(uri)
     if not allows_server(host):
@@ -177,33 +164,33 @@ def require_store(uri: str) -> str:
             "and credentials. If you trust it, set MLFLOW_TRACKING_URI to it, or pass "
             f"--trust-server {host}"
         )
-    return _allowed_stores.get(_same_store(uri), uri)
+    return _allowed_stores.get(_store_key(uri), uri)
 
 
 def allow_store(uri: str) -> None:
     """Allow a store that the program itself names, for as long as this process runs."""
     allow_servers([_host_of(uri)])
-    _allowed_stores[_same_store(uri)] = uri
+    _allowed_stores[_store_key(uri)] = uri
 
 
-def _same_store(uri: str) -> str:
-    """Return what is equal for two addresses of one store."""
+def _store_key(uri: str) -> str:
+    """Return a key that all addresses of a store share."""
     return without_credentials(uri).rstrip("/")
 
 
 def _host_of(uri: str) -> str:
-    """Return the host of a store, or the URI of one without a host."""
+    """Return the host of a store, or its URI if it has none."""
     return urlsplit(uri).hostname or without_credentials(uri)
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of a store in SQLite; None of any other."""
+    """Return the file of an SQLite store; None for any other."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 @contextmanager
 def settings(values: Mapping[str, str]) -> Iterator[None]:
-    """Set options of MLflow in the environment, other than those that are set there already."""
+    """Set MLflow options in the environment inside the block, unless the user has set them."""
     with _settings_lock:
         own = [name for name in values if name not in os.environ or _settings_users[name]]
         os.environ.update({name: values[name] for name in own})
@@ -220,9 +207,9 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
-    """Raise `TrackingUnavailable`, in half a minute, for a store that MLflow cannot use.
+    """Raise `TrackingUnavailable`, within half a minute, for a store that MLflow cannot use.
 
-    Neither the message nor what MLflow prints has the user and password of the store's address.
+    Neither the message nor MLflow's output contains user and password.
 
     Args:
         uri: of the store.
@@ -238,15 +225,15 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError) as error:
         code = getattr(error, "error_code", None)
         reason = without_credentials(str(error).strip().partition("\n")[0])
-        # A store that fails is not asked further questions.
-        if run_id is not None and code not in (None, *STORE_FAILS):
+        store_answers = code not in (None, *STORE_FAILS)
+        if run_id is not None and store_answers:
             with suppress(MlflowException, SQLAlchemyError), settings(IMPATIENT):
                 _require_active(client_of(uri), run_id, uri)
         if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
             remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to an account of it"
         elif code == "RESOURCE_DOES_NOT_EXIST":
             remedy = "start a new run or experiment if this one was deleted permanently"
-        elif code not in (None, *STORE_FAILS):
+        elif store_answers:
             remedy = "correct what the store reports"
         elif sqlite_file(uri):
             remedy = "make room there, check its permissions"
@@ -275,17 +262,17 @@ def _deleted_experiment(experiment: Experiment, uri: str) -> TrackingUnavailable
     number = experiment.experiment_id
     return TrackingUnavailable(
         f"the experiment {experiment.name!r} in the tracking store {without_credentials(uri)} is "
-        f"deleted: restore it with `mlflow experiments restore --experiment-id {number}`, or begin "
-        f"new runs in another one: set {EXPERIMENT_VARIABLE} to its name"
+        f"deleted: restore it with `mlflow experiments restore --experiment-id {number}`, or set "
+        f"{EXPERIMENT_VARIABLE} to another one for new runs"
     )
 
 
 class TrackedRun:
-    """One MLflow run, written to by its id: from this process, or from a worker that was given it.
+    """An MLflow run, which this process or its workers write to by its id.
 
     Attributes:
         id: the run's id.
-        uri: the tracking store the run is in.
+        uri: its tracking store.
     """
 
     def __init__(self, run_id: str, uri: str) -> None:
@@ -299,28 +286,28 @@ class TrackedRun:
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
 
-    def _stored(self) -> Run:
+    def _read(self) -> Run:
         with reachable(self.uri, self.id):
             return self._client.get_run(self.id)
 
     @property
     def params(self) -> dict[str, str]:
         """The logged parameters."""
-        return dict(self._stored().data.params)
+        return dict(self._read().data.params)
 
     @property
     def status(self) -> str:
         """The state in MLflow: "RUNNING", or how it ended."""
-        return str(self._stored().info.status)
+        return str(self._read().info.status)
 
     @property
     def experiment(self) -> str:
         """The id of its experiment."""
-        return str(self._stored().info.experiment_id)
+        return str(self._read().info.experiment_id)
 
     def tag(self, name: str) -> str | None:
-        """A tag, or None."""
-        value: str | None = self._stored().data.tags.get(name)
+        """Return a tag, or None."""
+        value: str | None = self._read().data.tags.get(name)
         return value
 
     def require_active(self) -> None:
@@ -353,30 +340,28 @@ class TrackedRun:
         Metrics that are logged again with the same values and time are not stored twice.
         """
         at = time.time() if at is None else at
-        self.log_points([(name, step, value, at) for name, value in metrics.items()])
+        self.log_points((name, step, value, at) for name, value in metrics.items())
 
     def log_curves(self, curves: Mapping[str, Mapping[int, float]]) -> None:
-        """Log curves, each a metric with a value for each of its steps."""
+        """Log curves, each a metric with a value by step."""
         at = time.time()
-        self.log_points(
-            [(name, *point, at) for name, curve in curves.items() for point in curve.items()]
-        )
+        self.log_points((name, *point, at) for name in curves for point in curves[name].items())
 
     def log_points(self, points: Iterable[tuple[str, int, float, float]]) -> None:
-        """Log values of metrics: name, step, value and time (see `log_metrics`) of each."""
+        """Log values of metrics: name, step, value and time (see `log_metrics`)."""
         from mlflow.entities import Metric
 
-        logged = [
+        metrics = [
             Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
         ]
         with reachable(self.uri, self.id):
-            for start in range(0, len(logged), METRICS_AT_ONCE):
-                self._client.log_batch(self.id, metrics=logged[start : start + METRICS_AT_ONCE])
+            for start in range(0, len(metrics), METRICS_AT_ONCE):
+                self._client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
-        """The steps of which a metric is logged."""
+        """Return the logged steps of a metric."""
         with reachable(self.uri, self.id):
-            return {logged.step for logged in self._client.get_metric_history(self.id, metric)}
+            return {point.step for point in self._client.get_metric_history(self.id, metric)}
 
     def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
         """Log a data set as an input.
@@ -385,15 +370,15 @@ class TrackedRun:
             name: of the data set.
             digest: equal for equal data, at most 36 characters.
             context: its use, such as "training".
-            source: where it comes from, as plain values.
+            source: its origin, as plain values.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
         dataset = Dataset(name, digest, source_type="rcir", source=json.dumps(source))
-        used = DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])
+        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
         with reachable(self.uri, self.id):
-            self._client.log_inputs(self.id, [used])
+            self._client.log_inputs(self.id, inputs)
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Log a table as the artifact `tables/NAME.json`, which MLflow's page shows."""
@@ -421,9 +406,9 @@ class TrackedRun:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Mark the run as running inside the block, finished or failed behind it.
+        """Mark the run as running inside the block, as finished, failed or killed after it.
 
-        If another process has ended it meanwhile, which made the block fail, its status is kept.
+        The status is kept if another process ended the run, which made the block fail.
         """
         with reachable(self.uri, self.id):
             self._client.set_tag(self.id, OWNER_TAG, owner())
@@ -433,8 +418,7 @@ class TrackedRun:
                 yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-            # What happened matters more than that it could not be noted.
-            with suppress(TrackingUnavailable):
+            with suppress(TrackingUnavailable):  # `error` matters more
                 if self.status == "RUNNING":
                     self.end("KILLED" if interrupted else "FAILED")
             raise
@@ -442,7 +426,7 @@ class TrackedRun:
 
     @contextmanager
     def _system_metrics(self) -> Iterator[None]:
-        """Log the load of this machine inside the block, if MLflow's option for it is set."""
+        """Log the load of this machine inside the block if MLflow's option for it is set."""
         from mlflow import environment_variables
 
         enabled: Any = environment_variables.MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
@@ -472,40 +456,38 @@ def start_run(
     parent: TrackedRun | None = None,
     start: str | None = None,
 ) -> TrackedRun:
-    """Open a new run: in the experiment of its parent, or that which MLFLOW_EXPERIMENT_NAME names.
+    """Create a run in the experiment of its parent, or in MLFLOW_EXPERIMENT_NAME ("rcir").
 
-    The name is "rcir" by default. Runs of the experiment that are marked as running, but whose
-    process on this host has ended, are marked as killed.
+    Runs of the experiment that are marked as running, but whose process on this host has ended, are
+    marked as killed.
 
     Args:
         name: shown in the interface.
         tags: added to those that MLflow sets (user, source, git revision).
         parent: the run that the new one is part of.
-        start: a name for this start. If a run has it already, that run is returned.
+        start: a token of this start. If a run has it already, that run is returned.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.utils.git_utils import get_git_commit
     from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
     uri = parent.uri if parent else store_uri()
-    family = {}
-    if parent:  # begun by a process of Ray, whose name says nothing
-        family = {PARENT_TAG: parent.id, SOURCE_TAG: parent.tag(SOURCE_TAG) or ""}
     revision = get_git_commit(str(Path(__file__).parent))
-    code = {MLFLOW_GIT_COMMIT: revision} if revision else {}
+    all_tags = {MLFLOW_GIT_COMMIT: revision} if revision else {}
+    all_tags |= resolve_tags() | dict(tags)
+    if parent:  # the source would be a process of Ray
+        all_tags |= {PARENT_TAG: parent.id, SOURCE_TAG: parent.tag(SOURCE_TAG) or ""}
     with reachable(uri):
         client = client_of(uri)
         experiment_id = _experiment(client, uri, parent)
         _close_abandoned(client, experiment_id)
-        own = {OWNER_TAG: owner()}
+        all_tags[OWNER_TAG] = owner()
         if start is not None:
-            own[START_TAG] = start
-            begun = client.search_runs([experiment_id], f"tags.`{START_TAG}` = '{start}'")
-            if begun:
-                return TrackedRun(begun[0].info.run_id, uri)
-        run = client.create_run(
-            experiment_id, run_name=name, tags=code | resolve_tags() | dict(tags) | family | own
-        )
+            all_tags[START_TAG] = start
+            started = client.search_runs([experiment_id], f"tags.`{START_TAG}` = '{start}'")
+            if started:
+                return TrackedRun(started[0].info.run_id, uri)
+        run = client.create_run(experiment_id, run_name=name, tags=all_tags)
     return TrackedRun(run.info.run_id, uri)
 
 
@@ -513,10 +495,10 @@ def start_run(
 def started_once(
     folder: Path, name: str, tags: Mapping[str, str], parent: TrackedRun | None = None
 ) -> Iterator[TrackedRun]:
-    """Start a run that the block notes in a folder.
+    """Start a run that the block records in a folder.
 
-    If this process is killed before that, the next one finds the run in MLflow by a token that the
-    folder holds.
+    If this process is killed before that, the next one finds the run in MLflow by a token in the
+    folder.
     """
     token = folder / START_FILE
     if not token.is_file():
@@ -533,7 +515,7 @@ def require_experiment() -> None:
 
 
 def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None) -> str:
-    """Return the id of the experiment of new runs; create it if nobody else did, or does now."""
+    """Return the id of the experiment of new runs; create it if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     name = os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
@@ -544,7 +526,7 @@ def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None
     if experiment is None:
         try:
             return client.create_experiment(name)
-        except MlflowException:
+        except MlflowException:  # another process may have created it
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
@@ -554,7 +536,7 @@ def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None
 
 
 def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:
-    """Mark as killed what is marked as running and is not; what other hosts run is not known."""
+    """Mark runs as killed whose process on this host has ended."""
     for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
         process = run.data.tags.get(OWNER_TAG)
         if process is not None and is_dead(process):
@@ -562,7 +544,7 @@ def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:
 
 
 def find_tracked_run(run_id: str) -> TrackedRun | None:
-    """The run of an id in the configured tracking store, or None."""
+    """Return the run with an id in the configured tracking store, or None."""
     from mlflow.exceptions import MlflowException
 
     uri = store_uri()
@@ -570,7 +552,7 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
         try:
             client_of(uri).get_run(run_id)
         except MlflowException as error:
-            # Of an id that is none, some stores say that the value is invalid.
+            # Some stores reject an id of the wrong form as an invalid value.
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None
             raise
@@ -578,7 +560,7 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
 
 
 def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
-    """The address of the page on which MLflow compares runs; None unless one server has them."""
+    """Return the address of MLflow's page that compares runs; None unless one server has them."""
     uri = runs[0].uri if runs else ""
     if len(runs) < 2 or not uri.startswith("http") or any(run.uri != uri for run in runs):
         return None
@@ -587,17 +569,14 @@ def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
         "experiments": json.dumps([runs[0].experiment], separators=(",", ":")),
         "workflowType": "machine_learning",
     }
-    return f"{_same_store(uri)}/#/compare-runs?{urlencode(query)}"
+    return f"{_store_key(uri)}/#/compare-runs?{urlencode(query)}"
 
 
 class MetricQueue:
-    """Logs the metrics of steps from a thread, in order and each step once.
+    """Logs the metrics of steps to a run from a thread, in order and each step once.
 
-    After a failure the store is left alone for `RETRY_AFTER_S` seconds. Steps that are not logged
-    until the queue is closed, or that find it full, are dropped: keep them, and log them later.
-
-    Args:
-        run: where metrics are logged.
+    After a failure, the thread waits for `RETRY_AFTER_S` seconds. Steps that are not logged when
+    the queue is closed, or that find it full, are dropped: the caller has to log them later.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -610,13 +589,13 @@ class MetricQueue:
         self._settings = ExitStack()
 
     def put(self, marker: str, step: int, metrics: Mapping[str, float], at: float) -> None:
-        """Add the metrics of a step, see `TrackedRun.log_metrics`; return at once.
+        """Add the metrics of a step, see `TrackedRun.log_metrics`, without waiting.
 
         Args:
-            marker: one of the metrics. If the run has it at this step already, nothing is logged.
+            marker: one of the metrics; if the run has it at this step already, nothing is logged.
         """
         if self._thread is None:
-            # Here and not by the thread: others may read the environment when it changes.
+            # Set in this thread: others may read the environment while it changes.
             self._settings.enter_context(settings(IMPATIENT))
             self._thread = threading.Thread(target=self._log, name="rcir-metrics", daemon=True)
             self._thread.start()
@@ -624,7 +603,7 @@ class MetricQueue:
             self._steps.put_nowait((marker, step, metrics, at))
 
     def close(self) -> None:
-        """Log what waits, for at most `DRAIN_S` seconds; do not wait for a store that fails."""
+        """Log the rest, for at most `DRAIN_S` seconds; do not wait for a store that fails."""
         self._closed.set()
         with suppress(Full):
             self._steps.put_nowait(None)
@@ -643,17 +622,14 @@ class MetricQueue:
                 try:
                     if marker not in logged:
                         logged[marker] = self._run.steps(marker)
-                    # If an answer was lost, the same time lets MLflow see that it has the values.
+                    # If an answer was lost, MLflow recognises the values by their time.
                     if step not in logged[marker]:
                         self._run.log_metrics(metrics, step, at)
                         logged[marker].add(step)
                 except TrackingUnavailable as error:
                     if not (self._failing.is_set() or self._dropped.is_set()):
-                        console.print(
-                            f"metrics from step {step} of {marker} on will be logged later: "
-                            f"{error}",
-                            soft_wrap=True,
-                        )
+                        note = f"metrics from step {step} of {marker} on will be logged later"
+                        console.print(f"{note}: {error}", soft_wrap=True)
                     self._failing.set()
                     if self._closed.wait(RETRY_AFTER_S):
                         return

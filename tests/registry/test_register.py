@@ -141,7 +141,7 @@ def test_invalid_names_and_references_are_refused(certifications, tmp_path):
     for alias in ("v1", "latest", "a b"):
         with pytest.raises(InvalidConfig, match="alias"):
             register(folder, "never", alias)
-    with pytest.raises(InvalidData, match="no folder"):
+    with pytest.raises(InvalidData, match="not a folder"):
         register("0123456789abcdef0123456789abcdef", "never")
     with pytest.raises(rcir.NoRetriever):
         register(str(tmp_path), "never")

@@ -277,7 +277,7 @@ def test_the_metrics_of_the_sweep_decide_which_trial_is_best(tmp_path, compare):
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, compare):
-    assert "no folder" in compare.refused("nowhere")
+    assert "not a folder" in compare.refused("nowhere")
     assert "no run" in compare.refused(tmp_path)
     begun = make_run(tmp_path / "begun", finished=False)
     assert "nothing was measured" in compare.refused(begun)

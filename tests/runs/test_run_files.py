@@ -43,7 +43,7 @@ def test_a_run_is_found_by_its_mlflow_run_and_where_its_folder_moved(trained, tm
 
 def test_missing_runs_are_refused():
     for reference in ("no-such-run", ".", "0123456789abcdef0123456789abcdef"):
-        with pytest.raises(InvalidData, match="no folder"):
+        with pytest.raises(InvalidData, match="not a folder"):
             find_run(reference)
     tracked = tracking.start_run("elsewhere", {FOLDER_TAG: "/not/on/this/machine"})
     with pytest.raises(InvalidData, match="/not/on/this/machine"):
@@ -215,7 +215,7 @@ def test_queries_that_were_trained_on_are_refused_by_name():
     record.require_unseen(splits(train=(23,)))  # the training split of now does not matter
     other = TrainedOn.of(splits(queries=((20,), (2,), (23,))))  # not zero-shot
     other.require_unseen(splits(queries=((20,), (11,), (23,))))
-    with pytest.raises(InvalidData, match=r"2 of the queries \(tuning-0, test-10\)"):
+    with pytest.raises(InvalidData, match=r"2 images of the queries \(tuning-0, test-10\)"):
         other.require_unseen(splits(queries=((20, 0), (11,), (23, 10))))
     with pytest.raises(InvalidData, match=r"6 .*(tuning-1, ){5}\.\.\."):
         other.require_unseen(splits(queries=((1,) * 6, (11,), (23,))))

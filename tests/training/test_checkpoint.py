@@ -14,9 +14,9 @@ from tests.training.helpers import equal, logged, steps
 from training import checkpoint, train
 from training.checkpoint import (
     TrainState,
-    best_epoch,
     checkpoint_folder,
     last_epoch,
+    read_state,
     restore,
     restore_validation,
     save_checkpoint,
@@ -134,7 +134,7 @@ def test_only_the_last_and_the_best_checkpoint_are_kept(tmp_path):
             f"epoch-{epoch:04d}" for epoch in kept
         }
         assert last_epoch(tmp_path) == number
-        assert best_epoch(tmp_path) == state.best_epoch == min(kept)
+        assert read_state(tmp_path).best_epoch == state.best_epoch == min(kept)
 
 
 def test_checkpoints_that_lost_workers_left_half_written_are_removed(tmp_path):
@@ -179,7 +179,9 @@ def test_killed_while_it_saves_a_run_keeps_a_whole_checkpoint(tmp_path, kill, mo
     last = last_epoch(tmp_path)
     assert last in (1, 2)
     model, optimizer = model_of(3)
-    assert restore(tmp_path, last, model, optimizer).epoch == best_epoch(tmp_path) == last
+    assert (
+        restore(tmp_path, last, model, optimizer).epoch == read_state(tmp_path).best_epoch == last
+    )
     assert equal(model.state_dict(), model_of(last)[0].state_dict())
     save(tmp_path, TrainState(2, 2), seed=2)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"epoch-0002"}
@@ -191,7 +193,7 @@ def test_a_run_that_learns_nothing_stops_and_is_finished(tiny):
     run = train(tiny("still", epochs=9, patience=2, mining=never))
     assert run.finished
     assert logged(run) == {1: 0.0, 2: 0.0, 3: 0.0}
-    assert best_epoch(run.path) == 3  # the last of equal epochs
+    assert read_state(run.path).best_epoch == 3  # the last of equal epochs
 
 
 def test_a_run_stops_when_its_patience_ends_and_ships_its_best_weights(tiny, monkeypatch):
@@ -204,7 +206,7 @@ def test_a_run_stops_when_its_patience_ends_and_ships_its_best_weights(tiny, mon
     monkeypatch.setattr(Validation, "metrics", metrics)
     run = train(tiny(epochs=7, patience=2, min_delta=0.05))
     assert steps(run) == [1, 2, 3, 4, 5]  # neither 0.58 nor 0.57 is above 0.56 + 0.05
-    assert best_epoch(run.path) == 4
+    assert read_state(run.path).best_epoch == 4
     assert {path.name for path in (run.path / "checkpoints").iterdir()} == {
         "epoch-0004",
         "epoch-0005",

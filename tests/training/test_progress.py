@@ -3,14 +3,14 @@
 import time
 
 from training import workers
-from training.workers import followed
+from training.workers import follow
 
 
 def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(workers, "INTERVAL", 0.01)
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     first.write_text("of an earlier start\n")
-    with followed({first: "", second: "second: "}):
+    with follow({first: "", second: "second: "}):
         with first.open("a") as file:
             file.write("one\ntw")
             file.flush()

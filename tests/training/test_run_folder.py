@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from tests.training.helpers import equal, logged
 from training import Change, OptimizerConfig, train
-from training.checkpoint import best_epoch, checkpoint_folder
+from training.checkpoint import checkpoint_folder, read_state
 from training.run import existing_run
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
@@ -78,12 +78,12 @@ def test_every_epoch_has_its_metrics_in_mlflow(tracked, trained):
     )
     for name in ("recall_at_1", "mean_average_precision"):
         values = logged(trained, f"validation/{name}")
-        assert tracked.data.metrics[f"chosen/{name}"] == values[best_epoch(trained.path)]
+        assert tracked.data.metrics[f"chosen/{name}"] == values[read_state(trained.path).best_epoch]
 
 
 def test_the_best_checkpoint_and_a_figure_are_artifacts(client, trained, tmp_path):
     folder = client.download_artifacts(trained.mlflow_run, "checkpoint", str(tmp_path))
-    source = checkpoint_folder(trained.path, best_epoch(trained.path))
+    source = checkpoint_folder(trained.path, read_state(trained.path).best_epoch)
     assert {path.name for path in Path(folder).iterdir()} == {
         path.name for path in source.iterdir()
     }

@@ -165,7 +165,7 @@ def test_validation_results_can_be_stored_and_name_their_queries(n, folds):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
         np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
     assert again.metrics() == validation.metrics()
-    results = validation.measured(images)
+    results = validation.to_results(images)
     names = json.dumps([str(number) for number in range(n)]).encode()
     assert results.queries == hashlib.sha256(names).hexdigest()
     assert results.metrics["recall_at_1"] == np.mean(validation.ranks[validation.matched] == 1)
