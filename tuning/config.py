@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
-from training.config import TrainingConfig, member_configs, override
+from training.config import TrainingConfig, member_configs, override, require_at_least
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
@@ -28,13 +28,10 @@ Space = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 def check_space(training: TrainingConfig, space: Space) -> None:
-    """Raise `InvalidConfig` unless every option exists and can take each of its values.
-
-    Of ranges, both ends are tried.
-    """
+    """Raise `InvalidConfig` unless every option exists and can have its values (or range ends)."""
     if not space:
         raise InvalidConfig(
-            "space is empty: give an option, such as loss.kl_scale: {loguniform: [1.0e-7, 1.0e-3]}"
+            "space is empty: add an option, such as loss.kl_scale: {loguniform: [1.0e-7, 1.0e-3]}"
         )
     for name, sampler in space.items():
         if name.partition(".")[0] in SHARED:
@@ -45,18 +42,18 @@ def check_space(training: TrainingConfig, space: Space) -> None:
             raise InvalidConfig(f"space names {name}, a group of options: name one, {name}.OPTION")
         if len(sampler) != 1 or next(iter(sampler)) not in KINDS:
             raise InvalidConfig(
-                f"space.{name} is {dict(sampler)}; give one of {', '.join(KINDS)} with a list"
+                f"space.{name} is {dict(sampler)}; pass one of {', '.join(KINDS)} with a list"
             )
         _check_values(name, *next(iter(sampler.items())))
     variations(training, space)
-    # Each method has to have all options that vary.
+    # Every method must have all options that vary.
     for method in next(iter(space.get(METHOD, {}).values()), ()):
         others = {name: next(iter(sampler.values()))[0] for name, sampler in space.items()}
         with_values(training, others | {METHOD: method})
 
 
 def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
-    """The training with each value of each option, and both ends of ranges, one at a time."""
+    """Return the training with each value (or end of a range) of each option, one at a time."""
     return [
         with_values(training, {name: value})
         for name, sampler in space.items()
@@ -65,10 +62,7 @@ def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
 
 
 def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:
-    """A training with other values of dotted options; `InvalidConfig` if it cannot have them.
-
-    With another encoder, its defaults take the place of this one's, see `override`.
-    """
+    """Return a training with other values of dotted options, see `override`."""
     try:
         return override(training, values)
     except InvalidConfig as error:
@@ -77,68 +71,61 @@ def with_values(training: TrainingConfig, values: Mapping[str, Any]) -> Training
 
 
 def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Values]:
-    """n random draws for each point of the grid, or each point once if all is a grid.
-
-    Every draw is new: the points of a grid do not share them.
-    """
+    """Draw n times for each point of the grid; only return the grid if nothing is random."""
     rng = np.random.default_rng(seed)
     grids = {name: values["grid"] for name, values in space.items() if "grid" in values}
     values_by_name = {name: values for name, values in space.items() if name not in grids}
     ranges = domains(training, values_by_name)
+
+    def sample(name: str) -> Any:
+        value = ranges[name].sample(random_state=rng)
+        return value.item() if isinstance(value, np.generic) else value
+
     return [
-        {
-            name: point[name] if name in point else _plain(ranges[name].sample(random_state=rng))
-            for name in space
-        }
+        {name: point[name] if name in point else sample(name) for name in space}
         for _ in range(n if ranges else 1)
         for point in (dict(zip(grids, values, strict=True)) for values in product(*grids.values()))
     ]
 
 
 def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
-    """The random options as Ray Tune's domains; of whole numbers for options that are."""
-    chosen: dict[str, Any] = {}
+    """Return the random options as Ray Tune's domains, of whole numbers for integer options."""
+    result: dict[str, Any] = {}
     for name, sampler in space.items():
         kind, values = next(iter(sampler.items()))
         if kind == "choice":
-            chosen[name] = tune.choice(list(values))
-            continue
-        low, high = values
-        if _is_whole(training, name):
-            draw_whole = tune.randint if kind == "uniform" else tune.lograndint
-            chosen[name] = draw_whole(low, high + 1)
+            result[name] = tune.choice(list(values))
+        elif _is_integer(training, name):
+            draw_integer = tune.randint if kind == "uniform" else tune.lograndint
+            result[name] = draw_integer(values[0], values[1] + 1)
         else:
-            chosen[name] = (tune.uniform if kind == "uniform" else tune.loguniform)(low, high)
-    return chosen
+            result[name] = (tune.uniform if kind == "uniform" else tune.loguniform)(*values)
+    return result
 
 
-def _is_whole(training: TrainingConfig, name: str) -> bool:
-    """Return whether an option takes whole numbers only."""
+def _is_integer(training: TrainingConfig, name: str) -> bool:
     group, _, option = name.rpartition(".")
     method = find_method(training.encoder.method)
-    own = {"": TrainingConfig, "encoder.options": method.Options, "loss": method.LossOptions}
-    kind = get_type_hints(own[group] if group in own else type(getattr(training, group)))[option]
-    kinds = get_args(kind) or (kind,)
-    return int in kinds and float not in kinds
+    kinds = {"": TrainingConfig, "encoder.options": method.Options, "loss": method.LossOptions}
+    owner = kinds[group] if group in kinds else type(getattr(training, group))
+    kind = get_type_hints(owner)[option]
+    types = get_args(kind) or (kind,)
+    return int in types and float not in types
 
 
 def _check_values(name: str, kind: str, values: Sequence[Any]) -> None:
     if kind in ("choice", "grid"):
         if not values or any(value in values[:i] for i, value in enumerate(values)):
             raise InvalidConfig(
-                f"space.{name}.{kind} is {list(values)}; give at least one value, each once"
+                f"space.{name}.{kind} is {list(values)}; pass at least one value, each once"
             )
         return
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    good = len(values) == len(numbers) == 2 and all(map(math.isfinite, numbers))
-    if not good or not numbers[0] < numbers[1]:
-        raise InvalidConfig(f"space.{name}.{kind} is {list(values)}; give two numbers [low, high]")
+    finite = len(values) == len(numbers) == 2 and all(map(math.isfinite, numbers))
+    if not finite or not numbers[0] < numbers[1]:
+        raise InvalidConfig(f"space.{name}.{kind} is {list(values)}; pass two numbers [low, high]")
     if kind == "loguniform" and numbers[0] <= 0:
         raise InvalidConfig(f"space.{name}.loguniform is {list(values)}; both must be above 0")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclass(frozen=True)
@@ -147,29 +134,29 @@ class TuningConfig:
 
     Args:
         training: what all trials have in common; its name is the sweep's.
-        space: what differs: dotted names of training options, each with one of
-            `{uniform: [low, high]}`, `{loguniform: [low, high]}`, `{choice: [...]}` (drawn at
-            random) or `{grid: [...]}` (all of them).
-        trials: number of draws: with search "random", for each point of the grid, if anything is
-            drawn at all.
+        space: options that differ, by dotted name: each `{uniform: [low, high]}`,
+            `{loguniform: [low, high]}`, `{choice: [...]}` (random) or `{grid: [...]}` (all values).
+        trials: number of draws; with search "random" and a grid, for each point of the grid, or one
+            if nothing is random.
         seeds: how often each trial trains, with training.seed, training.seed + 1, ...; its
             objective is the mean.
-        finalists: so many of the best trials train with `final_seeds` seeds before one of them is
-            chosen, by the mean; 0 chooses at once.
+        finalists: number of the best trials that train with `final_seeds` before one of them is
+            chosen by the mean; 0 chooses at once.
         final_seeds: of each finalist, more than `seeds`.
-        search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which draws
-            where earlier trials were good.
-        objectives: what "tpe" is to improve; with both, it looks for all good compromises. Sizes
-            decide which trial is best.
+        search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which prefers
+            the surroundings of good trials.
+        objectives: of "tpe"; with both, it looks for all good compromises. Sizes decide which trial
+            is best.
         scheduler: "none" trains every trial to the end; "asha" (asynchronous successive halving)
-            stops those that are behind.
+            stops trials that are behind.
         interval: epochs before "asha" stops any.
-        reduction: "asha" lets one in so many go on, at interval, interval * reduction, ... epochs.
+        reduction: "asha" continues one trial in so many, at interval, interval * reduction, ...
+            epochs.
         seed: of the draws.
-        alpha, delta: the guarantee whose set size decides.
-        gpus_per_trial: with training.use_gpu and no workers, the share of a GPU that a trial takes,
-            in (0, 1].
-        calibrate: whether the best trial becomes a calibrated retriever.
+        alpha, delta: levels of the guarantee whose set size decides.
+        gpus_per_trial: share of a GPU for each trial, in (0, 1], with training.use_gpu and no
+            workers.
+        calibrate: calibrate a retriever with the best trial.
     """
 
     training: TrainingConfig
@@ -192,22 +179,18 @@ class TuningConfig:
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
         check_level("delta", self.delta)
-        at_least = {"trials": 1, "seeds": 1, "interval": 1, "reduction": 2}
-        for name, least in (at_least | {"finalists": 0, "seed": 0}).items():
-            if getattr(self, name) < least:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least}")
+        least = {"trials": 1, "seeds": 1, "interval": 1, "reduction": 2, "finalists": 0, "seed": 0}
+        require_at_least(self, least)
         if self.finalists and self.final_seeds <= self.seeds:
             raise InvalidConfig(
-                f"final_seeds is {self.final_seeds}; with finalists, more than seeds, {self.seeds}"
+                f"final_seeds is {self.final_seeds}; it must exceed seeds, {self.seeds}"
             )
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise InvalidConfig("objectives: give certified_size, recall_at_1, or both")
+            raise InvalidConfig("objectives must be certified_size, recall_at_1, or both")
         if self.search != "tpe" and self.objectives != ("certified_size",):
-            raise InvalidConfig(
-                f"objectives are {', '.join(self.objectives)}, for which search must be tpe"
-            )
+            raise InvalidConfig(f"objectives {', '.join(self.objectives)} need search tpe")
         if not 0 < self.gpus_per_trial <= 1:
-            raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it lies in (0, 1]")
+            raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it must lie in (0, 1]")
         if self.gpus_per_trial < 1 and (self.training.most_workers or not self.training.use_gpu):
             raise InvalidConfig(
                 f"gpus_per_trial is {self.gpus_per_trial}; a share needs training.use_gpu true and "
@@ -216,18 +199,14 @@ class TuningConfig:
         check_space(self.training, self.space)
         grids = [name for name, sampler in self.space.items() if "grid" in sampler]
         if grids and self.search == "tpe":
+            raise InvalidConfig(f"space.{grids[0]} is a grid, which tpe cannot search: use choice")
+        if self.scheduler == "none":
+            return
+        if any(map(member_configs, [self.training, *variations(self.training, self.space)])):
             raise InvalidConfig(
-                f"space.{grids[0]} is a grid, which tpe does not search: give choice"
+                "asha compares trials by epochs, and an ensemble has none: set scheduler to none"
             )
-        each = [self.training, *variations(self.training, self.space)]
-        if self.scheduler != "none" and any(map(member_configs, each)):
-            raise InvalidConfig(
-                f"scheduler is {self.scheduler}, which compares trials by epochs, and an ensemble "
-                "has none: set scheduler to none"
-            )
-        if self.scheduler != "none" and self.interval >= self.training.epochs:
+        if self.interval >= self.training.epochs:
             raise InvalidConfig(f"interval is {self.interval}; it must be below training.epochs")
-        if self.scheduler == "asha" and "epochs" in self.space:
-            raise InvalidConfig(
-                "space names epochs, and asha compares trials of equally many: set training.epochs"
-            )
+        if "epochs" in self.space:
+            raise InvalidConfig("asha compares trials with equal epochs: set training.epochs")

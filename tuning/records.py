@@ -1,11 +1,11 @@
-"""The folder of a sweep, and what is known of its trials.
+"""The folder of a sweep, and the records of its trials.
 
 sweep.json              configuration, MLflow run, trials
 best.yaml               the configuration of the best trial, for `rcir train`
 trials.csv              the trials, the best first
 trial-000/              the training run of a trial, see `rcir.runs.folder`
 trial-000-seed-1/       with another seed
-trial-000/reports.json  what the trial reported to Ray Tune
+trial-000/reports.json  reports of the trial to Ray Tune
 ray/                    Ray Tune's own files; restoring from them would read pickles
 """
 
@@ -27,21 +27,21 @@ State = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a sweep, and how it did.
+    """One configuration of a sweep, and its results.
 
     Attributes:
         number: from 0, in the order of the draws.
         values: of the options that the sweep varies, by dotted name.
-        state: "stopped" is by the scheduler, before all epochs.
+        state: "stopped" means by the scheduler, before all epochs.
         epochs: trained so far, over all seeds.
-        metrics: the last that are known, on the validation images, mean over seeds:
-            "certified_size" at the sweep's alpha and delta, "certified_size_0.05", ... at others
-            and delta = 0.1, where they can be certified, "recall_at_1", "ece"; with several seeds
-            "certified_size_deviation", the standard deviation between them.
-        reason: why it failed.
-        final: whether a failed trial would fail again.
-        seconds: that it took, since it was last started.
-        confirmed: whether it trained with the seeds of a finalist, over which metrics are the mean.
+        metrics: the latest, on the validation images, mean over seeds: "certified_size" at the
+            sweep's alpha and delta, "certified_size_0.05", ... at others and delta = 0.1, where
+            they can be certified, "recall_at_1", "ece"; with several seeds
+            "certified_size_deviation", their standard deviation.
+        reason: of a failure.
+        final: True if a failed trial would fail again.
+        seconds: since it was last started.
+        confirmed: True if it trained with `final_seeds`, over which metrics are then the mean.
     """
 
     number: int
@@ -61,12 +61,12 @@ class Trial:
 
     @property
     def certified_size(self) -> float:
-        """Certified size, the objective; infinite if it is not known, or cannot be certified."""
+        """Certified size; infinite if it is unknown or cannot be certified."""
         return self.metrics.get("certified_size", float("inf"))
 
     @property
     def done(self) -> bool:
-        """Return whether there is nothing left to train."""
+        """True if there is nothing left to train."""
         return self.state in ("finished", "stopped") or (self.state == "failed" and self.final)
 
 
@@ -79,7 +79,7 @@ class Records:
         config: of the sweep, as plain values.
         mlflow_run, tracking_uri: of the sweep's run in MLflow, without user and password.
         trials: by number.
-        finished: whether all trials are done.
+        finished: True if all trials are done.
     """
 
     folder: Path
@@ -98,9 +98,9 @@ class Records:
         return TrackedRun(self.mlflow_run, require_store(self.tracking_uri))
 
     def ranked(self) -> list[Trial]:
-        """The trials, the best first: those that finished, by certified size and recall.
+        """Return the trials, best first: finished ones by certified size, then recall.
 
-        Finalists that trained with all of their seeds precede the others.
+        Confirmed finalists precede the others.
         """
 
         def key(trial: Trial) -> tuple[bool, bool, float, float, int]:
@@ -110,22 +110,20 @@ class Records:
         return sorted(self.trials.values(), key=key)
 
     def names(self, trial: Trial) -> list[str]:
-        """The names of a trial's training runs, one for each seed, and of their folders."""
+        """Return the names of a trial's training runs (and folders), one for each seed."""
         seeds = self.config["final_seeds" if trial.confirmed else "seeds"]
         return [seeded(trial.name, seed) for seed in range(seeds)]
 
     def write(self) -> None:
         """Write `sweep.json`, all of it or nothing."""
         plain = {name: value for name, value in vars(self).items() if name != "folder"}
-        trials = [
-            asdict(trial) | {"folders": self.names(trial)}
-            for _, trial in sorted(self.trials.items())
-        ]
-        write_json(self.folder / SWEEP_FILE, plain | {"trials": trials})
+        trials = [self.trials[number] for number in sorted(self.trials)]
+        plain["trials"] = [asdict(trial) | {"folders": self.names(trial)} for trial in trials]
+        write_json(self.folder / SWEEP_FILE, plain)
 
 
 def read_records(folder: Path) -> Records | None:
-    """The sweep in a folder, or None if there is none.
+    """Return the sweep in a folder, or None if there is none.
 
     Raises:
         InvalidData: its `sweep.json` cannot be read.
@@ -135,17 +133,10 @@ def read_records(folder: Path) -> Records | None:
         return None
     try:
         stored = json.loads(path.read_text())
-        # The folders follow from the rest.
-        fields = [{k: v for k, v in one.items() if k != "folders"} for one in stored["trials"]]
-        trials = [Trial(**each) for each in fields]
-        return Records(
-            folder,
-            stored["config"],
-            stored["mlflow_run"],
-            stored["tracking_uri"],
-            {trial.number: trial for trial in trials},
-            stored["finished"],
-        )
+        for trial in stored["trials"]:
+            del trial["folders"]  # which other fields imply
+        trials = {trial["number"]: Trial(**trial) for trial in stored["trials"]}
+        return Records(folder, **stored | {"trials": trials})
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and sweep again"
@@ -153,10 +144,10 @@ def read_records(folder: Path) -> Records | None:
 
 
 def trial_name(number: int) -> str:
-    """The name of a trial's (first) training run."""
+    """Return the name of a trial's (first) training run."""
     return f"trial-{number:03d}"
 
 
 def seeded(name: str, seed: int) -> str:
-    """The name of a trial's training run with one of its seeds, from 0."""
+    """Return the name of a trial's training run with one of its seeds, from 0."""
     return f"{name}-seed-{seed}" if seed else name

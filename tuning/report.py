@@ -1,4 +1,4 @@
-"""Reports on trials: in the folder of the sweep, in MLflow and on the screen."""
+"""Reports on trials in the folder of the sweep, in MLflow and on the screen."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tuning.config import TuningConfig
 from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial
 from tuning.trial import read_reports
 
-# In MLflow, of each trial: its runs have the metrics of trainings, too, and trials.csv has all.
-SHOWN = ("certified_size", "recall_at_1")
+# Metrics of each trial in MLflow; its runs have those of trainings too, and trials.csv has all.
+LOGGED = ("certified_size", "recall_at_1")
 
 
 class TrialWatch(Callback):
     """Keeps the records of a sweep while Ray Tune runs it.
 
-    MLflow may be away meanwhile: what could not be noted there is noted by `log`.
+    MLflow may be away meanwhile: `log` then logs what is missing.
     """
 
     def __init__(self, config: TuningConfig, records: Records, total: int) -> None:
@@ -45,11 +45,11 @@ class TrialWatch(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        own_trial = self._trial_of(trial)
-        if own_trial.number not in self._ended:
-            own_trial = replace(own_trial, state="running", reason="", final=False)
-        self._started.setdefault(own_trial.number, time.monotonic())
-        self._note(replace(own_trial, values=_values(trial)))
+        record = self._find(trial)
+        if record.number not in self._ended:
+            record = replace(record, state="running", reason="", final=False)
+        self._started.setdefault(record.number, time.monotonic())
+        self._record(replace(record, values=_values(trial)))
 
     def on_trial_result(
         self,
@@ -59,14 +59,10 @@ class TrialWatch(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        own_trial = self._trial_of(trial)
-        if own_trial.number not in self._ended:
-            epochs = max(own_trial.epochs, int(result["epoch"]))
-            self._note(
-                replace(
-                    own_trial, values=_values(trial), epochs=epochs, metrics=shown_metrics(result)
-                )
-            )
+        record = self._find(trial)
+        if record.number not in self._ended:
+            epochs, metrics = max(record.epochs, int(result["epoch"])), recorded_metrics(result)
+            self._record(replace(record, values=_values(trial), epochs=epochs, metrics=metrics))
 
     def on_trial_complete(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
@@ -74,42 +70,41 @@ class TrialWatch(Callback):
         finished = bool((trial.last_result or {}).get("finished"))
         if not finished:
             _free(trial)
-        self._end(self._trial_of(trial), state="finished" if finished else "stopped")
+        self._end(self._find(trial), state="finished" if finished else "stopped")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         _free(trial)
-        own_trial = self._trial_of(trial)  # Ray may not have come to start it
-        path = self._records.folder / own_trial.name / REPORTS_FILE
+        record = self._find(trial)  # it may never have started
+        path = self._records.folder / record.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
         failure = read_reports(path)["failure"] or died
-        self._end(own_trial, state="failed", **failure)
+        self._end(record, state="failed", **failure)
 
     def give_up(self) -> None:
-        """Note that what has not ended by now will not: Ray Tune could not start it."""
+        """Record the trials that Ray Tune did not start as failed."""
         for trial in list(self._records.trials.values()):
             if trial.number not in self._ended:
                 self._end(trial, state="failed", reason="Ray Tune could not start it")
 
     def log(self) -> None:
-        """Note in MLflow what each trial came to; `TrackingUnavailable` if it is away."""
+        """Log the results of each trial to MLflow; `TrackingUnavailable` if it is away."""
         for trial in self._records.trials.values():
             self._log(trial)
 
-    def _trial_of(self, trial: TuneTrial) -> Trial:
+    def _find(self, trial: TuneTrial) -> Trial:
         number = int(str(trial.custom_dirname))
         return self._records.trials.get(number, Trial(number, _values(trial)))
 
     def _end(self, trial: Trial, **changes: Any) -> None:
-        # It may have ended before, and only reported again what it had reported.
-        if trial.number in self._ended:
+        if trial.number in self._ended:  # it has only repeated its reports
             return
         now = time.monotonic()
         seconds = now - self._started.get(trial.number, now)
         trial = replace(trial, seconds=seconds, **changes)
         self._ended.add(trial.number)
-        self._note(trial)
+        self._record(trial)
         with suppress(TrackingUnavailable):
             self._log(trial)
             if trial.state != "finished":
@@ -117,12 +112,12 @@ class TrialWatch(Callback):
                     run.tracked.end("FAILED" if trial.state == "failed" else "KILLED")
         console.print(f"{len(self._ended)}/{self._total}  {line(trial)}", soft_wrap=True)
 
-    def _note(self, trial: Trial) -> None:
+    def _record(self, trial: Trial) -> None:
         self._records.trials[trial.number] = trial
         self._records.write()
 
     def _runs(self, trial: Trial) -> list[RunFolder]:
-        """The trainings of a trial that were begun."""
+        """Return the trainings of a trial that have started."""
         runs = (read_run(self._records.folder / name) for name in self._records.names(trial))
         return [run for run in runs if run is not None]
 
@@ -132,27 +127,25 @@ class TrialWatch(Callback):
         for run in self._runs(trial):
             run.tracked.log_tags(tags)
             run.tracked.log_params({f"sweep/{name}": v for name, v in trial.values.items()})
-            shown = {
-                f"sweep/{each}": trial.metrics[each] for each in SHOWN if each in trial.metrics
-            }
-            run.tracked.log_metrics(shown)
+            metrics = {name: trial.metrics[name] for name in LOGGED if name in trial.metrics}
+            run.tracked.log_metrics({f"sweep/{name}": value for name, value in metrics.items()})
 
 
 def line(trial: Trial) -> str:
-    """A trial in one line."""
+    """Describe a trial in one line."""
     values = ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in trial.values.items()
     )
     state = trial.state if trial.state == "finished" else f"{trial.state} at epoch {trial.epochs}"
     size = trial.metrics.get("certified_size")
-    stated = "" if size is None else f"certified size {size:.2f}, "
+    result = "" if size is None else f"certified size {size:.2f}, "
     reason = f" ({trial.reason})" if trial.reason else ""
-    return f"{trial.name} {state}: {stated}{values}  {trial.seconds:.0f} s{reason}"
+    return f"{trial.name} {state}: {result}{values}  {trial.seconds:.0f} s{reason}"
 
 
 def _free(trial: TuneTrial) -> None:
-    """Give back what the workers of a trial hold that did not come to its end."""
+    """Free the resources of the workers of a trial that did not finish."""
     group = (trial.last_result or {}).get(PLACEMENT_GROUP)
     if group is not None:
         free(group)
@@ -162,15 +155,15 @@ def _values(trial: TuneTrial) -> dict[str, Any]:
     return {name: value for name, value in trial.config["drawn"].items() if name != "number"}
 
 
-def shown_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a trial that its record keeps."""
+def recorded_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a trial that its record keeps."""
     names = [name for name in result if name.startswith("certified_size")]
     names += ["recall_at_1", "ece", "auroc_miss"]
     return {name: float(result[name]) for name in names if name in result}
 
 
 def best_run(records: Records) -> RunFolder:
-    """The (first) training run of the best trial.
+    """Return the (first) training run of the best trial.
 
     Raises:
         InvalidData: no trial has finished.
@@ -186,14 +179,15 @@ def best_run(records: Records) -> RunFolder:
 
 def publish_sweep(records: Records) -> None:
     """Write `best.yaml`, and log it with the table to MLflow."""
-    run = best_run(records)
-    text = yaml.safe_dump(_complete(records, run), sort_keys=False)
-    note = (
-        f"# The best of {len(records.trials)} trials, {run.path.name}, under a name of its own.\n"
-    )
-    write_file(records.folder / BEST_FILE, (note + text).encode())
-    best = records.ranked()[0]
-    tracked = records.tracked
+    run, training = best_run(records), records.config["training"]
+    # To be trained again with the storage, data and workers of the sweep.
+    config = run.config | {name: training[name] for name in ("storage", "num_workers", "use_gpu")}
+    config["name"] = f"{training['name']}-best"
+    config["data"] = config["data"] | {"root": training["data"]["root"]}
+    note = f"# The best of {len(records.trials)} trials, {run.path.name}, under another name.\n"
+    text = note + yaml.safe_dump(config, sort_keys=False)
+    write_file(records.folder / BEST_FILE, text.encode())
+    best, tracked = records.ranked()[0], records.tracked
     tracked.log_tags({"rcir.best": best.name})
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
     write_file(records.folder / TABLE_FILE, table_of(records).to_csv(index=False).encode())
@@ -201,26 +195,19 @@ def publish_sweep(records: Records) -> None:
         tracked.log_file(records.folder / file)
 
 
-def _complete(records: Records, run: RunFolder) -> dict[str, Any]:
-    """The configuration of a trial, to be trained anew where and as the sweep was to train."""
-    training = records.config["training"]
-    where = {name: training[name] for name in ("storage", "num_workers", "use_gpu")}
-    data = run.config["data"] | {"root": training["data"]["root"]}
-    return run.config | where | {"name": f"{training['name']}-best", "data": data}
-
-
 def table_of(records: Records) -> pd.DataFrame:
-    """The trials, the best first: metrics at sweep's end, options, why they failed."""
-    ranked = records.ranked()
-    about = [
-        {"trial": trial.name, "state": trial.state, "epochs": trial.epochs} for trial in ranked
-    ]
-    rest = [trial.metrics | trial.values | {"reason": trial.reason} for trial in ranked]
-    return pd.DataFrame([first | more for first, more in zip(about, rest, strict=True)])
+    """Return the trials, best first, with their metrics, options and failures."""
+    return pd.DataFrame(
+        [
+            {"trial": trial.name, "state": trial.state, "epochs": trial.epochs}
+            | {**trial.metrics, **trial.values, "reason": trial.reason}
+            for trial in records.ranked()
+        ]
+    )
 
 
 def print_sweep(records: Records) -> None:
-    """Show the trials, the best first, as `rcir compare` does, and why any failed."""
+    """Print the trials, best first, as `rcir compare` does, and their failures."""
     alpha, delta = records.config["alpha"], records.config["delta"]
     if any(trial.state == "finished" for trial in records.trials.values()):
         levels = sorted({alpha, *ALPHAS})

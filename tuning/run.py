@@ -40,25 +40,25 @@ from training.run import (
 from training.validation import fold_roles
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import Records, Trial, read_records
-from tuning.report import TrialWatch, publish_sweep, shown_metrics
+from tuning.report import TrialWatch, publish_sweep, recorded_metrics
 from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, run_trial, train_seed
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
-# What may differ between a sweep and its continuation.
-OWN = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
+# Options that may change when a sweep continues.
+CHANGEABLE = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
 
 
 class Numbered(OptunaSearch):
-    """Optuna's search, whose suggestions are numbered, and noted before anything comes of them."""
+    """Optuna's search, whose suggestions are numbered and recorded."""
 
-    def __init__(self, note: Callable[[int, Values], None], *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._note = note
+    def __init__(self, record: Callable[[int, Values], None], space: Any, **options: Any) -> None:
+        super().__init__(space, **options)
+        self._record = record
         self._suggested = 0
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: a sweep goes on from its own records."""
+        """Save nothing: a sweep continues from its own records."""
         Path(checkpoint_path).touch()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
@@ -66,36 +66,32 @@ class Numbered(OptunaSearch):
         if values is None:
             return None
         number, self._suggested = self._suggested, self._suggested + 1
-        self._note(number, values)
-        return {"drawn": numbered(number, values)}
-
-
-def numbered(number: int, values: Values) -> Values:
-    """The configuration that Ray Tune gives a trial: its number and option values."""
-    return {"number": number} | values
+        self._record(number, values)
+        return {"drawn": {"number": number, **values}}
 
 
 def search(
-    config: TuningConfig, earlier: Sequence[Values], note: Callable[[int, Values], None]
+    config: TuningConfig, earlier: Sequence[Values], record: Callable[[int, Values], None]
 ) -> Searcher | None:
-    """Return the searcher, given earlier trials first; None if all are drawn beforehand.
+    """Return the searcher; None if all trials are drawn beforehand.
 
     Args:
-        earlier: values of the trials of an earlier start, by number.
-        note: called with the number and values of each suggestion.
+        config: of the sweep.
+        earlier: values of the trials of an earlier start, which are suggested first.
+        record: called with the number and values of each suggestion.
     """
     if config.search == "random":
         return None
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Otherwise the draws of a sweep that goes on would be those that it began with.
+    # A sweep that continues must not repeat its first draws.
     seed = np.random.SeedSequence([config.seed, len(earlier)]).generate_state(1)
     metrics = [METRICS[name] for name in config.objectives]
     modes = [MODES[name] for name in metrics]
     several = len(metrics) > 1
     return Numbered(
-        note,
+        record,
         OptunaSearch.convert_search_space(domains(config.training, config.space)),
         metric=metrics if several else metrics[0],
         mode=modes if several else modes[0],
@@ -121,7 +117,7 @@ def scheduler(config: TuningConfig) -> TrialScheduler | None:
 
 
 def resources(config: TuningConfig) -> dict[str, float]:
-    """Resources of a trial; where workers hold its CPUs and GPUs, a byte of memory."""
+    """Return the resources of a trial; a byte of memory if workers hold its CPUs and GPUs."""
     training = config.training
     if training.most_workers:
         return {"memory": 1}
@@ -133,11 +129,7 @@ def resources(config: TuningConfig) -> dict[str, float]:
 
 
 def trials_at_once(config: TuningConfig) -> int:
-    """Return the number of trials that the cluster holds at a time.
-
-    Raises:
-        InvalidConfig: not one.
-    """
+    """Return the number of trials for which the cluster has room; `InvalidConfig` if none."""
     training = config.training
     kind = "GPU" if training.use_gpu else "CPU"
     if training.most_workers:  # they may lie on several nodes
@@ -150,7 +142,7 @@ def trials_at_once(config: TuningConfig) -> int:
         needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
         available = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
         raise InvalidConfig(
-            f"a trial needs {needed}, and Ray's cluster has {available}: lower num_workers or "
+            f"a trial needs {needed}, and Ray's cluster has {available}: reduce num_workers or "
             "threads of the training, set its use_gpu to false, or start more nodes"
         )
     return count
@@ -165,19 +157,19 @@ def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
 
 
 def sweep(config: TuningConfig) -> Records:
-    """Train all trials on a Ray cluster, and write down which is best.
+    """Train all trials on a Ray cluster, and record which is best.
 
-    Trials are compared on the validation images alone, which are neither calibration nor test
-    queries, so that the guarantee of a later calibration holds. A trial that fails
-    is recorded, and does not end the sweep. A sweep that was interrupted goes on when it is given
-    again: trials that ended are not trained again, others continue from their last checkpoint, in
-    the same MLflow runs; one that failed for a reason that may be gone is tried again.
+    Trials are compared on the validation images, which are neither calibration nor test queries, so
+    that the guarantee of a later calibration holds. A trial that fails does not end the sweep. The
+    same call continues an interrupted sweep: trials that ended are not trained again, others
+    continue from their last checkpoint, in the same MLflow runs; failures that may be temporary are
+    tried again.
 
     Raises:
-        InvalidConfig: no trial could be trained: of the space, of the cluster, or because the
-            folder holds another sweep.
-        InvalidData, DataUnavailable: of the data set, or there are too few validation images for
-            the guarantee that is to decide.
+        InvalidConfig: no trial could be trained with this space and cluster, or the folder contains
+            another sweep.
+        InvalidData, DataUnavailable: of the data set, or there are too few validation images to
+            certify `alpha`.
         TrackingUnavailable: MLflow cannot be reached at the start or at the end.
     """
     check_places(config.training)
@@ -185,17 +177,17 @@ def sweep(config: TuningConfig) -> Records:
     earlier = _earlier_sweep(config, folder)
     if earlier is not None and earlier.finished:
         return earlier
-    all_values = None  # where the trials cannot be drawn before any is trained
+    values = None  # with "tpe", they depend on earlier trials
     if config.search != "tpe":
-        all_values = draw(config.training, config.space, config.trials, config.seed)
-    rejects = _check_trials(config, all_values, folder)
+        values = draw(config.training, config.space, config.trials, config.seed)
+    rejects = _check_trials(config, values, folder)
     join_cluster()
     at_once = trials_at_once(config)
     with run_lock(folder):
-        # Another process may have begun it meanwhile.
+        # Another process may have started it meanwhile.
         records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
-            done = _run(config, records, all_values, at_once, rejects)
+            done = _run(config, records, values, at_once, rejects)
             publish_sweep(records)
             records.finished = done
             records.write()
@@ -209,20 +201,20 @@ def _run(
     at_once: int,
     rejects: Mapping[str, str],
 ) -> bool:
-    """Train; whether nothing is left to train."""
+    """Train the trials; return True if nothing is left to train."""
     total = config.trials if all_values is None else len(all_values)
     for number, values in enumerate(all_values or ()):
         records.trials.setdefault(number, Trial(number, values))
     earlier = [trial.values for _, trial in sorted(records.trials.items())]
 
-    def note(number: int, values: Values) -> None:
+    def record(number: int, values: Values) -> None:
         if number not in records.trials:
             records.trials[number] = Trial(number, values)
             records.write()
 
     records.write()
     data = replace(config.training.data, root=str(data_root(config.training.data)))
-    # What Ray gives a trial; so that it can be repeated elsewhere.
+    # As many threads as Ray gives a trial, so that it can be repeated elsewhere.
     training = replace(config.training, data=data, threads=config.training.threads or 1)
     ended = {number: trial.state for number, trial in records.trials.items() if trial.done}
     plan = Plan(
@@ -230,17 +222,16 @@ def _run(
     )
     watch = TrialWatch(config, records, total)
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
+    drawn = [{"number": number, **values} for number, values in enumerate(earlier)]
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
-        param_space=None
-        if all_values is None
-        else {"drawn": tune.grid_search([numbered(i, values) for i, values in enumerate(earlier)])},
+        param_space=None if all_values is None else {"drawn": tune.grid_search(drawn)},
         tune_config=tune.TuneConfig(
             num_samples=total if all_values is None else 1,
-            search_alg=search(config, earlier, note),
+            search_alg=search(config, earlier, record),
             scheduler=scheduler(config),
             max_concurrent_trials=at_once,
-            # The next trial takes over a process that has imported all it needs.
+            # A process that has imported everything runs the next trial.
             reuse_actors=not config.training.most_workers,
             trial_dirname_creator=lambda trial: f"{trial.config['drawn']['number']:03d}",
         ),
@@ -249,7 +240,7 @@ def _run(
         ),
     )
     console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")
-    with quiet("ray.tune", level=logging.CRITICAL), _settings():  # what failed is in the records
+    with quiet("ray.tune", level=logging.CRITICAL), _settings():  # the records have failures
         tuner.fit()
     watch.give_up()
     _confirm(config, plan, records, at_once)
@@ -259,10 +250,10 @@ def _run(
 
 
 def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -> None:
-    """Train the best trials with more seeds; where one fails, the next best takes its place."""
-    held = resources(config)
+    """Train the best trials with more seeds; if one fails, the next best takes its place."""
+    needed = resources(config)
     task: Any = ray.remote(train_seed).options(
-        num_cpus=held.get("CPU", 0), num_gpus=held.get("GPU", 0), memory=held.get("memory")
+        num_cpus=needed.get("CPU", 0), num_gpus=needed.get("GPU", 0), memory=needed.get("memory")
     )
     while True:
         finished = [trial for trial in records.ranked() if trial.state == "finished"]
@@ -284,36 +275,35 @@ def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -
                 ray.get(jobs[trial.number])
                 confirmed = replace(trial, confirmed=True)
                 folders = [records.folder / name for name in records.names(confirmed)]
-                metrics = shown_metrics(mean_metrics(folders, config))
+                metrics = recorded_metrics(mean_metrics(folders, config))
                 records.trials[trial.number] = replace(confirmed, metrics=metrics)
             except (RcirError, RayError) as error:
-                cause = getattr(error, "cause", error)
-                failed = replace(trial, state="failed", **failure_of(cause))
-                records.trials[trial.number] = failed
+                failure = failure_of(getattr(error, "cause", error))
+                records.trials[trial.number] = replace(trial, state="failed", **failure)
             records.write()
 
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Ray Tune leaves the screen and Ctrl-C to us; what the environment says goes first."""
-    own = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
-    own = {name: value for name, value in own.items() if name not in os.environ}
-    os.environ.update(own)
+    """Keep Ray Tune from the screen and from Ctrl-C, unless the environment says otherwise."""
+    defaults = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in own:
+        for name in added:
             os.environ.pop(name, None)
 
 
 def _check_trials(
     config: TuningConfig, all_values: list[Values] | None, folder: Path
 ) -> Mapping[str, str]:
-    """Check that trials can be trained and compared, before any is; return the rejects."""
+    """Check that all trials can be trained and compared; return the rejects."""
     splits = load_splits(config.training.data, partial(console.print, soft_wrap=True))
     splits, rejects = readable_splits(config.training, splits, folder)
-    each = [with_values(config.training, values) for values in all_values or ()]
-    for training in each or variations(config.training, config.space):
+    trainings = [with_values(config.training, values) for values in all_values or ()]
+    for training in trainings or variations(config.training, config.space):
         check_encoder(training)
         check_images(training.at(1), splits.train)
     counts = [len(roles.calibration) for roles in fold_roles(splits.validation)]
@@ -322,29 +312,29 @@ def _check_trials(
         raise InvalidData(
             f"{len(splits.validation)} validation images leave {min(counts, default=0)} queries to "
             f"calibrate in a fold, and alpha {config.alpha:g} with delta {config.delta:g} needs "
-            f"{needed}: have more, or choose a larger alpha"
+            f"{needed}: use more, or choose a larger alpha"
         )
     return rejects
 
 
 def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
-    """The sweep that the folder holds, if any; it must be of the same configuration."""
+    """Return the sweep in the folder, if any; `InvalidConfig` if its configuration differs."""
     earlier = read_records(folder)
     if earlier is None:
         if read_run(folder) is not None:
-            raise InvalidConfig(f"{folder} holds a training run: choose another training.name")
+            raise InvalidConfig(f"{folder} contains a training run: choose another training.name")
         return None
-    changed = changed_options(earlier.config, as_json(asdict(config)), OWN)
+    changed = changed_options(earlier.config, as_json(asdict(config)), CHANGEABLE)
     if changed:
         raise InvalidConfig(
-            f"{folder} holds a sweep with another {', '.join(changed)}: choose another "
+            f"{folder} contains a sweep with another {', '.join(changed)}: choose another "
             "training.name, or remove that folder"
         )
     return earlier
 
 
 def start_sweep(config: TuningConfig, folder: Path) -> Records:
-    """A new sweep, in its folder and in MLflow."""
+    """Start a new sweep, in its folder and in MLflow."""
     name = config.training.name
     plain = as_json(asdict(config))
     tags = {
@@ -356,7 +346,6 @@ def start_sweep(config: TuningConfig, folder: Path) -> Records:
     with started_once(folder, name, tags) as tracked:
         records = Records(folder, plain, tracked.id, tracked.uri)
         records.write()
-    # Those of the training are its trials'.
-    own = {name: value for name, value in plain.items() if name != "training"}
-    tracked.log_params(flatten(own))
+    # Its trials log the options of the training.
+    tracked.log_params(flatten({name: plain[name] for name in plain if name != "training"}))
     return records

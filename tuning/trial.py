@@ -22,17 +22,15 @@ from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training.checkpoint import last_epoch, restore_validation
-from training.config import TrainingConfig
 from training.loop import PLACEMENT_GROUP
 from training.run import run_lock, train
 from tuning.config import TuningConfig, with_values
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 
-OBJECTIVE = "judged_size"  # as Ray Tune knows it, and reports that may be read again
-ORPHANED = 60  # seconds; the processes of a killed sweep live on for some
-PATIENCE = 120  # seconds
-# What may go well at another time; anything else that rcir raises would be raised again.
-TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)
+OBJECTIVE = "judged_size"  # its name in Ray Tune, and in stored reports
+ORPHANS_END_S = 60  # the processes of a killed sweep live on for some seconds
+TRIAL_END_S = 120
+TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)  # a second attempt may succeed
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ class Plan:
     """The facts that all trials of a sweep share.
 
     Attributes:
-        config: of the sweep; where it stores and finds data is absolute.
+        config: of the sweep, with absolute paths.
         folder: of the sweep.
         parent: the sweep's run in MLflow.
-        ended: the trials that ended already, by number, and how.
-        rejects: ids and reasons of the images that are left out, since they cannot be read.
+        ended: final states of the trials that have ended, by number.
+        rejects: ids and reasons of unreadable images, which are left out.
     """
 
     config: TuningConfig
@@ -55,80 +53,76 @@ class Plan:
 
 
 def run_trial(given: dict[str, Any], plan: Plan) -> None:
-    """Train what was drawn, with every seed, and report each epoch to Ray Tune.
+    """Train a trial with every seed, and report each epoch to Ray Tune.
 
-    A trial that was begun before reports first what it reported then, so that scheduler and search
-    know it, and goes on from its last checkpoint. One that ended trains nothing.
+    A trial that was interrupted repeats its reports first, for scheduler and search, and continues
+    from its last checkpoint. One that has ended trains nothing.
 
     Raises:
-        RcirError: why it cannot be trained, also if that was found before.
+        RcirError: it cannot be trained, now or in an earlier attempt.
     """
-    # Before the next trial takes over this process, Ray Tune waits so long for the end of a stopped
-    # one, which MLflow may hold up; if it is not over by then, the next trial is lost.
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{PATIENCE}"
+    # How long Ray Tune waits for a stopped trial, which MLflow may delay, before the next one takes
+    # over its process; otherwise, the next trial is lost.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{TRIAL_END_S}"
     number = int(Path(tune.get_context().get_trial_dir()).name)
     values = {name: value for name, value in given["drawn"].items() if name != "number"}
-    first = Path(plan.folder) / trial_name(number)
-    reports = Reports(first / REPORTS_FILE)
-    ended = plan.ended.get(number)
+    path = Path(plan.folder) / trial_name(number) / REPORTS_FILE
+    reports, ended = Reports(path), plan.ended.get(number)
     if ended == "failed":
-        raise RcirError(read_reports(first / REPORTS_FILE)["failure"]["reason"])
+        raise RcirError(read_reports(path)["failure"]["reason"])
     try:
-        config = with_values(plan.config.training, values)
-        config = replace(config, name=first.name, storage=plan.folder)
         reports.repeat()
         if ended is None:
-            _train(plan, config, reports)
+            _train_seeds(plan, number, values, reports)
     except Exception as error:
-        reports.failed(error)
+        reports.add_failure(error)
         raise
 
 
-def _train(plan: Plan, config: TrainingConfig, reports: Reports) -> None:
-    trained = 0
+def _train_seeds(plan: Plan, number: int, values: Mapping[str, Any], reports: Reports) -> None:
+    epochs = with_values(plan.config.training, values).epochs
+    n_trained, folders = 0, []
     for seed in range(plan.config.seeds):
-        folder = Path(plan.folder) / seeded(config.name, seed)
-        callback = None if seed else Epochs(plan.config, config.epochs, folder, reports)
-        run = _train_one(plan, config, seed, callback)
-        trained += last_epoch(run.path) or config.epochs  # an ensemble has none of its own
-        done = seed + 1 == plan.config.seeds
-        folders = [Path(plan.folder) / seeded(config.name, each) for each in range(seed + 1)]
+        folders.append(Path(plan.folder) / seeded(trial_name(number), seed))
+        callback = None if seed else Epochs(plan.config, epochs, folders[0], reports)
+        run = train_seed(plan, number, values, seed, callback)
+        n_trained += last_epoch(run.path) or epochs  # an ensemble has no checkpoint
+        finished = float(seed + 1 == plan.config.seeds)
         metrics = mean_metrics(folders, plan.config)
-        reports.add(metrics | {"epoch": trained, "finished": float(done)})
+        reports.add(metrics | {"epoch": n_trained, "finished": finished})
 
 
-def train_seed(plan: Plan, number: int, values: Mapping[str, Any], seed: int) -> None:
-    """Train a trial with one of its seeds, from 0."""
+def train_seed(
+    plan: Plan,
+    number: int,
+    values: Mapping[str, Any],
+    seed: int,
+    callback: Epochs | None = None,
+) -> RunFolder:
+    """Train a trial with one of its seeds, from 0, once processes of a killed sweep have ended."""
     config = with_values(plan.config.training, values)
-    config = replace(config, name=trial_name(number), storage=plan.folder)
-    _train_one(plan, config, seed, None)
-
-
-def _train_one(plan: Plan, config: TrainingConfig, seed: int, callback: Epochs | None) -> RunFolder:
-    """Train with one seed, once what a killed sweep may have left has ended."""
-    one = replace(config, name=seeded(config.name, seed), seed=config.seed + seed)
-    with run_lock(Path(plan.folder) / one.name, ORPHANED):
+    name = seeded(trial_name(number), seed)
+    config = replace(config, name=name, storage=plan.folder, seed=config.seed + seed)
+    with run_lock(Path(plan.folder) / name, ORPHANS_END_S):
         pass
-    return train(one, plan.parent, callback, plan.rejects)
+    return train(config, plan.parent, callback, plan.rejects)
 
 
 def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:
-    """The mean of the metrics that all seeds of a trial have, and how far apart their sizes are."""
-    each_metric = []
+    """Return the means of the metrics of all seeds, and the standard deviation of sizes."""
+    by_seed = []
     for folder in folders:
         results = RunResults.read(folder / VALIDATION)
-        each_metric.append(_metrics(results.metrics, results.parts, config))
-    common = set.intersection(*(set(metrics) for metrics in each_metric))
-    mean = {
-        name: fmean(each[name] for each in each_metric) for name in each_metric[0] if name in common
-    }
-    if len(each_metric) > 1 and "certified_size" in mean:
-        mean["certified_size_deviation"] = stdev(each["certified_size"] for each in each_metric)
-    return mean
+        by_seed.append(_metrics(results.metrics, results.parts, config))
+    common = set.intersection(*(set(metrics) for metrics in by_seed))
+    means = {name: fmean(m[name] for m in by_seed) for name in by_seed[0] if name in common}
+    if len(by_seed) > 1 and "certified_size" in means:
+        means["certified_size_deviation"] = stdev(m["certified_size"] for m in by_seed)
+    return means
 
 
 class Epochs(ray.train.UserCallback):
-    """Reports the epochs of a training, but for the last, which is reported once all is written.
+    """Reports the epochs of a training except the last, which is reported when all is written.
 
     Ray Train calls it in its controller, a training without workers in its own thread.
     """
@@ -138,7 +132,7 @@ class Epochs(ray.train.UserCallback):
         self._epochs = epochs
         self._folder = folder
         self._reports = reports
-        # Made here, in the trial: it finds the way back to it.
+        # Created in the trial, to which it then reports.
         self._forward = TuneReportCallback() if config.training.most_workers else None
 
     def after_report(
@@ -150,7 +144,7 @@ class Epochs(ray.train.UserCallback):
         try:
             certified = restore_validation(self._folder, epoch).certified
         except FileNotFoundError:
-            # Ray asks workers every other second: of shorter epochs, some are gone by then.
+            # Ray polls workers every two seconds: checkpoints of shorter epochs may be gone.
             certified = []
         names = {
             name.removeprefix("validation/"): value
@@ -160,42 +154,38 @@ class Epochs(ray.train.UserCallback):
         report = _metrics(names, certified, self._config) | {"epoch": epoch, "finished": 0.0}
         if OBJECTIVE not in report:
             return
-        if self._forward is not None:
-            self._reports.write(report)
-            held = (
-                {PLACEMENT_GROUP: metrics[0][PLACEMENT_GROUP]}
-                if PLACEMENT_GROUP in metrics[0]
-                else {}
-            )
-            self._forward.after_report(run_context, [report | held], None)
-        else:
+        if self._forward is None:
             self._reports.add(report)
+            return
+        self._reports.write(report)
+        group = {name: metrics[0][name] for name in (PLACEMENT_GROUP,) if name in metrics[0]}
+        self._forward.after_report(run_context, [report | group], None)
 
 
 class Reports:
-    """Reports of a trial to Ray Tune, in a file, so that they can be repeated."""
+    """Reports of a trial to Ray Tune, stored so that they can be repeated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def repeat(self) -> None:
-        """Report all of it again."""
+        """Report everything again."""
         for report in read_reports(self._path)["reports"]:
             tune.report(report)
 
     def add(self, report: dict[str, float]) -> None:
-        """Write a report down, and report it."""
+        """Store a report, and send it."""
         self.write(report)
         tune.report(report)
 
     def write(self, report: dict[str, float]) -> None:
-        """Write down what is reported elsewhere; what was is not written again."""
+        """Store a report unless it is stored already."""
         reports = read_reports(self._path)["reports"]
-        if report not in reports:  # and it has not failed since
+        if report not in reports:  # and the trial has not failed since
             self._save({"reports": [*reports, report], "failure": None})
 
-    def failed(self, error: Exception) -> None:
-        """Write down why the trial failed, for processes that see only that it did."""
+    def add_failure(self, error: Exception) -> None:
+        """Store the reason of a failure, which other processes cannot see."""
         self._save(read_reports(self._path) | {"failure": failure_of(error)})
 
     def _save(self, values: dict[str, Any]) -> None:
@@ -204,14 +194,14 @@ class Reports:
 
 
 def failure_of(error: Exception) -> dict[str, Any]:
-    """Why a trial failed, and whether it would fail again."""
+    """Return the reason of a failure, and whether it is final."""
     reason = " ".join(str(error).split()) or type(error).__name__
     final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
     return {"reason": f"{type(error).__name__}: {reason}", "final": final}
 
 
 def read_reports(path: Path) -> dict[str, Any]:
-    """Read a trial's reports, and why it failed if it did."""
+    """Read a trial's reports and its failure, if any."""
     values: dict[str, Any] = {"reports": [], "failure": None}
     return values | (json.loads(path.read_text()) if path.is_file() else {})
 
@@ -219,10 +209,10 @@ def read_reports(path: Path) -> dict[str, Any]:
 def _metrics(
     names: Mapping[str, float], parts: Sequence[Certified], config: TuningConfig
 ) -> dict[str, float]:
-    """The objective of a trial, and the metrics shown with it.
+    """Return the objective of a trial, and its other metrics.
 
-    Where (alpha, delta) cannot be certified, there is no certified size, but something for search
-    and scheduler to improve: the mean of sizes of which some are the whole search depth.
+    If (alpha, delta) cannot be certified, there is no certified size; the objective is then a mean
+    over sizes that include the full search depth, so that search and scheduler can improve it.
     """
     metrics = dict(names)
     if parts:

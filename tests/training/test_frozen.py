@@ -185,10 +185,10 @@ def test_what_cannot_be_frozen_is_refused(frozen, checkpoint):
     config = frozen()
     with pytest.raises(InvalidConfig, match="random"):
         replace(config, encoder=replace(config.encoder, checkpoint_path=None))
-    with pytest.raises(InvalidConfig, match="trains"):
+    with pytest.raises(InvalidConfig, match="to train"):
         train(frozen("pretrained"))
     encoder = EncoderConfig("tests.toy:Toy", checkpoint_path=checkpoint, freeze=True)
-    with pytest.raises(InvalidConfig, match="frozen"):
+    with pytest.raises(InvalidConfig, match="freeze"):
         train(frozen(encoder=encoder))
 
 
