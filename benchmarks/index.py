@@ -175,7 +175,7 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
         for run in (
             lambda: retriever.retrieve(fresh[0], ALPHA, DELTA),
             lambda: retriever.index._index.search(
-                fresh[0], DEPTH, params=retriever.index._parameters(DEPTH, None, False)
+                fresh[0], DEPTH, params=retriever.index._parameters(DEPTH, None)
             ),
         ):
             started = time.perf_counter()

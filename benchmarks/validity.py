@@ -27,7 +27,7 @@ from scipy.stats import norm
 
 from rcir.data.repeats import warn_of_twins
 from rcir.errors import InvalidData, RiskUnattainable
-from rcir.index.flat import nearest
+from rcir.index.flat import find_nearest
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,
@@ -548,7 +548,7 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "new labels": labels("new"),
     "any labels": labels("any"),
     "recurring images": recurring,
-    "batch, then single queries": batch(nearest),
+    "batch, then single queries": batch(find_nearest),
     "choice among 3": chosen(3, counted=3),
     "choice among 12": chosen(12, counted=12),
 }

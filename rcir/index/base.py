@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,25 +15,24 @@ from rcir.embedding import as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.stored_vectors import batches
 
-DEPTH = 200  # candidates that are searched for each query, unless another number is asked for
-MAX_LENGTH = 2.0**62  # squares of distances between such vectors are numbers of float32
-# Vectors of these lengths have squares that float32 holds without losing digits.
-SAFE_LENGTHS = (1e-15, 1e15)
-UNIT = 1e-5  # of a length: what rounding leaves of a vector that was divided by its own
+DEPTH = 200  # candidates per query, by default
+MAX_LENGTH = 2.0**62  # float32 can hold squared distances between such vectors
+SAFE_LENGTHS = (1e-15, 1e15)  # float32 can hold their squares without losing digits
+UNIT = 1e-5  # the rounding error of a length of 1
+Neighbours: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 @runtime_checkable
 class Index(Protocol):
     """Vectors (n, d) that can be searched for the nearest ones by L2 distance.
 
-    An index is one class in one file: with its options, its files and its version. It is named in
-    `rcir.index.INDEXES`, or by its import path "package.module:Class", wherever an
-    `rcir.index.IndexConfig` is taken; retrievers are built, calibrated, stored and loaded with it.
+    An `rcir.index.IndexConfig` names the class, by a name in `rcir.index.INDEXES` or by its import
+    path "package.module:Class"; retrievers are built, calibrated, stored and loaded with it.
     `rcir.index.flat` is an example.
 
     Attributes:
-        Options: a frozen dataclass of its options, which checks their values itself; options have
-            defaults, and plain values that JSON can hold.
+        Options: a frozen dataclass of its options, which checks their values; all have defaults,
+            and JSON can hold them.
         options: those that it was built with.
     """
 
@@ -45,7 +44,7 @@ class Index(Protocol):
         """Build an index of vectors (n, d), n >= 0; the i-th has position i.
 
         Raises:
-            InvalidData: these are not such vectors, see `check_vectors`.
+            InvalidData: see `check_vectors`.
         """
         ...
 
@@ -54,91 +53,89 @@ class Index(Protocol):
         ...
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Append vectors (m, d); their positions follow those already there.
+        """Append vectors (m, d), at the next positions.
 
         Raises:
-            InvalidData: these are not such vectors; nothing was added.
+            InvalidData: see `check_vectors`; nothing was added.
         """
         ...
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        """Remove the vectors at positions (m,), all different; those behind them move up, so that
-        positions are 0 to n - m - 1, in the same order.
+        """Remove the vectors at positions (m,), all different; the others get positions 0 to
+        n - m - 1, in the same order.
         """
         ...
 
-    def search(
-        self, vectors: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """L2 distances and positions, each (n, k), of the k nearest of each query, nearest first.
+    def search(self, vectors: NDArray[np.float32], k: int) -> Neighbours:
+        """Return L2 distances and positions, each (n, k), of the k nearest vectors of each query.
 
-        Where the index holds or finds fewer than k, the rest has distance infinity, position -1.
+        The nearest come first. If fewer than k are found, the rest has distance infinity and
+        position -1.
 
         A query must have the same results alone and in a batch, up to rounding far below
         `rcir.risk.results.TOLERANCE`, because guarantees are calibrated with a batch. So compute
         distances from differences of vectors, not as |x|^2 + |y|^2 - 2xy in float32.
 
         Raises:
-            InvalidData: the queries are not such vectors.
+            InvalidData: see `check_vectors`.
         """
         ...
 
     @property
     def version(self) -> str:
-        """A token that is another one after anything that may change an answer, and the same for
-        the index that `load` makes of what `save` wrote. It is asked for at every query: keep it.
+        """A token that changes with everything that may change an answer, and is the same after
+        `save` and `load`. Every query reads it: cache it.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write files into an empty folder: all but the options."""
+        """Write everything except the options into an empty folder."""
         ...
 
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
         """Read the index that was saved to a folder; any exception refuses the folder.
 
-        A retriever's checksums detect damage before this is called. They are no protection against
-        files that somebody made up, which may end the process: load only folders of people you
-        trust.
+        A retriever's checksums detect damage before this is called, but do not protect against
+        made-up files, which may end the process: load only folders of people you trust.
         """
         ...
 
 
 @runtime_checkable
 class IsRemote(Protocol):
-    """An index on a server: its changes last, whether it is saved or not."""
+    """An index on a server: its changes are permanent, whether it is saved or not."""
 
     server: ClassVar[str]
 
     def drop(self) -> None:
-        """Delete from the server all that belongs to the index, which is of no use any more.
+        """Delete the index, with all that belongs to it, from the server.
 
         Raises:
-            DataUnavailable: the server cannot be reached, or it is not there any more.
-            StaleCalibration: it was changed by someone else, whose work is left alone.
+            DataUnavailable: the server cannot be reached, or the index is gone.
+            StaleCalibration: someone else changed it; nothing was deleted.
         """
         ...
 
 
 @runtime_checkable
 class KeepsDigests(Protocol):
-    """An index whose `version` follows from digests that a retriever keeps beside its files, so
-    that nothing has to be digested after loading.
+    """An index whose `version` is computed from digests, which a retriever stores to save time
+    after loading.
     """
 
     def digests(self) -> list[str]:
-        """Return digests of the contents, which are computed where they are not known."""
+        """Return digests of the contents."""
         ...
 
     def restore_digests(self, digests: list[str]) -> None:
-        """Take the digests that this index had when it was saved."""
+        """Restore the digests that this index had when it was saved."""
         ...
 
 
 @contextmanager
 def dropped_on_error(index: Index) -> Iterator[None]:
-    """Leave nothing of a new index on its server if what is done with it fails."""
+    """Drop a new index on a server if the block fails."""
     try:
         yield
     except BaseException as error:
@@ -146,29 +143,21 @@ def dropped_on_error(index: Index) -> Iterator[None]:
             try:
                 index.drop()
             except Exception as failed:
-                error.add_note(f"what was built for it is left on the server: {failed}")
+                error.add_note(f"the new index is still on the server: {failed}")
         raise
 
 
 @runtime_checkable
 class HoldsVectors(Protocol):
-    """An index that also gives back its vectors: what several draws find nearest needs them."""
+    """An index that can return its vectors."""
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(m, d) vectors at positions (m,)."""
+        """Return the vectors (m, d) at positions (m,)."""
         ...
 
 
 class UnbuiltIndex:
-    """A placeholder for an index of n vectors of d numbers while all else is checked,
-    or changed: what it is given is checked, and forgotten.
-
-    Example:
-        >>> index = UnbuiltIndex(10, 3)
-        >>> index.add(np.eye(3))
-        >>> len(index)
-        13
-    """
+    """A placeholder for an index of n vectors of d numbers, to check changes in advance."""
 
     def __init__(self, n: int, dim: int) -> None:
         self._n, self._dim = n, dim
@@ -190,8 +179,13 @@ class UnbuiltIndex:
         return f"unbuilt {self._n}"
 
 
+def no_neighbours(n: int, k: int) -> Neighbours:
+    """Return infinite distances and positions -1, each (n, k)."""
+    return np.full((n, k), np.inf, np.float32), np.full((n, k), -1, np.int64)
+
+
 def check_depth(depth: int) -> None:
-    """Raise `InvalidConfig` unless it is a number of candidates to search, at least 1."""
+    """Raise `InvalidConfig` unless the depth is a whole number of candidates, at least 1."""
     number: Any = depth
     if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
         raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
@@ -200,51 +194,46 @@ def check_depth(depth: int) -> None:
 def check_vectors(
     vectors: ArrayLike, dim: int | None = None, first: int = 0
 ) -> NDArray[np.float32]:
-    """Vectors (n, d) as contiguous float32.
+    """Return vectors (n, d) as contiguous float32.
 
     Args:
         vectors: real numbers of any type and library, see `rcir.embedding.as_vectors`.
-        dim: what d must be; anything from 1 unless given.
+        dim: the required d; None for any from 1.
         first: the number of the first row, for messages.
 
     Raises:
         InvalidData: they have another shape or are not real numbers; or some are NaN, infinite, or
-            so long or so short that their squared distances are no numbers of float32.
+            so long or so short that float32 cannot hold their squared distances.
 
     Example:
         >>> check_vectors([[1, 2], [3, 4]], dim=3)
         Traceback (most recent call last):
-        rcir.errors.InvalidData: vectors have shape (2, 2); needed is (n, 3)
+        rcir.errors.InvalidData: vectors have shape (2, 2); expected (n, 3)
     """
     array = as_vectors(vectors)
     check_shape(array, dim)
-    with np.errstate(over="ignore", under="ignore"):  # judged below
-        checked = np.ascontiguousarray(array, np.float32)
-    limit = MAX_LENGTH / np.sqrt(checked.shape[1])
-    for rows in batches(*checked.shape):
-        smallest, largest = checked[rows].min(), checked[rows].max()  # NaN if one number is
+    with np.errstate(over="ignore", under="ignore"):  # checked below
+        rounded = np.ascontiguousarray(array, np.float32)
+    limit = MAX_LENGTH / np.sqrt(rounded.shape[1])
+    for rows in batches(*rounded.shape):
+        smallest, largest = rounded[rows].min(), rounded[rows].max()  # NaN if a number is NaN
         if not (smallest >= -limit and largest <= limit):
             _require_lengths(array[rows], first + rows.start)
-        elif array.dtype.itemsize > checked.dtype.itemsize:
-            _require_nonzero(array[rows], checked[rows], first + rows.start)
-    return checked
+        elif array.dtype.itemsize > rounded.dtype.itemsize:
+            _require_nonzero(array[rows], rounded[rows], first + rows.start)
+    return rounded
 
 
 def check_shape(vectors: NDArray[Any], dim: int | None = None) -> None:
     """Raise `InvalidData` unless an array has shape (n, dim), by default any (n, d), d >= 1."""
     shape = vectors.shape
     if len(shape) != 2 or shape[1] != (max(shape[1], 1) if dim is None else dim):
-        needed = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
-        raise InvalidData(f"vectors have shape {shape}; needed is {needed}")
+        expected = "(n, d), d >= 1" if dim is None else f"(n, {dim})"
+        raise InvalidData(f"vectors have shape {shape}; expected {expected}")
 
 
 def require_finite(vectors: NDArray[Any], rows: NDArray[np.int64] | range) -> None:
-    """Raise `InvalidData` if some vectors are NaN or infinite.
-
-    Args:
-        vectors: (n, d) floats.
-        rows: their numbers, for the message.
-    """
+    """Raise `InvalidData` if some vectors (n, d) are NaN or infinite; `rows` numbers them."""
     wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(wrong):
         raise InvalidData(
@@ -264,26 +253,24 @@ def _require_lengths(vectors: NDArray[Any], first: int) -> None:
         raise InvalidData(
             f"{len(wrong)} vectors are longer than {MAX_LENGTH:.2g}, first in row "
             f"{first + wrong[0]}, whose largest number is {np.abs(exact[wrong[0]]).max():.3g}: "
-            "float32 cannot hold their squared distances; check the type that they were read as, "
-            "divide gallery and queries by the same number, or pass "
-            f"{as_option('metric', 'cosine')}"
+            "float32 cannot hold their squared distances. Check their type, divide gallery and "
+            f"queries by the same number, or pass {as_option('metric', 'cosine')}"
         )
 
 
 def _require_nonzero(vectors: NDArray[Any], rounded: NDArray[np.float32], first: int) -> None:
-    """Raise `InvalidData` if rounding to float32 made zero vectors of others."""
+    """Raise `InvalidData` if vectors were rounded to zero vectors."""
     zeros = np.flatnonzero(~rounded.any(axis=1))
     wrong = zeros[vectors[zeros].any(axis=1)]
     if len(wrong):
         raise InvalidData(
-            f"{len(wrong)} vectors are smaller than any number of float32, first in row "
-            f"{first + wrong[0]}: multiply all vectors, of gallery and queries, by the same "
-            "number, or leave these out"
+            f"{len(wrong)} vectors are too small for float32, first in row {first + wrong[0]}: "
+            "multiply gallery and queries by the same number, or leave these out"
         )
 
 
 def require_range(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise `InvalidConfig` unless options are in their ranges, ends included.
+    """Raise `InvalidConfig` unless options are in their closed ranges.
 
     Example:
         >>> from types import SimpleNamespace
@@ -298,7 +285,7 @@ def require_range(options: Any, **ranges: tuple[float, float]) -> None:
 
 
 def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """(n,) L2 norms of vectors (n, d); exactly 1 of those that are of unit length up to rounding.
+    """Return the L2 norms (n,) of vectors (n, d), exactly 1 for those within rounding of 1.
 
     Example:
         >>> lengths(np.array([[3.0, 4.0], [0.6, 0.8]])).tolist()
@@ -330,10 +317,9 @@ def norms_of(
 def one_minus_cosine(
     distances: NDArray[np.floating[Any]], first: ArrayLike, second: ArrayLike
 ) -> NDArray[np.float64]:
-    """One minus the cosine of the angle between vectors x and y, from 0 to 2.
+    """Return one minus the cosine of the angle between vectors x and y, from 0 to 2.
 
-    From |x - y|^2 = (|x| - |y|)^2 + 2 |x| |y| (1 - cos); of unit vectors it is |x - y|^2 / 2. Where
-    one of them is zero there is no angle, and it is 1.
+    It follows from |x - y|^2 = (|x| - |y|)^2 + 2 |x| |y| (1 - cos), and is 1 if x or y is zero.
 
     Args:
         distances: |x - y|, of any shape.

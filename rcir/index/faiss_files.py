@@ -1,4 +1,4 @@
-"""Contents of FAISS's indexes, and their files."""
+"""Contents of the indexes of FAISS, and their files."""
 
 from __future__ import annotations
 
@@ -18,63 +18,51 @@ from rcir.files import read_array
 from rcir.stored_vectors import StoredVectors, WatchedFile
 
 _FILE, _STATE, _LIVE, _STORED = "index.faiss", "index.json", "live.npy", "vectors.npy"
-# The file is mapped into memory, so that processes share it.
+# A mapped file is shared by the processes that read it.
 FLAGS = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
 
 
 def faiss_content(index: Any) -> tuple[str, int]:
-    """SHA-256 and number of bytes of the file that FAISS writes of an index; none is written.
-
-    Example:
-        >>> faiss_content(faiss.IndexFlatL2(3))[1] > 0
-        True
-    """
+    """Return SHA-256 and size in bytes of the file that FAISS would write of an index."""
     digest, size = hashlib.sha256(), 0
 
-    def take(part: bytes) -> None:
+    def write(part: bytes) -> None:
         nonlocal size
         digest.update(part)
         size += len(part)
 
-    writer = faiss.PyCallbackIOWriter(take, 1 << 20)
-    faiss.write_index(index, writer)
+    faiss.write_index(index, faiss.PyCallbackIOWriter(write, 1 << 20))
     return digest.hexdigest(), size
 
 
-def unmapped(index: Any) -> Any:
-    """The same index in memory of its own: FAISS ends the process that adds to a mapped one."""
-    with tempfile.TemporaryFile() as file:  # without a name, which a killed process would leave
-        path = f"/dev/fd/{file.fileno()}"
-        faiss.write_index(index, path)
-        file.seek(0)
-        return faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FaissContents:
-    """Vectors by number in FAISS's index, of which removed ones have no position.
+    """Vectors by number in an index of FAISS; removed vectors have no position.
 
-    HNSW can lose no vector and an inverted list no number: what is removed stays and is passed over
-    in every search. Indexes with different search parameters share their contents.
+    FAISS cannot delete from HNSW, nor renumber lists: removed vectors stay and are skipped in every
+    search. Indexes with different search parameters share their contents.
 
     Attributes:
-        index: FAISS's own, on which no search parameter is ever set.
-        stored: the same vectors by number, in half precision on disk; None where they are not kept.
+        index: of FAISS; search parameters are never set on it.
+        stored: the same vectors by number, in half precision on disk; None if they are not kept.
     """
 
     def __init__(self, index: Any, stored: StoredVectors | None) -> None:
-        self.index = index
-        self.stored = stored
-        self._live: NDArray[np.int64] | None = None  # numbers, ascending; None: all
+        self.index, self.stored = index, stored
+        self._live: NDArray[np.int64] | None = None  # numbers not removed, ascending; None: all
         self._selector: Any = None  # of these
-        self._watched: WatchedFile | None = None  # where the index is mapped into memory
-        # Until something is added: digests of FAISS's index and of the stored vectors; the size of
-        # FAISS's index. And of what was not removed, until something is.
+        self._watched: WatchedFile | None = None  # the file that the index is mapped from
+        # Caches: of FAISS's index and the stored vectors until `grow`, of `_live` until it changes.
         self._digests: list[str] | None = None
         self._size: int | None = None
         self._live_digest: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # FAISS gives a copy memory of its own.
+        # A copy is in memory.
         return self.__dict__ | dict.fromkeys(("_watched", "_selector", "_digests", "_size"))
 
     def __len__(self) -> int:
@@ -82,50 +70,50 @@ class FaissContents:
 
     @property
     def selector(self) -> Any:
-        """FAISS's selector of what was not removed; None where that is all."""
+        """FAISS's selector of vectors that were not removed; None if none was."""
         if self._selector is None and self._live is not None:
-            self._selector = self._selecting(self._live)
+            self._selector = self._select(self._live)
         return self._selector
 
-    def _selecting(self, live: NDArray[np.int64]) -> Any:
+    def selector_without(self, positions: NDArray[np.int64]) -> Any:
+        """Return the selector after a removal of positions."""
+        return self._select(self._numbers_without(positions))
+
+    def _select(self, live: NDArray[np.int64]) -> Any:
         mask = np.zeros(self.index.ntotal, bool)
         mask[live] = True
         return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
-    def without(self, positions: NDArray[np.int64]) -> Any:
-        """The selector that there would be without some positions."""
-        return self._selecting(np.delete(self._numbers(), positions))
+    def _numbers_without(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers = np.arange(self.index.ntotal) if self._live is None else self._live
+        return np.delete(numbers, positions)
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        """Pass over what is at positions from now on."""
-        self._changed(np.delete(self._numbers(), positions))
+        """Skip the vectors at positions from now on."""
+        self._set_live(self._numbers_without(positions))
 
-    def grown(self, first: int, kept: bool = True) -> None:
-        """Give positions to the numbers from the first one on, or pass over them."""
+    def grow(self, first: int, keep: bool = True) -> None:
+        """Give positions to the numbers from the first one on, or skip them from now on."""
         self._digests = self._size = None
-        if kept and self._live is None:
-            self._changed(None)
-            return
-        if self.stored is not None:
-            self.stored.vectors = self.stored.vectors[: self.index.ntotal]
-        old = np.arange(first) if self._live is None else self._live
-        new = np.arange(first, self.index.ntotal if kept else first)
-        self._changed(np.append(old, new))
+        live = self._live
+        if live is not None or not keep:
+            if self.stored is not None:
+                self.stored.vectors = self.stored.vectors[: self.index.ntotal]
+            new = np.arange(first, self.index.ntotal if keep else first)
+            live = np.append(np.arange(first) if live is None else live, new)
+        self._set_live(live)
 
-    def _changed(self, live: NDArray[np.int64] | None) -> None:
+    def _set_live(self, live: NDArray[np.int64] | None) -> None:
         self._live, self._selector, self._live_digest = live, None, None
 
-    def _numbers(self) -> NDArray[np.int64]:
-        return np.arange(self.index.ntotal) if self._live is None else self._live
-
     def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return positions of numbers that were not removed; -1 stays."""
+        """Return the positions of numbers that were not removed; -1 remains -1."""
         if self._live is None:
             return numbers
         return np.where(numbers < 0, -1, np.searchsorted(self._live, numbers))
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(..., d) stored vectors, or what FAISS makes of its codes; RuntimeError: of nothing."""
+        """Return stored or decoded vectors (..., d); RuntimeError if FAISS cannot decode them."""
         numbers = np.asarray(positions, np.int64)
         if self._live is not None:
             numbers = self._live[numbers]
@@ -135,10 +123,15 @@ class FaissContents:
         return vectors.reshape(*numbers.shape, self.index.d)
 
     def unmap(self) -> None:
-        """Take FAISS's index into memory of its own: FAISS ends a process that changes others'."""
-        if self._watched is not None:
-            self.index, self._watched = unmapped(self.index), None
-            self._digests = self._size = None
+        """Copy a mapped index into memory: FAISS ends a process that adds to a mapped one."""
+        if self._watched is None:
+            return
+        with tempfile.TemporaryFile() as file:  # unnamed, so that a killed process leaves no file
+            path = f"/dev/fd/{file.fileno()}"
+            faiss.write_index(self.index, path)
+            file.seek(0)
+            self.index = faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+        self._watched = self._digests = self._size = None
 
     @property
     def digest(self) -> str:
@@ -167,7 +160,7 @@ class FaissContents:
 
     @property
     def changed(self) -> bool:
-        """Return whether somebody wrote to the files that it was loaded from."""
+        """True if somebody wrote to the files that it was loaded from."""
         stored = self.stored is not None and self.stored.changed
         return stored or (self._watched is not None and self._watched.changed)
 
@@ -181,9 +174,8 @@ class FaissContents:
     def save(self, folder: Path) -> None:
         """Write files into an empty folder."""
         faiss.write_index(self.index, str(folder / _FILE))
-        with (folder / _FILE).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        (folder / _STATE).write_text(json.dumps({"dim": self.index.d, "sha256": digest}))
+        state = {"dim": self.index.d, "sha256": _file_digest(folder / _FILE)}
+        (folder / _STATE).write_text(json.dumps(state))
         if self._live is not None:
             np.save(folder / _LIVE, self._live, allow_pickle=False)
         if self.stored is not None:
@@ -191,20 +183,14 @@ class FaissContents:
 
     @staticmethod
     def dim(folder: Path) -> int:
-        """d, of the vectors that were saved to a folder."""
+        """Return d of the vectors that were saved to a folder."""
         return int(json.loads((folder / _STATE).read_text())["dim"])
 
     def load(self, folder: Path) -> None:
-        """Hold what was saved to a folder, in place of nothing: an index of the same kind.
-
-        Raises:
-            InvalidData, and other exceptions: a file was changed, or is missing.
-        """
+        """Read what was saved to a folder into the empty contents of an index of this kind."""
         path = folder / _FILE
         self._watched = WatchedFile(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != json.loads((folder / _STATE).read_text())["sha256"]:
+        if _file_digest(path) != json.loads((folder / _STATE).read_text())["sha256"]:
             raise InvalidData(f"{_FILE} was changed since it was written: build the index again")
         self.index = faiss.read_index(str(path), FLAGS)
         if self.stored is not None:

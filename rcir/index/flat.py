@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import faiss
 import numpy as np
@@ -14,26 +14,25 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.files import read_array
-from rcir.index.base import check_vectors
+from rcir.index.base import Neighbours, check_vectors
 
-Found: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 VECTORS_FILE = "vectors.npy"
 CHUNK = 1 << 24  # numbers (64 MiB) that have a digest; others change the version of large indexes
 _SPARE = 16  # candidates that are preselected beyond k
-_FILLED = 4  # times as many queries as there are, at most, are searched to multiply matrices
+_MAX_PADDING = 4  # a batch is repeated at most so often to reach FAISS's matrix products
 _TINY = float(np.finfo(np.float32).tiny)
 
 
-def by_subtraction(
-    search: Callable[[NDArray[np.float32]], Found],
+def search_by_subtraction(
+    search: Callable[[NDArray[np.float32]], Neighbours],
     queries: NDArray[np.float32],
     largest: int | None = None,
-) -> Found:
-    """Search with FAISS in batches for which it computes distances by subtraction.
+) -> Neighbours:
+    """Search with FAISS in batches so small that it computes distances by subtraction.
 
-    In larger batches it multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and distances that are
-    small compared with the vectors lose their digits. It decides by the number of queries times d,
-    before version 1.15 by the number of queries; these batches are below both.
+    For larger batches it multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and distances that
+    are small compared with the vectors lose digits. It decides by the number of queries times d,
+    before version 1.15 by the number of queries; these batches are below both thresholds.
 
     Args:
         search: returns squared distances and positions, each (n, k), of n queries.
@@ -48,17 +47,7 @@ def by_subtraction(
     return np.concatenate(squared), np.concatenate(positions)
 
 
-def product_batch_size(dim: int) -> int:
-    """Return the smallest number of queries for which FAISS multiplies matrices.
-
-    It is then several times as fast. Before version 1.15 fewer queries are enough, see
-    `by_subtraction`.
-    """
-    threshold: int = faiss.cvar.distance_compute_blas_threshold
-    return max(1, -(-threshold // dim))
-
-
-def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) -> Found:
+def find_nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) -> Neighbours:
     """Return squared L2 distances and positions, each (n, k), of the k nearest of vectors (m, d).
 
     All distances are computed by subtraction. For speed, matrix products preselect more than k
@@ -70,43 +59,42 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int) 
 
     Example:
         >>> vectors = np.array([[0, 0], [3, 4]], np.float32)
-        >>> squared, positions = nearest(vectors[:1], vectors, 2)
+        >>> squared, positions = find_nearest(vectors[:1], vectors, 2)
         >>> squared.tolist(), positions.tolist()
         ([[0.0, 25.0]], [[0, 1]])
     """
     if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
-        return by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
-    n, filled = len(queries), product_batch_size(queries.shape[1])
-    batch = queries
-    if n < filled <= _FILLED * n:
-        batch = queries[np.arange(filled) % n]  # faster than subtraction for the n alone
+        return search_by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
+    n, batch = len(queries), queries
+    needed = max(1, -(-faiss.cvar.distance_compute_blas_threshold // queries.shape[1]))
+    if n < needed <= _MAX_PADDING * n:
+        batch = queries[np.arange(needed) % n]  # matrix products of more queries are faster
     preselected, candidates = faiss.knn(batch, vectors, k + _SPARE)
-    return ranked(queries, vectors, k, preselected[:n], candidates[:n])
+    return rank_candidates(queries, vectors, k, preselected[:n], candidates[:n])
 
 
-def ranked(
+def rank_candidates(
     queries: NDArray[np.float32],
     vectors: NDArray[np.float32],
     k: int,
     preselected: NDArray[np.float32],
     candidates: NDArray[np.int64],
-) -> Found:
-    """What `nearest` returns, of candidates that matrix products in float32 found.
+) -> Neighbours:
+    """Return what `find_nearest` returns, from candidates that matrix products in float32 found.
 
     Args:
-        preselected: (n, more than k) squared distances as these products give them, ascending.
-        candidates: of what, likewise.
+        preselected: (n, more than k) squared distances by these products, ascending.
+        candidates: their positions, of the same shape.
     """
     exact = squared_distances(queries, vectors, candidates)
-    # One sort by distance, then position: the bits of floats that are not negative are in order.
-    keys = (exact.view(np.int32).astype(np.int64) << 32) | candidates
-    keys = np.sort(keys, axis=1)[:, :k]
+    # One sort by distance, then position: nonnegative floats are in the order of their bits.
+    keys = np.sort((exact.view(np.int32).astype(np.int64) << 32) | candidates, axis=1)[:, :k]
     squared = (keys >> 32).astype(np.int32).view(np.float32)
     positions = keys & 0xFFFFFFFF
     excluded_from = preselected[:, -1].astype(np.float64)
     unsure = ~(excluded_from > squared[:, -1] + _rounding(queries, squared[:, -1]))
     if unsure.any():
-        squared[unsure], positions[unsure] = by_subtraction(
+        squared[unsure], positions[unsure] = search_by_subtraction(
             lambda batch: faiss.knn(batch, vectors, k), queries[unsure]
         )
     return squared, positions
@@ -115,7 +103,7 @@ def ranked(
 def squared_distances(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], candidates: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """(n, c) squared distances of queries to (n, c) candidates, by subtraction; infinite for -1."""
+    """Return squared distances (n, c) to candidates (n, c) by subtraction; infinite for -1."""
     squared = np.empty(candidates.shape, np.float32)
     arrays = [faiss.swig_ptr(array) for array in (squared, queries, vectors, candidates)]
     faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *squared.shape)
@@ -133,8 +121,7 @@ def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDA
     dim = queries.shape[1]
     norms = np.linalg.norm(queries.astype(np.float64), axis=1)
     longest = 2 * norms + np.sqrt(squared.astype(np.float64))
-    bounds: NDArray[np.float64] = (dim + 8) * (2.0**-23 * longest**2 + _TINY)
-    return bounds
+    return np.asarray((dim + 8) * (2.0**-23 * longest**2 + _TINY))
 
 
 @dataclass(frozen=True)
@@ -146,7 +133,7 @@ class FlatIndex:
     """Exact search: all vectors are compared one by one.
 
     Attributes:
-        vectors: (n, d), not to be written to, because their digests are kept.
+        vectors: (n, d), read-only, because their digests are cached.
 
     Example:
         >>> import numpy as np
@@ -155,17 +142,17 @@ class FlatIndex:
         array([[ 0,  1, -1]])
     """
 
-    Options = FlatOptions
+    Options: ClassVar[type] = FlatOptions
 
-    def __init__(self, dim: int, options: FlatOptions) -> None:
+    def __init__(self, dim: int, options: Any) -> None:
         self.options = options
-        self.vectors = np.empty((0, dim), np.float32)  # owned, so that it grows where it lies
-        # Of the first chunks. A change of the vectors replaces the list: what another thread still
-        # computes of the old ones ends in the old list.
+        self.vectors = np.empty((0, dim), np.float32)  # owned, so that it can grow in place
+        # Of the first chunks. A change of the vectors replaces the list, so that a thread that is
+        # still digesting the old vectors extends the old list.
         self._digests: list[str] = []
 
     @classmethod
-    def build(cls, vectors: NDArray[np.float32], options: FlatOptions) -> Self:
+    def build(cls, vectors: NDArray[np.float32], options: Any) -> Self:
         vectors = check_vectors(vectors)
         index = cls(vectors.shape[1], options)
         index.add(vectors)
@@ -173,14 +160,14 @@ class FlatIndex:
 
     def __copy__(self) -> Self:
         other = type(self)(self.vectors.shape[1], self.options)
-        other.vectors = self.vectors.copy()  # one of them may grow where it lies
+        other.vectors = self.vectors.copy()  # each may grow in place
         other._digests = self._digests.copy()
         other.vectors.setflags(write=False)
         return other
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.vectors.setflags(write=False)  # which a copy forgets
+        self.vectors.setflags(write=False)  # copies are writable
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -191,7 +178,7 @@ class FlatIndex:
         if not self.vectors.flags.owndata:
             self.vectors = self.vectors.copy()
         self.vectors.setflags(write=True)
-        # FAISS's own index doubles what it holds, and copies it, where this is extended.
+        # FAISS's own index would copy the vectors, and reserve twice their memory.
         self.vectors.resize((n + len(vectors), dim), refcheck=False)
         self.vectors[n:] = vectors
         self.vectors.setflags(write=False)
@@ -203,11 +190,9 @@ class FlatIndex:
         first = np.min(positions, initial=len(self))
         self._digests = self._digests[: first // self._chunk_rows]
 
-    def search(
-        self, vectors: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(self, vectors: NDArray[np.float32], k: int) -> Neighbours:
         queries = check_vectors(vectors, self.vectors.shape[1])
-        squared, positions = nearest(queries, self.vectors, k)
+        squared, positions = find_nearest(queries, self.vectors, k)
         if k > len(self):
             squared[positions < 0] = np.inf
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
@@ -217,7 +202,7 @@ class FlatIndex:
 
     @property
     def version(self) -> str:
-        """A digest of the vectors: that of the only chunk, or one of the digests of all."""
+        """The digest of the only chunk, or a digest of the digests of all."""
         digests = self.digests()
         if len(digests) == 1:
             return digests[0]
@@ -229,38 +214,36 @@ class FlatIndex:
 
     def digests(self) -> list[str]:
         """Return a SHA-256 digest of each chunk of rows; only changed chunks are digested again."""
-        rows, kept = self._chunk_rows, self._digests
-        starts, digests = range(0, max(len(self), 1), rows), kept.copy()
-        if len(digests) < len(starts):
-            prefix = f"flat-l2 {self.vectors.shape[1]} ".encode()
-            for start in starts[len(digests) :]:
-                digest = hashlib.sha256(prefix)
-                digest.update(self.vectors[start : start + rows].data)
-                digests.append(digest.hexdigest())
-            kept[:] = digests
+        rows, cache = self._chunk_rows, self._digests
+        starts, digests = range(0, max(len(self), 1), rows), cache.copy()
+        for start in starts[len(digests) :]:
+            digest = hashlib.sha256(f"flat-l2 {self.vectors.shape[1]} ".encode())
+            digest.update(self.vectors[start : start + rows].data)
+            digests.append(digest.hexdigest())
+        cache[:] = digests
         return digests
 
     def restore_digests(self, digests: list[str]) -> None:
         """See `KeepsDigests`."""
         if len(digests) != -(-max(len(self), 1) // self._chunk_rows):
-            raise InvalidData(f"{len(digests)} digests of other chunks than those of the vectors")
+            raise InvalidData(f"{len(digests)} digests do not match the chunks of the vectors")
         self._digests = digests.copy()
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes in memory."""
         return self.vectors.nbytes
 
     def save(self, folder: Path) -> None:
         np.save(folder / VECTORS_FILE, self.vectors, allow_pickle=False)
 
     @classmethod
-    def load(cls, folder: Path, options: FlatOptions) -> Self:
+    def load(cls, folder: Path, options: Any) -> Self:
         vectors = read_array(folder / VECTORS_FILE)
         if vectors.dtype != np.float32:
             raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
         vectors = check_vectors(vectors)
+        vectors.setflags(write=False)
         index = cls(vectors.shape[1], options)
         index.vectors = vectors
-        vectors.setflags(write=False)
         return index

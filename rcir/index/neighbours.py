@@ -1,4 +1,4 @@
-"""The nearest neighbours of a set among itself, and the share of them that an index finds."""
+"""Nearest neighbours within one set, and the share of neighbours that an index finds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.index.base import Neighbours
 from rcir.index.table import build_index
 
 if TYPE_CHECKING:
@@ -18,14 +19,13 @@ DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
 
 def nearest_others(
     vectors: Tensor | NDArray[np.floating[Any]], k: int, queries: slice = slice(None)
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Find the nearest other vectors of each vector, which is left out of its own search by its
-    position, not by its distance: a duplicate is found.
+) -> Neighbours:
+    """Find the nearest other vectors of each vector, including its duplicates.
 
     Args:
         vectors: (n, d), an array, or a tensor on any device.
         k: number of neighbours, 1 to n - 1.
-        queries: which q of the vectors search; all n by default.
+        queries: the q vectors whose neighbours are searched; all n by default.
 
     Returns:
         L2 distances and positions, each (q, k), nearest first.
@@ -38,16 +38,14 @@ def nearest_others(
     """
     n = len(vectors)
     if not 1 <= k < n:
-        raise InvalidData(f"{k} other vectors of {n}: from 1 to {n - 1} can be found")
+        raise InvalidData(f"{k} of the other vectors of {n}: from 1 to {n - 1} can be found")
     if isinstance(vectors, np.ndarray):
         return _others_in_array(vectors, k, queries)
-    # Arrays are searched without PyTorch.
-    import torch
+    import torch  # arrays are searched without it
 
     from rcir.torch_settings import full_precision
 
-    # The matrix product of `cdist` loses digits far from the origin; distances do not change.
-    vectors = vectors - vectors.mean(0)
+    vectors = vectors - vectors.mean(0)  # the matrix product of `cdist` loses digits elsewhere
     distances, positions = [], []
     places = torch.arange(n, device=vectors.device)[queries]
     for rows in places.split(max(1, DISTANCES_AT_ONCE // n)):
@@ -60,19 +58,17 @@ def nearest_others(
     return torch.cat(distances).numpy(), torch.cat(positions).numpy()
 
 
-def _others_in_array(
-    vectors: NDArray[np.floating[Any]], k: int, queries: slice
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _others_in_array(vectors: NDArray[np.floating[Any]], k: int, queries: slice) -> Neighbours:
     centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
     distances, positions = build_index(centred).search(centred[queries], k + 1)
     itself = positions == np.arange(len(vectors))[queries, None]
-    itself[~itself.any(axis=1), -1] = True  # it is behind k duplicates of itself
+    itself[~itself.any(axis=1), -1] = True  # it follows k duplicates
     shape = (len(positions), k)
     return distances[~itself].reshape(shape), positions[~itself].reshape(shape)
 
 
 def recall_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
-    """Return the share of the exact candidates that are found at any rank, averaged over queries.
+    """Return the share of the exact candidates found at any rank, averaged over queries.
 
     Args:
         positions, exact: (q, k) positions, each once in a row; -1 where there is none.

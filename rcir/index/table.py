@@ -27,11 +27,11 @@ PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "l
 
 
 def find_index(kind: str) -> type[Index]:
-    """The class of an index: one of `INDEXES`, or one of yours by its import path.
+    """Return the class of an index: one of `INDEXES`, or your own by its import path.
 
     Args:
-        kind: a name in `INDEXES`, or "package.module:Class". The module is imported, also by
-            wherever a retriever with it is loaded: it must be importable there.
+        kind: a name in `INDEXES`, or "package.module:Class", which must also be importable where a
+            retriever with such an index is loaded.
 
     Raises:
         InvalidConfig: there is no such name, module or class, or it lacks a part of `Index`.
@@ -44,7 +44,8 @@ def find_index(kind: str) -> type[Index]:
     missing = [part for part in PROTOCOL if not hasattr(index, part)]
     if missing:
         raise InvalidConfig(
-            f"index.kind {kind!r} is no index: it has no {', '.join(missing)}; see rcir.index.Index"
+            f"index.kind {kind!r} is not an index: it has no {', '.join(missing)}; see "
+            "rcir.index.Index"
         )
     return index
 
@@ -55,9 +56,9 @@ class IndexConfig:
 
     Args:
         kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu" or
-            "pgvector" (on a server); or the import path of an index of your own,
+            "pgvector" (on a server); or the import path of your own index,
             "package.module:Class"; see `rcir.index.Index`.
-        options: of the index, see its `Options`; those that are left out are its defaults.
+        options: of the index, see its `Options`, which have defaults.
 
     Raises:
         InvalidConfig: there is no such index, or it has no such option.
@@ -72,41 +73,35 @@ class IndexConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plain = {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in self.options.items()
-        }
-        object.__setattr__(self, "options", plain)
+        numbers = {n: v.item() for n, v in self.options.items() if isinstance(v, np.generic)}
+        object.__setattr__(self, "options", self.options | numbers)
         self.index_options()
 
     def index_options(self) -> Any:
-        """The options as the index's own type, all of them."""
+        """Return all options, as the index's `Options`."""
         kind = find_index(self.kind).Options
         require_options(f"index.options of {self.kind}", kind, self.options)
         return kind(**self.options)
 
     @classmethod
     def of(cls, index: Index) -> IndexConfig:
-        """The configuration that an index was built with.
+        """Return the configuration that an index was built with.
 
         Raises:
             InvalidConfig: its class cannot be imported.
         """
         kind = type(index)
         path = import_path(kind)
-        # A name that somebody put into the table is not in that of whoever loads it.
-        own = path.startswith("rcir.")
-        name = next((name for name, known in INDEXES.items() if own and known == path), path)
+        # A name that this program added to the table is unknown where the index is loaded.
+        names = {path: name for name, path in INDEXES.items() if path.startswith("rcir.")}
+        name = names.get(path, path)
         if kind.__module__ == "__main__" or find_index(name) is not kind:
-            raise InvalidConfig(
-                f"{path} is defined where whoever loads it cannot import it: move the index to a "
-                "module of its own"
-            )
+            raise InvalidConfig(f"{path} cannot be imported by that name: move it to a module")
         return cls(name, asdict(index.options))
 
 
 def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None) -> Index:
-    """An index of vectors (n, d); the exact one, "flat", unless another is asked for.
+    """Build an index of vectors (n, d), by default the exact one, "flat".
 
     Example:
         >>> build_index(np.eye(3, dtype=np.float32)).search(np.ones((1, 3), np.float32), 1)[0]
@@ -114,7 +109,7 @@ def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None)
     """
     config = IndexConfig() if config is None else config
     if not isinstance(config, IndexConfig):
-        raise InvalidConfig(f"index is {config!r}; give an IndexConfig, which names its kind")
+        raise InvalidConfig(f"index is {config!r}; pass an IndexConfig")
     options = config.index_options()
     allow_servers(getattr(options, "hosts", ()))
     return find_index(config.kind).build(vectors, options)

@@ -253,7 +253,7 @@ def test_the_configuration_of_an_index_can_be_recovered(local):
         ("round", {}, "unknown"),
         ("no.module:Index", {}, "PYTHONPATH"),
         ("rcir.index.flat:Round", {}, "Round"),
-        ("rcir.index.flat:FlatOptions", {}, "no index"),
+        ("rcir.index.flat:FlatOptions", {}, "not an index"),
         ("math:pi", {}, "no class"),
         ("flat", {"block": 3}, "block"),
         (OWN, {"blok": 3}, "blok"),
