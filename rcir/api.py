@@ -31,8 +31,7 @@ def load(
         trust_code: import encoder and index classes outside rcir that the folder names, which runs
             their code.
         trust_servers: hosts of PostgreSQL to connect to, with your credentials, if the folder names
-            them; "*" for all.
-            RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
+            them; "*" for all. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
 
     Raises:
         NoRetriever: there is none.
@@ -43,7 +42,7 @@ def load(
         >>> retriever = load("runs/demo/retriever")
     """
     if not isinstance(source, str | os.PathLike):
-        raise NoRetriever(f"{source!r} names no retriever: give a folder or an MLflow URI")
+        raise NoRetriever(f"{source!r} is not a folder or an MLflow URI")
     # Two letters at least before the colon: one is a Windows drive.
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
         from rcir import tracking
@@ -54,7 +53,7 @@ def load(
 
 
 def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
-    """Name the retriever that `rcir.retrieve` asks: loaded already, or as for `load`.
+    """Set the retriever that `rcir.retrieve` uses: a loaded one, or a source as for `load`.
 
     Raises:
         NoRetriever, CorruptRetriever: as `load` does.
@@ -68,27 +67,17 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
 def retrieve(query: ImageLike, alpha: Alpha, delta: float | None, **options: Any) -> Retrieval: ...
 @overload
 def retrieve(
-    query: list[Any] | tuple[Any, ...],
-    alpha: Alpha,
-    delta: float | None,
-    **options: Any,
+    query: list[Any] | tuple[Any, ...], alpha: Alpha, delta: float | None, **options: Any
 ) -> list[Retrieval]: ...
-
-
-def retrieve(
-    query: ImageLike | list[Any] | tuple[Any, ...],
-    alpha: Alpha,
-    delta: float | None,
-    **options: Any,
-) -> Retrieval | list[Retrieval]:
-    """`Retriever.retrieve` of the retriever named by `use` or, before that, by RCIR_RETRIEVER.
+def retrieve(query: Any, alpha: Alpha, delta: float | None, **options: Any) -> Any:
+    """Retrieve with the retriever set by `use` or, before that, named by RCIR_RETRIEVER.
 
     Args:
         query: an image, or a list of images.
         alpha, delta, options: the guarantee, see `rcir.risk.GuaranteeRequest`.
 
     Raises:
-        NoRetriever: none is named.
+        NoRetriever: no retriever is set.
         RcirError: as `Retriever.retrieve` does.
 
     Example:
@@ -101,12 +90,11 @@ def retrieve(
 
 
 def default_retriever() -> Retriever:
-    """The retriever named by `use` or, before that, by RCIR_RETRIEVER; loaded once."""
+    """Return the retriever set by `use` or, before that, named by RCIR_RETRIEVER; loaded once."""
     if _default is not None:
         return _default
-    source = os.environ.get(VARIABLE)
-    if not source:
-        raise NoRetriever(
-            f'no retriever: call rcir.use("FOLDER") or set {VARIABLE} (`rcir demo` makes one)'
-        )
-    return use(source)
+    if source := os.environ.get(VARIABLE):
+        return use(source)
+    raise NoRetriever(
+        f'no retriever: call rcir.use("FOLDER") or set {VARIABLE} (`rcir demo` makes one)'
+    )

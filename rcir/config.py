@@ -30,9 +30,9 @@ def parse(
     """Return a configuration from a command line: `--config FILE` and dotted overrides.
 
     Options are spelled with hyphens or underscores. If the configuration has `alphas`, `--alpha`
-    takes one or several of them. `--help` and `--print_config` print and exit. An argument that
-    cannot be parsed ends the process with status 2; a value that the configuration refuses raises
-    its `InvalidConfig`.
+    accepts one or several of them. `--help` and `--print_config` print and exit. An argument that
+    cannot be parsed ends the process with status 2; `InvalidConfig` is raised for a value that the
+    configuration refuses.
 
     Args:
         kind: the dataclass to fill.
@@ -40,16 +40,16 @@ def parse(
         prog, description: shown in the help.
         reads_folders: True to add the options of `rcir.trust`.
     """
-    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # not all of them before every error
+    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # short, as errors print it
     parser = ArgumentParser(prog=prog, description=description, usage=usage)
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
     if reads_folders:
         trust.add_arguments(parser, "_")
-    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
     if "alphas" in names and "alpha" not in names:
-        words = _joined_alphas(words)
+        words = _join_alphas(words)
     files = [word for last, word in pairwise(words) if last == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
     for file in files:
@@ -64,8 +64,8 @@ def parse(
 def _check_yaml(file: Path) -> None:
     """Raise `InvalidConfig` for a file that would end the parser, or keep it busy for hours."""
     if not file.is_file():
-        return  # jsonargparse says so
-    refused = f"{file} is no configuration: it"
+        return  # jsonargparse reports it
+    refused = f"{file} is not a configuration: it"
     content = file.read_bytes()[: MAX_YAML_BYTES + 1]
     if len(content) > MAX_YAML_BYTES:
         raise InvalidConfig(f"{refused} has more than {MAX_YAML_BYTES:,} bytes")
@@ -95,10 +95,10 @@ def _check_yaml(file: Path) -> None:
     except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
         raise InvalidConfig(f"{refused} is not text ({error})") from error
     except yaml.YAMLError:
-        return  # jsonargparse says what is wrong
+        return  # jsonargparse reports it
 
 
-def _joined_alphas(words: Sequence[str]) -> list[str]:
+def _join_alphas(words: Sequence[str]) -> list[str]:
     """Return the words with the levels that follow `--alpha` as the one value of `--alphas`."""
     joined, rest = [], list(words)
     while rest:
@@ -117,7 +117,7 @@ def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Return a configuration from nested plain values, each checked against its type.
 
     Raises:
-        InvalidConfig: an option does not exist, or a value is not of its type or refused.
+        InvalidConfig: an option does not exist, or its value has another type or is refused.
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, as_group=False)
@@ -128,11 +128,11 @@ def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
         if isinstance(error, RcirError):
             raise
         reason = " ".join(str(error).split())
-        raise InvalidConfig(f"{kind.__name__} cannot be made of these values: {reason}") from error
+        raise InvalidConfig(f"{kind.__name__} does not accept these values: {reason}") from error
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of nested plain values as one level of dotted names."""
+    """Return a configuration of nested plain values as one level of dotted names."""
     flat: dict[str, Any] = {}
 
     def walk(prefix: str, value: Any) -> None:

@@ -41,11 +41,11 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
         epochs: passes over the training images, at least 1.
 
     Raises:
-        InvalidConfig: there is no such method, `epochs` is below 1, or the folder holds anything
-            else.
+        InvalidConfig: there is no such method, `epochs` is below 1, or the folder contains
+            something else.
     """
     started = time.monotonic()
-    torch.set_num_threads(1)  # on images this small, more threads only wait for each other
+    torch.set_num_threads(1)  # more threads do not help with images this small
     config = TrainingConfig(
         name="training",
         data=DataConfig("digits", seed=1),  # options were chosen on seed 0
@@ -65,7 +65,14 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     print_table(evaluation)
     example = _show_queries(outcome, output / "queries")
     write_results(output / "results.json", evaluation, time.monotonic() - started)
-    for sentence in (promise(evaluation), cost(evaluation), _limit(outcome)):
+    assert outcome.splits is not None
+    unseen = len(np.unique(np.asarray(outcome.splits.test.labels)))
+    limit = (
+        f"The {unseen} numbers of the gallery and the test queries are new to the encoder, but "
+        "not to the calibration, which used queries of the same numbers: the promise does not "
+        "cover a number that did not calibrate."
+    )
+    for sentence in (promise(evaluation), cost(evaluation), limit):
         console.print(sentence)
     print(f"\nThe report is {outcome.report}. Next, query one picture, or explore in a browser:")
     print(
@@ -75,19 +82,8 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     print(f"  {sys.argv[0]} serve {outcome.folder}")
 
 
-def _limit(outcome: Outcome) -> str:
-    """State which numbers the guarantee does not cover."""
-    assert outcome.splits is not None
-    unseen = len(np.unique(np.asarray(outcome.splits.test.labels)))
-    return (
-        f"The {unseen} numbers of the gallery and the test queries are new to the encoder, but "
-        "not to the calibration, which used queries of the same numbers: the promise does not "
-        "cover a number that did not calibrate."
-    )
-
-
 def _clear(output: Path) -> None:
-    """Remove what an earlier demo wrote, killed or not; refuse a folder that holds anything else.
+    """Remove the output of an earlier demo, killed or not; refuse a folder with anything else.
 
     A marker file, written first and removed last, shows that the folder is the demo's.
     """

@@ -1,8 +1,4 @@
-"""Everything rcir raises on purpose: one base class, one class per thing a caller can act on.
-
-`printable` makes names of files and classes safe to print, `reporting_errors` prints errors and
-warnings.
-"""
+"""Errors that rcir raises on purpose, and how they are printed."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from io import TextIOWrapper
 _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
-    **dict.fromkeys(_FULL, "make room there, and give the command again"),
+    **dict.fromkeys(_FULL, "make room there, and repeat the command"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         "change the permissions of the file or its folder, or choose another place",
@@ -67,15 +63,15 @@ class DataUnavailable(RcirError):
 
 
 class InvalidData(RcirError, ValueError):
-    """A data set is on disk but is not what it has to be."""
+    """Data, such as a data set on disk, vectors or labels, do not fit their purpose."""
 
 
 class InvalidConfig(RcirError, ValueError):
-    """A configuration, or a call, asks for what does not exist or does not fit together."""
+    """An option does not exist, has an invalid value, or cannot be combined with another."""
 
 
 class MissingPackage(RcirError, ImportError):
-    """A package is not installed that an extra of rcir brings."""
+    """A package of an extra of rcir is not installed."""
 
 
 class TrackingUnavailable(RcirError):
@@ -95,15 +91,15 @@ class WorkersLost(RcirError):
 
 
 class RiskUnattainable(RcirError):
-    """No set size certifies the asked ``alpha`` at the asked ``delta``.
+    """No set size certifies the requested ``alpha`` at the requested ``delta``.
 
     Attributes:
-        minimum_alpha: the smallest alpha that this calibration certifies at the asked delta, or
-            None if there is none below 1, or if several risks were asked for. It was found by
-            looking: to rely on it, calibrate on new queries.
-        required_calibration: the number of calibration queries from which the asked alpha can be
-            certified if the share of queries without a match within the search depth stays as it
-            is; None if no number of queries would do.
+        minimum_alpha: the smallest alpha that this calibration certifies at this delta; None if
+            there is none below 1, or if several risks were requested. It depends on these queries:
+            to rely on it, calibrate on new ones.
+        required_calibration: the number of calibration queries that would certify alpha, if the
+            share of queries without a match within the search depth stays as it is; None if no
+            number would.
     """
 
     def __init__(
@@ -132,7 +128,7 @@ def as_option(name: str, value: object = True) -> str:
 
 @contextmanager
 def naming_flags(flags: bool = True) -> Iterator[None]:
-    """Name flags in advice inside, see `as_option`; False names keywords, as in HTTP answers."""
+    """Name flags in advice inside the block, see `as_option`; False names keywords."""
     token = _as_flags.set(flags)
     try:
         yield
@@ -142,21 +138,20 @@ def naming_flags(flags: bool = True) -> Iterator[None]:
 
 def _with_advice(error: RcirError | OSError) -> str:
     """Return the message of an error, with what to do about one of the operating system."""
-    if not isinstance(error, OSError) or error.errno not in _ADVICE:
-        return str(error)
-    path = error.filename2 or error.filename  # of a copy, the file that was written
-    if path is None and error.errno not in _FULL:
-        return str(error)  # of a socket or a process, perhaps
-    where = "" if path is None else f"{path}: "
-    return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
+    if isinstance(error, OSError) and error.errno in _ADVICE:
+        path = error.filename2 or error.filename  # of a copy, the file that was written
+        if path is not None or error.errno in _FULL:  # not of a socket or a process
+            where = "" if path is None else f"{path}: "
+            return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
+    return str(error)
 
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """End the process with one line, not a traceback, for errors that its user can solve.
+    """Print errors of rcir and of the operating system in one line, and exit with status 1.
 
-    The status is 1 for errors of rcir and of the operating system, 130 for Ctrl-C. Advice names
-    flags, warnings are lines, and text that standard output cannot encode is escaped.
+    Ctrl-C exits with status 130. Advice names flags, warnings are lines, and text that standard
+    output cannot encode is escaped.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is
@@ -177,9 +172,9 @@ def reporting_errors() -> Iterator[None]:
 
 
 def printable(text: object) -> str:
-    r"""The text, with escapes for what no printer shows.
+    r"""Return the text with unprintable characters escaped.
 
-    A file system allows names with line ends, control sequences of terminals, marks that turn the
+    A file system allows names with line ends, control sequences of terminals, marks that change the
     direction of writing, and bytes that are not UTF-8, which Python keeps as lone surrogates.
 
     Example:

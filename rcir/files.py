@@ -1,8 +1,7 @@
 """Atomic writing of files and folders: whole or not at all, whenever the writer is killed.
 
-Files are written under a hidden name that states the writer: host, process and when that
-process began. A process that finds such names, and none of a living process, takes up where the
-dead one stopped (`settle`): that is done before anything is written.
+Files are written under a hidden name that states the writer: host, process and start of that
+process. Before anything is written, what dead processes left under such names is removed.
 """
 
 from __future__ import annotations
@@ -25,15 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUMPY_WROTE_LESS = re.compile(r"\d+ requested and \d+ written")  # its error has no number
-OWNED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-gone|-journal)?")
+UNFINISHED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(-journal)?")
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """The array of a .npy file, and of nothing else: no archive, no pickle.
-
-    Raises:
-        ValueError, OSError, EOFError, SyntaxError, MemoryError, and other exceptions: it is none.
-    """
+    """Return the array of a .npy file; archives and pickles raise an exception of any kind."""
     with path.open("rb") as file:
         values: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return values
@@ -41,8 +36,8 @@ def read_array(path: Path) -> NDArray[Any]:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Yield the place to write a file to, which is renamed to its path after the block."""
-    settle(path)
+    """Yield a place to write a file to, which is renamed to `path` after the block."""
+    remove_unfinished(path)
     aside = _aside(path)
     try:
         with _naming(path):
@@ -53,39 +48,37 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file aside, then rename it into place."""
+    """Write a file atomically."""
     with written_aside(path) as aside:
         aside.write_bytes(content)
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON, all of it or nothing."""
+    """Write JSON atomically."""
     write_file(path, json.dumps(values, indent=1).encode())
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder aside, then rename it into place: it is never there by half.
-
-    An existing folder is replaced; what it held is kept until the new one is complete. Killed
-    between the two renames that this takes, the next call, or `settle`, makes the second one.
-    """
-    settle(folder)
+    """Write a new folder atomically; one that another process wrote meanwhile is replaced."""
+    remove_unfinished(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(folder)
     aside.mkdir()
     try:
         with _naming(folder):
             fill(aside)
-            for path in (*aside.rglob("*"), aside):  # on disk before anything is replaced
+            for path in (*aside.rglob("*"), aside):  # on disk before it has its name
                 sync(path)
-            _replace(folder, aside)
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the path in errors of a full disk, whose errors name none."""
+    """Add the path to errors of a full disk."""
     try:
         yield
     except OSError as error:
@@ -97,32 +90,18 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
-def settle(path: Path) -> None:
-    """Finish what a dead process began to write to a path, or remove it.
-
-    A folder that is missing because a process was killed while it replaced it is there again, as
-    the new one. What living processes write, and those of other hosts, is left alone.
-    """
-    begun: list[tuple[Path, str, bool]] = []
+def remove_unfinished(path: Path) -> None:
+    """Remove what dead processes of this host began to write to a path."""
     try:
-        names = [one.name for one in path.parent.iterdir()]
+        files = list(path.parent.iterdir())
     except OSError:
-        return  # there is nothing, or nothing to be seen
-    for name in names:
-        if name.startswith(f".{path.name}-"):
-            match = OWNED.fullmatch(name.removeprefix(f".{path.name}"))
-            if match:
-                dead = is_dead(match["owner"])
-                begun.append((path.with_name(name), match["end"] or "", dead))
-    if not os.path.lexists(path) and all(dead for *_, dead in begun):
-        for old in [one for one, end, _ in begun if end == "-old"]:
-            for whole in (old.with_name(old.name.removesuffix("-old")), old):
-                with suppress(OSError):  # another process may do the same
-                    if not os.path.lexists(path):
-                        whole.rename(path)
-    for one, end, dead in begun:
-        if dead:
-            _remove(one, end)
+        return  # the parent does not exist or cannot be read
+    for file in files:
+        hidden = file.name.startswith(f".{path.name}-")
+        match = UNFINISHED.fullmatch(file.name, len(path.name) + 1) if hidden else None
+        if match and is_dead(match["owner"]):
+            with suppress(OSError):  # another process may remove it, too
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def sync(path: Path) -> None:
@@ -135,12 +114,12 @@ def sync(path: Path) -> None:
 
 
 def owner() -> str:
-    """This process, as no other one on any host is called: host, number and start."""
+    """Return a name of this process, unique among all hosts: host, number and start."""
     return f"{_host()}-{os.getpid()}-{_start(os.getpid())}"
 
 
 def is_dead(other: str) -> bool:
-    """Return whether a process, as `owner` calls it, is one of this host that has ended.
+    """Return True if `other`, a name by `owner`, is a process of this host that has ended.
 
     Example:
         >>> is_dead(owner())
@@ -149,7 +128,7 @@ def is_dead(other: str) -> bool:
     host, _, process = other.partition("-")
     number, _, start = process.partition("-")
     if host != _host() or not (number.isdecimal() and start.isdecimal()):
-        return False  # that cannot be known from here
+        return False  # it is unknown
     try:
         os.kill(int(number), 0)
     except (ProcessLookupError, OverflowError):
@@ -159,46 +138,13 @@ def is_dead(other: str) -> bool:
     return _start(int(number)) not in (0, int(start))
 
 
-def _replace(folder: Path, aside: Path) -> None:
-    old = aside.with_name(f"{aside.name}-old")
-    try:
-        while True:
-            if os.path.lexists(folder):
-                folder.rename(old)
-            try:
-                aside.rename(folder)
-                break
-            except OSError:
-                if not os.path.lexists(folder):
-                    raise
-                _remove(old, "-old")  # another process was faster: it is replaced in turn
-    except BaseException:
-        if not os.path.lexists(folder) and old.exists():
-            old.rename(folder)
-        raise
-    sync(folder.parent)
-    _remove(old, "-old")
-
-
-def _remove(path: Path, end: str) -> None:
-    """Remove a file or folder; what is called "-old" is whole, and no longer called so."""
-    with suppress(OSError):
-        if end == "-old":
-            gone = path.with_name(f"{path.name.removesuffix('-old')}-gone")
-            path = path.rename(gone)
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
-
-
 def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}-{owner()}-{secrets.token_hex(4)}")
 
 
 @cache
 def _host() -> str:
-    """The host, or the container on it, with process numbers of its own."""
+    """Return a name of the host, or of the container with its own process numbers."""
     numbers = ""
     with suppress(OSError):
         numbers = str(Path("/proc/self/ns/pid").readlink())
@@ -207,9 +153,7 @@ def _host() -> str:
 
 
 def _start(number: int) -> int:
-    """When a process began, in ticks since the host did; -1 if it only waits to be forgotten, 0
-    where nothing can be known.
-    """
+    """Return the start of a process in ticks since that of the host; -1: a zombie, 0: unknown."""
     try:
         stat = Path(f"/proc/{number}/stat").read_bytes()
     except OSError:

@@ -55,15 +55,15 @@ of rcir
 
 
 def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
-    """A class of a table, or one of the user's own.
+    """Return a class of a table, or a class of the user.
 
     Args:
-        option: what the name is called in messages, such as "index.kind".
+        option: name of the option in messages, such as "index.kind".
         name: a name in the table, or an import path, "package.module:Class".
         table: names and the import paths of their classes.
 
     Raises:
-        InvalidConfig: there is no such name or module, or no class of that name in it.
+        InvalidConfig: there is no such name, module or class.
         UntrustedFolder: a folder that is read names a class outside the table, see `rcir.trust`.
         MissingPackage: its module needs a package of an extra that is not installed.
 
@@ -72,14 +72,14 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
         'Counter'
         >>> find_class("counter", "tally", {"plain": "collections:Counter"})
         Traceback (most recent call last):
-        rcir.errors.InvalidConfig: counter 'tally' is unknown; choose one of plain, or give the \
-import path of your own, "package.module:Class"
+        rcir.errors.InvalidConfig: counter 'tally' is unknown; choose one of plain, or the import \
+path of a class, "package.module:Class"
     """
     path = str(table.get(name, name))
     if ":" not in path:
         raise InvalidConfig(
-            f"{option} {name!r} is unknown; choose one of {', '.join(table)}, or give the import "
-            'path of your own, "package.module:Class"'
+            f"{option} {name!r} is unknown; choose one of {', '.join(table)}, or the import path "
+            'of a class, "package.module:Class"'
         )
     if path not in table.values():
         require_code(option, path)
@@ -90,16 +90,16 @@ import path of your own, "package.module:Class"
         raise
     except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise InvalidConfig(
-            f"{option} {name!r} cannot be imported ({error!r}): install the package it is in, or "
-            "put its folder on PYTHONPATH"
+            f"{option} {name!r} cannot be imported ({error!r}): install its package, or add its "
+            "folder to PYTHONPATH"
         ) from error
     if not isinstance(value, type):
-        raise InvalidConfig(f"{option} {name!r} is no class")
+        raise InvalidConfig(f"{option} {name!r} is not a class")
     return value
 
 
 def import_path(kind: type) -> str:
-    """The path by which `find_class` finds a class.
+    """Return the path by which `find_class` finds a class.
 
     Example:
         >>> from collections import Counter
@@ -112,7 +112,7 @@ def import_path(kind: type) -> str:
 def lazily(
     package: str, module_globals: dict[str, Any], homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` (PEP 562) of a package that imports its names on first use.
+    """Return `__getattr__` and `__dir__` (PEP 562) that import names of a package on first use.
 
     Args:
         package: its name.
@@ -128,7 +128,4 @@ def lazily(
             value = module_globals[name] = getattr(import_module(home_of[name]), name)
         return value
 
-    def names() -> list[str]:
-        return sorted({*module_globals, *home_of})
-
-    return find, names
+    return find, lambda: sorted({*module_globals, *home_of})

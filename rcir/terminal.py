@@ -1,4 +1,4 @@
-"""The terminal: what commands print, and progress bars that are gone when the work is done."""
+"""The terminal: what commands print, and transient progress bars."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ console = Console(highlight=False, markup=False)  # names of files may look like
 
 
 def progress_bar(visible: bool = True) -> Progress:
-    """Return a progress bar that shows only on a terminal.
-
-    Args:
-        visible: False to show nothing.
-    """
+    """Return a progress bar that shows only on a terminal, and not if `visible` is False."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

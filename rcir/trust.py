@@ -18,7 +18,7 @@ from typing import Any
 from rcir.errors import UntrustedFolder
 
 CODE, SERVERS = "RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"
-# Whether code is allowed, and which servers are, by the call that reads a folder.
+# What the call that reads a folder allows: code or not, and servers.
 _reading: ContextVar[tuple[bool, frozenset[str]] | None] = ContextVar("reading", default=None)
 _named_classes: set[str] = set()  # import paths that this program names itself
 _built_on: set[str] = set()  # servers that this program built an index on
@@ -28,13 +28,12 @@ _built_on: set[str] = set()  # servers that this program built an index on
 def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]:
     """Read a folder inside the block: what it names needs a permission.
 
-    The block applies to its own thread, so that threads can read folders with different
-    permissions. A thread that is started inside does not inherit it, and would take what the folder
-    names for the program's own choice: read folders in the calling thread alone, or pass the
-    context on (`asyncio.to_thread`, or `contextvars.copy_context().run`).
+    The block applies to its own thread. A thread that is started inside does not inherit it, and
+    would treat what the folder names as the program's own choice: read folders in the calling
+    thread, or pass the context on (`asyncio.to_thread`, or `contextvars.copy_context().run`).
 
     Args:
-        code: whether classes outside rcir are allowed.
+        code: True to allow classes outside rcir.
         servers: hosts that are allowed; "*" allows all.
     """
     token = _reading.set((code, frozenset(servers)))
@@ -52,31 +51,27 @@ def require_code(option: str, path: str) -> None:
     permission = _reading.get()
     if permission is None:
         _named_classes.add(path)
-        return
-    if permission[0] or os.environ.get(CODE) == "1" or path in _named_classes:
-        return
-    raise UntrustedFolder(
-        f"{option} is {path}, which is not part of rcir: importing it would run its code. If you "
-        f"trust the folder and this module, pass trust_code=True to rcir.load, --trust-code to a "
-        f"command, or set {CODE}=1"
-    )
+    elif not (permission[0] or os.environ.get(CODE) == "1" or path in _named_classes):
+        raise UntrustedFolder(
+            f"{option} is {path}, which is not part of rcir: importing it would run its code. If "
+            "you trust it, pass trust_code=True to rcir.load, --trust-code to a command, or set "
+            f"{CODE}=1"
+        )
 
 
 def allows_server(host: str) -> bool:
-    """Return whether a server that a folder names may receive credentials."""
+    """Return True if a server that a folder names may receive credentials."""
     permission = _reading.get()
     by_call = () if permission is None else permission[1]
-    named = (*by_call, *os.environ.get(SERVERS, "").split(","), *_built_on)
-    allowed = {each.strip().lower() for each in named} - {""}
+    names = (*by_call, *os.environ.get(SERVERS, "").split(","), *_built_on)
+    allowed = {name.strip().lower() for name in names} - {""}
     return "*" in allowed or host.lower() in allowed
 
 
 def require_servers(hosts: Iterable[str]) -> None:
     """Raise `UntrustedFolder` for servers of an index that a folder names, unless allowed."""
-    if _reading.get() is None:
-        return
     for host in hosts:
-        if not allows_server(host):
+        if _reading.get() is not None and not allows_server(host):
             raise UntrustedFolder(
                 f"the index is on the server {host!r}, which would receive your credentials. If "
                 f"you trust it, pass trust_servers=[{host!r}] to rcir.load, --trust-server {host} "
@@ -106,13 +101,12 @@ def add_arguments(parser: ArgumentParser, separator: str = "-") -> None:
 
 
 def apply_arguments(options: Any) -> None:
-    """Take the permissions out of a command line, for this process and those that it starts."""
+    """Move the permissions of a command line to the environment, which processes inherit."""
     values = vars(options)
     if values.pop("trust_code"):
         os.environ[CODE] = "1"
     if servers := values.pop("trust_server"):
-        named = [os.environ[SERVERS]] if os.environ.get(SERVERS) else []
-        os.environ[SERVERS] = ",".join([*named, *servers])
+        os.environ[SERVERS] = ",".join([os.environ.get(SERVERS, ""), *servers])
 
 
 def permissions() -> dict[str, str]:

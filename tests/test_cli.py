@@ -156,6 +156,8 @@ def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, caps
         assert name in error_of(capsys, "retrieve", str(tmp_path / name), *options)
     for source in ("nowhere", "runs:/nonsense/retriever"):
         assert source in error_of(capsys, "retrieve", image, "--retriever", source)
+    run = str(Path(folder).parent)
+    assert f"pass {folder}" in error_of(capsys, "retrieve", image, "--retriever", run)
 
 
 def test_changed_byte_of_the_retriever_is_one_line(folder, image, capsys):
@@ -199,7 +201,10 @@ def test_invalid_command_line_has_status_2(capsys, arguments, word):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert word in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert word in error
+    command = arguments[0] if arguments and arguments[0] != "advise" else ""
+    assert error.startswith(f"usage: rcir {command}")
 
 
 def test_help_and_version_have_status_0(capsys):

@@ -18,7 +18,7 @@ import torch.distributed
 from torch import Tensor
 
 from rcir.errors import InvalidConfig
-from rcir.files import owner, settle
+from rcir.files import owner, remove_unfinished
 from rcir.terminal import console, progress_bar
 
 SHARED = Path("/dev/shm/rcir")  # files beside it are memory that processes of a node have in common
@@ -93,7 +93,7 @@ class Workers:
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory that the processes of a node share, or private memory if there is none."""
-        settle(SHARED)  # files of workers that were killed
+        remove_unfinished(SHARED)  # files of workers that were killed
         # The processes of a node use the file of the first of them.
         names = self.share(self.count, lambda _: f"{owner()}-{token_hex(4)}")
         host = owner().partition("-")[0]

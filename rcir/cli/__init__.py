@@ -13,7 +13,7 @@ from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
 from rcir.options import ALPHAS, DELTA, spelled
 
-# File and summary; the file has `add_NAME_arguments(parser)` and `run_NAME(options)`.
+# Module and summary; the module has `add_NAME_arguments(parser)` and `run_NAME(options)`.
 COMMANDS = {
     "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
     "certify": ("calibration", "calibrate and evaluate a retriever on precomputed embeddings"),
@@ -30,10 +30,7 @@ COMMANDS = {
         "measure a calibrated retriever on the test queries of its data set",
     ),
     "compare": ("runs", "compare runs by how small their guaranteed sets are"),
-    "register": (
-        "runs",
-        "make a calibration a version of a registered model",
-    ),
+    "register": ("runs", "make a calibration a version of a registered model"),
     "embed": ("embed", "embed pictures, and write their vectors to a Parquet file"),
     "data": ("data", "show the data sets, or verify a copy of one"),
     "serve": ("retrieval", "answer over HTTP, with a page to explore"),
@@ -55,24 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         package, _ = JOBS[arguments[0]]
         status: int = import_module(f"{package}.__main__").main(arguments[1:])
         return status
-    arguments = spelled(arguments, "-")
     parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
     parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (_, summary) in JOBS.items():
         commands.add_parser(name, help=summary)
     for name, (module, summary) in COMMANDS.items():
-        added = commands.add_parser(
+        command = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=ArgumentDefaultsHelpFormatter,
         )
         if name in arguments[:1]:  # the others' libraries take seconds to import
-            getattr(import_module(f"rcir.cli.{module}"), f"add_{name}_arguments")(added)
+            getattr(import_module(f"rcir.cli.{module}"), f"add_{name}_arguments")(command)
             if name not in READ_NO_FOLDERS:
-                trust.add_arguments(added)
-    options = parser.parse_args(arguments)
+                trust.add_arguments(command)
+    options, unknown = parser.parse_known_args(spelled(arguments, "-"))
+    if unknown:  # with the usage of the command, not of `rcir`
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command not in READ_NO_FOLDERS:
         trust.apply_arguments(options)
     with reporting_errors(), naming_extras():

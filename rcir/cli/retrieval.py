@@ -25,17 +25,17 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
-    for one in request_options():
+    for option in request_options():
         kind: dict[str, Any] = {"action": "store_true"}
-        if one.kind is not bool:
-            value = "|".join(one.choices) or one.name.upper()
+        if option.kind is not bool:
+            value = "|".join(option.choices) or option.name.upper()
             kind = {
-                "action": partial(_Values, option=one, images=images),
-                "nargs": "+" if one.table else 1,
-                "metavar": (value, "NAME=NUMBER") if one.table else value,
+                "action": partial(_Values, option=option, images=images),
+                "nargs": "+" if option.table else 1,
+                "metavar": (value, "NAME=NUMBER") if option.table else value,
             }
-        flag = f"--{one.name.replace('_', '-')}"
-        parser.add_argument(flag, default=one.default, help=one.help, **kind)
+        flag = f"--{option.name.replace('_', '-')}"
+        parser.add_argument(flag, default=option.default, help=option.help, **kind)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
@@ -66,13 +66,11 @@ def run_retrieve(options: Namespace) -> None:
     from rcir.api import default_retriever, use
 
     retriever = use(options.retriever) if options.retriever else default_retriever()
-    request = {one.name: getattr(options, one.name) for one in request_options()}
-    names: list[str] = options.image
-    queries: dict[str, Any] = {}
+    request = {option.name: getattr(options, option.name) for option in request_options()}
+    names, queries = options.image, {"query": options.image}
     if retriever.encoder is None:
-        names, queries = _vectors(options.image, retriever.searcher.options.model)
-    query = queries.pop("query", names)
-    answers = retriever.retrieve(query, **request, **queries)
+        names, queries = _read_vectors(options.image, retriever.searcher.options.model)
+    answers = retriever.retrieve(**queries, **request)
     if options.json:
         plain = [answer.to_dict() for answer in answers]
         print(dumps(plain if len(plain) > 1 else plain[0], indent=1))
@@ -85,8 +83,8 @@ def run_retrieve(options: Namespace) -> None:
             print(guarantee)
 
 
-def _vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, Any]]:
-    """Names of the vectors of one file, and what `Retriever.retrieve` is asked."""
+def _read_vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, Any]]:
+    """Return names of the vectors of one file, and them as arguments of `Retriever.retrieve`."""
     from rcir.data.images import ENDINGS
     from rcir.data.vector_files import read_all_vectors
 
@@ -102,8 +100,7 @@ def _vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, 
         )
     table = read_all_vectors(Path(files[0]))
     names = table.ids or [f"row {row}" for row in range(len(table))]
-    arguments = {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
-    return names, arguments
+    return names, {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
 
 
 def add_serve_arguments(parser: ArgumentParser) -> None:
@@ -123,8 +120,8 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         help="SQLite file that keeps answers and feedback on them",
     )
     parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
-    for name, what in (
-        ("poll", "seconds between looks for a new version; 0: none"),
+    for name, meaning in (
+        ("poll", "seconds between two checks for a new version; 0 disables them"),
         ("capacity", "queries that may wait for the model"),
         ("decode-seconds", "seconds to decode the images of a request"),
         ("header-seconds", "seconds for the headers of a request to arrive"),
@@ -133,23 +130,23 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         ("feedback-days", "days after which a monitored query without feedback counts as a miss"),
     ):
         default = getattr(Settings, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=meaning)
     parser.add_argument(
         "--replicas",
         type=int,
         nargs=2,
         metavar=("LEAST", "MOST"),
-        help="serve by so many replicas on Ray Serve, on the cluster of RAY_ADDRESS if it is set",
+        help="numbers of replicas on Ray Serve, on the cluster of RAY_ADDRESS if it is set",
     )
-    parser.add_argument("--gpus", type=float, default=0.0, help="of each replica on Ray Serve")
+    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of each replica on Ray Serve")
 
 
 def run_serve(options: Namespace) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is stopped."""
     from rcir.serving import serve, serve_on_ray
 
-    names = {each.name for each in fields(Settings)}
-    values = {name: value for name, value in vars(options).items() if name in names}
+    names = {field.name for field in fields(Settings)} & vars(options).keys()
+    values = {name: getattr(options, name) for name in names}
     settings = Settings(token=Settings.token_of_environment(), **values)
     with naming_flags(False):  # clients send fields, which are called like keywords
         if options.replicas is None:

@@ -212,9 +212,12 @@ def current_version(folder: Path) -> Path:
     """
     version = _find_version(folder)
     if version is None:
+        within = folder / "retriever"  # of the output of a calibration
+        remedy = "make one with `rcir demo` or `rcir calibrate`"
+        if _find_version(within) is not None:
+            remedy = f"pass {within}"
         raise NoRetriever(
-            f"there is no retriever in {folder} (neither {POINTER} nor {MANIFEST}): make one with "
-            "`rcir demo` or `rcir calibrate`"
+            f"there is no retriever in {folder} (neither {POINTER} nor {MANIFEST}): {remedy}"
         )
     return version
 

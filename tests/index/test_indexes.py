@@ -254,7 +254,7 @@ def test_the_configuration_of_an_index_can_be_recovered(local):
         ("no.module:Index", {}, "PYTHONPATH"),
         ("rcir.index.flat:Round", {}, "Round"),
         ("rcir.index.flat:FlatOptions", {}, "not an index"),
-        ("math:pi", {}, "no class"),
+        ("math:pi", {}, "not a class"),
         ("flat", {"block": 3}, "block"),
         (OWN, {"blok": 3}, "blok"),
         (OWN, {"block": 2.5}, "whole number"),
