@@ -254,8 +254,8 @@ def measured(trained: Trained) -> Iterator[tuple[str, dict[str, float]]]:
         yield "labels", sizes(one_each, Reranked, rows, certified_size)
         yield "no labels", sizes(trained.unlabelled, Learned, rows, certified_size)
         yield "corrupted", sizes(corrupt, Reranked, rows, certified_size)
-    assert queries.query_labels is not None
-    for rows in divisions_by_label(queries.query_labels):
+    assert queries.population.labels is not None
+    for rows in divisions_by_label(queries.population.labels):
         yield "new labels", sizes(one_each, Reranked, rows, needed_size)
     if trained.outside is not None:
         inside = {kind: each.results.uncertainty for kind, each in trained.clean.items()}

@@ -33,6 +33,7 @@ from rcir.risk import (
     Certified,
     LabelledResults,
     MatchProbability,
+    Population,
     Request,
     ScoredResults,
     SearchResults,
@@ -106,12 +107,13 @@ class World:
         """
         tuning, cluster = self.tuning, None if clusters is None else "video"
         if clusters is not None:
-            tuning = replace(tuning, clusters=np.arange(TUNING) // 3, cluster=cluster)
+            tuning = in_videos(tuning)
         thresholds = np.full((len(requests), len(draws)), np.nan)
         for draw, rows in enumerate(draws):
-            calibration = replace(
-                self.population[rows], groups=self.groups[rows], clusters=clusters, cluster=cluster
+            population = Population(
+                len(rows), groups=self.groups[rows], clusters=clusters, cluster_word=cluster
             )
+            calibration = replace(self.population[rows], population=population)
             for number, request in enumerate(requests):
                 with suppress(RiskUnattainable):
                     thresholds[number, draw] = certify(request, calibration, tuning).threshold
@@ -194,6 +196,13 @@ def abstention(world: World, rng: Generator, draws: int) -> Array:
     return wrong
 
 
+def in_videos(tuning: ScoredResults) -> ScoredResults:
+    """Return the tuning split in clusters of three queries."""
+    clusters = np.arange(TUNING) // 3
+    population = Population(TUNING, clusters=clusters, cluster_word="video")
+    return replace(tuning, population=population)
+
+
 def group(world: World, rng: Generator, draws: int) -> Array:
     hardest = world.groups == world.names[-1]
     alpha = world.level("miss", rng, hardest)
@@ -224,15 +233,18 @@ def any_mix_of_clusters(mix: Mix) -> Callable[[World, Generator, int], Array]:
         easy, hard = np.split(order, 2)
         alpha, number = world.level("miss", rng, hard), int(rng.integers(60, 150))
         thresholds, size = np.full(draws, np.nan), 10
-        tuning = replace(world.tuning, clusters=np.arange(TUNING) // 3, cluster="video")
+        tuning = in_videos(world.tuning)
         for draw in range(draws):
             of_halves = [rng.choice(half, (number, size)) for half in (hard, easy)]
             is_hard = rng.uniform(size=(number, 1)) < 0.5
             calibration = replace(
                 world.population[np.where(is_hard, *of_halves).ravel()],
-                groups=np.repeat(np.where(is_hard, "hard", "easy"), size),
-                clusters=np.repeat(np.arange(number), size),
-                cluster="video",
+                population=Population(
+                    number * size,
+                    groups=np.repeat(np.where(is_hard, "hard", "easy"), size),
+                    clusters=np.repeat(np.arange(number), size),
+                    cluster_word="video",
+                ),
             )
             with suppress(RiskUnattainable):
                 request = Request(alpha, DELTA, mix=mix)
@@ -414,7 +426,8 @@ def labels(
         # Labels of queries whose match scores are alike: as different as labels can be.
         by_label = np.argsort(world.population.match_score).reshape(-1, QUERIES_OF_LABEL)
         hardness = np.argsort(np.argsort(world.tuning.match_score, kind="stable"))
-        tuning = replace(world.tuning, query_labels=hardness // QUERIES_OF_LABEL)
+        tuned = Population(TUNING, labels=hardness // QUERIES_OF_LABEL)
+        tuning = replace(world.tuning, population=tuned)
         alpha = world.level("miss", rng)
         number = CALIBRATED_LABELS[0] if asked else int(rng.choice(CALIBRATED_LABELS))
         request = Request(alpha, DELTA, query_labels=query_labels)
@@ -426,7 +439,8 @@ def labels(
             label = rng.integers(number, size=20 * number)
             seen = (calibrated + len(by_label) // 2) // 2 if known else calibrated
             rows = by_label[seen[label], rng.integers(QUERIES_OF_LABEL, size=len(label))]
-            calibration = replace(world.population[rows], query_labels=label)
+            labelled = Population(len(label), labels=label)
+            calibration = replace(world.population[rows], population=labelled)
             with suppress(RiskUnattainable):
                 thresholds[draw] = certify(request, calibration, tuning).threshold
         risks = {"new": world.risk("miss", thresholds)}

@@ -87,17 +87,17 @@ def rows(
     The third list is the miss risk at `CURVE_ALPHAS` and each alpha, where it is certified.
     """
     calibration = retriever.require_calibration()
-    calibrated = calibration.main.calibration
+    population = calibration.main.calibration.population
     options: dict[str, dict[str, Any]] = {
         key.replace("-", " "): {"risk": risk.name, "abstain": risk.abstains}
         for key, risk in RISKS.items()
-        if key != DEFAULT and not (risk.abstains and calibrated.cluster)
+        if key != DEFAULT and not (risk.abstains and population.cluster_word)
     }
-    if calibrated.cluster is None:
+    if population.clusters is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
-    for group in calibrated.group_names():
+    for group in population.group_names:
         options[f"miss, group {group}"] = {"group": group}
-    if calibrated.groups is not None and not calibrated.n_mixed_clusters:
+    if population.groups is not None and not population.n_mixed_clusters:
         options["miss, any mix of groups"] = {"mix": "any"}
     options |= {
         f"miss, {query_labels} labels": {"query_labels": query_labels}
@@ -139,7 +139,7 @@ def curve_sizes(
 
     Sizes certified by clusters of queries or by another bound than the binomial have no interval.
     """
-    if rule.calibration.cluster is not None or rule.bound != "binomial":
+    if rule.calibration.population.clusters is not None or rule.bound != "binomial":
         return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
     scores = score(rule.score_function, test).require("scores")
     parts = [Certified(rule.calibration.match_score, scores)]
@@ -157,8 +157,8 @@ def _measure(
     except RiskUnattainable as error:
         return replace(row, refusal=str(error))
     covered = np.ones(len(test), bool)
-    if request.group is not None and test.groups is not None:
-        covered = test.groups == request.group
+    if request.group is not None and test.population.groups is not None:
+        covered = test.population.groups == request.group
     if request.abstain:
         sizes = (test.require("selection_score") <= certified.selection_threshold).astype(np.int64)
     else:
@@ -171,7 +171,7 @@ def _measure(
     if request.query_labels == "new":
         queries = queries.by_label()
     losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
-    binary = risk.binary and queries.clusters is None
+    binary = risk.binary and queries.population.clusters is None
     low, high = risk_interval(float(losses.sum()), len(losses), binary)
     return replace(
         row,
@@ -232,7 +232,7 @@ def subgroups(
     scored = score(retriever.require_calibration().main.score_function, test)
     sizes = scored.sizes(threshold)
     missed = scored.require("match_rank") > sizes
-    independent = test.clusters is None
+    independent = test.population.clusters is None
     order = np.argsort(test.results.uncertainty, kind="stable")
     decile = np.empty(len(order), np.int64)
     decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
@@ -241,8 +241,8 @@ def subgroups(
     if classes is not None:
         measured_parts = _parts("class", np.asarray(classes), missed, sizes, independent)
         parts += sorted(measured_parts, key=lambda part: (-part.risk, -part.n))[:SHOWN_CLASSES]
-    if test.groups is not None:
-        parts += _parts("group", test.groups, missed, sizes, independent)
+    if test.population.groups is not None:
+        parts += _parts("group", test.population.groups, missed, sizes, independent)
     return parts
 
 
@@ -447,7 +447,8 @@ def evaluate(
         baseline: recall at 1 of principal components of pixels, if there are pictures.
     """
     calibration = retriever.require_calibration()
-    rule, cluster = calibration.main, calibration.main.calibration.cluster
+    rule, tested = calibration.main, test.population
+    population = rule.calibration.population
     misses, others, curve = rows(retriever, test, alphas, delta)
     quality = assess(retriever, test, images, outside)
     if baseline is not None:
@@ -472,15 +473,15 @@ def evaluate(
         quality=quality,
         parts=[],
         parts_alpha=None,
-        cluster=cluster,
-        n_clusters=rule.calibration.units if cluster else None,
-        n_test_clusters=None if test.clusters is None else len(np.unique(test.clusters)),
+        cluster=population.cluster_word,
+        n_clusters=population.n_units if population.cluster_word else None,
+        n_test_clusters=None if tested.clusters is None else tested.n_units,
         curve=curve,
         curve_sizes=curve_sizes(rule, test, curve),
         beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
         chosen_among=calibration.chosen_among,
         labels=_tested_labels(retriever, calibrated_share),
-        other_labels=f"{test.query_label}s" if calibrated_share == 0 else None,
+        other_labels=f"{tested.label_word}s" if calibrated_share == 0 else None,
         left_out=calibration.left_out,
     )
     if (headline := evaluation.headline) is None:
@@ -491,11 +492,11 @@ def evaluate(
 
 def _calibrated_share(retriever: Retriever, test: LabelledResults) -> float | None:
     """Return the share of test queries whose label calibrated; None without single labels."""
-    queries = retriever.require_calibration().calibration_queries
-    labels = queries.known_labels if queries.labels is None else queries.labels
-    if test.query_labels is None or labels is None:
+    population = retriever.require_calibration().calibration_queries.population
+    labels = test.population.single_labels
+    if labels is None or population.known_labels is None:
         return None
-    return float(np.isin(test.query_labels, labels).mean())
+    return float(np.isin(labels, population.known_labels).mean())
 
 
 def _tested_labels(retriever: Retriever, calibrated_share: float | None) -> str | None:

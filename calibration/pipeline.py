@@ -253,7 +253,7 @@ def measured(
     """Return the results by which `rcir compare` compares retrievers."""
     rule = retriever.require_calibration().main
     # What queries in clusters certify is no order statistic: there is nothing to compare.
-    alone = rule.calibration.cluster is None
+    alone = rule.calibration.population.clusters is None
     scored = score(rule.score_function, test)
     part = Certified(rule.calibration.match_score, scored.require("scores"))
     return RunResults(

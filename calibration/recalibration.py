@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> Ca
     tuning = calibration.tuning_queries
     return retriever.calibrate_splits(
         None if calibration.tuned_on_gallery else retriever.search_labelled(tuning),
-        retriever.search_labelled(replace(queries, relevance=relevance)),
+        retriever.search_labelled(queries.with_population(relevance)),
         options.score_function,
         bound=options.bound,
         alphas=options.alphas,
@@ -322,7 +322,7 @@ def _measured(
     started = time.perf_counter()
     positions = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
-    searched = retriever.search_labelled(replace(queries))
+    searched = retriever.search_labelled(queries)
     name = calibration.main.score_function.name
     sizes = cross_fitted_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)

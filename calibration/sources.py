@@ -32,7 +32,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
 from rcir.risk import LabelledResults, required_calibration
 from rcir.risk.guarantee import in_plural
-from rcir.risk.results import LABEL
+from rcir.risk.population import LABEL
 from rcir.terminal import console
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class VectorFiles(Source):
         options = CalibrationOptions(config.score_function)
         tuning = chosen_tuning(retriever.searcher, queries, config.tuning, options)
         if tuning == "labels":
-            warn_of_other_labels(labelled.label)
+            warn_of_other_labels(labelled.population.label_word)
         divided = _divided(retriever.searcher, queries, names[different], config, tuning)
         splits = [different[rows] for rows in divided]
         with step("search"):
@@ -373,7 +373,7 @@ def _divided(
     rng, order = division_rng(names, config.seed)
     unit = "clusters"
     if tuning == "labels":
-        clusters, unit = queries.labels, f"{queries.label}s"
+        clusters, unit = queries.population.labels, f"{queries.population.label_word}s"
     if clusters is not None:
         parts = [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
         if searcher.options.leave_one_out:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rcir.figures import BLUE, RED
-from rcir.risk import GuaranteeRequest, ScoredResults, certify
+from rcir.risk import GuaranteeRequest, Population, ScoredResults, certify
 
 OUTPUT = Path(__file__).with_suffix(".png")
 ALPHA, DELTA, DRAWS = 0.1, 0.1, 2000
@@ -58,7 +58,8 @@ NUMBER = np.repeat(np.arange(UNITS), PER_UNIT)  # of the unit of each query
 
 def by_unit(queries: ScoredResults) -> ScoredResults:
     """Return the queries with the unit of each as its cluster."""
-    return replace(queries, clusters=NUMBER, cluster="unit")
+    population = Population(len(queries), clusters=NUMBER, cluster_word="unit")
+    return replace(queries, population=population)
 
 
 NEW_LABELS = difficulties(5_000)  # a sample of the labels that come later
@@ -88,7 +89,8 @@ def new_videos() -> Iterable[Outcome]:
 def other_shares() -> Iterable[Outcome]:
     """Hard sites send more queries than before: without and with the option `mix`."""
     site = rng.choice(list(SITES), UNITS * PER_UNIT, p=list(SITES.values()))
-    queries = replace(queries_of(np.array([HARD[name] for name in site])), groups=site)
+    queries = queries_of(np.array([HARD[name] for name in site]))
+    queries = replace(queries, population=Population(len(site), groups=site))
     later = np.repeat(list(HARD.values()), [round(100 * share) for share in LATER.values()])
     yield queries, PLAIN, later
     yield queries, GuaranteeRequest(ALPHA, DELTA, mix="any"), later

@@ -21,9 +21,9 @@ from rcir.data.names import composed, require_utf8
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidData, printable
+from rcir.metrics.labels import UNMATCHED
 
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
-UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
 MISSING_VALUES = (  # what programs write where a value is missing
     *("", "nan", "NaN", "NAN", "None", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A"),
     *("null", "NULL"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
 VOTERS = 30  # candidates whose labels are counted as votes
 MAX_TABLE_RATIO = 8  # range of labels, per column, up to which they are looked up in a table
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.labelling import UNMATCHED, example_labels
+from rcir.data.labelling import example_labels
 from rcir.data.repeats import (
     digests,
     require_new,
@@ -22,7 +22,7 @@ from rcir.data.repeats import (
 )
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, as_option
 from rcir.index import build_index
-from rcir.metrics.labels import earlier_of_same_label
+from rcir.metrics.labels import UNMATCHED, earlier_of_same_label
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
@@ -114,7 +114,7 @@ def calibrate(
         )
     result, chosen = _calibration_of(searcher, tuning, calibration, options, like)
     _ = result.main  # raises if the tuning split is unsuitable; other rules are fitted on request
-    both = tuning is not None and reason is None and calibration.clusters is None
+    both = tuning is not None and reason is None and calibration.population.clusters is None
     if both and not result.sequential:
         before = None if like is None else like.on_gallery
         result = replace(
@@ -145,13 +145,10 @@ def _calibration_of(
     tuning_queries = calibration_queries[:0]
     if tuning is not None:
         tuning_queries = queries_to_store(searcher, tuning, uncertainty)
-        tuned = replace(tuned, query_labels=tuning_queries.labels, query_label=tuning_queries.label)
-    calibrated = replace(
-        calibration,
-        query_labels=calibration_queries.labels,
-        query_label=calibration_queries.label,
-        query_keys=calibration_queries.keys,
-    )
+        population = searcher.options.as_evidence(tuning_queries.population)
+        tuned = replace(tuned, population=population)
+    population = searcher.options.as_evidence(calibration_queries.population)
+    calibrated = replace(calibration, population=population)
     before = {} if like is None else {key: one.score_functions() for key, one in like.rules.items()}
     source = RuleSource(
         Fits(searcher.judged(tuned, uncertainty)),
@@ -186,8 +183,7 @@ def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, 
     if searcher.options.leave_one_out:
         if earlier.left_out is not None:  # items that were removed would find their own clusters
             tuning, calibration = (
-                part[searcher.gallery.units_of(part.identities) >= 0]
-                for part in (tuning, calibration)
+                part[searcher.gallery.units_of(part.digests) >= 0] for part in (tuning, calibration)
             )
             if not (len(tuning) and len(calibration)):
                 raise InvalidData(
@@ -232,6 +228,8 @@ def extend(
             )
     queries = searcher.judged(queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
+    population = searcher.options.as_evidence(added.population)
+    queries = replace(queries, population=population)
     gallery = None if searcher.options.leave_one_out else searcher.digests
     require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
     _warn_of_likeness(
@@ -258,7 +256,7 @@ def check_recent(
     if searcher.options.leave_one_out:
         recent = _one_of_each_unit(searcher, None, recent)
     require_alike(recent.results.require("queries"), calibration.calibration_queries)
-    cluster = rule.calibration.cluster or recent.cluster
+    cluster = rule.calibration.population.cluster_word or recent.population.cluster_word
     if cluster is not None:
         raise InvalidData(
             f"queries come in clusters ({cluster}), and are compared as independent ones: "
@@ -274,7 +272,7 @@ def _are_items(searcher: Searcher, queries: Queries) -> bool:
     """Return True if queries are gallery items, which their search leaves out; False if none is."""
     if not searcher.options.leave_one_out:
         return False
-    n_items = int(np.count_nonzero(searcher.gallery.units_of(queries.identities) >= 0))
+    n_items = int(np.count_nonzero(searcher.gallery.units_of(queries.digests) >= 0))
     if 0 < n_items < len(queries):
         raise InvalidData(
             f"{n_items} of {len(queries)} queries are items of the gallery, and others are not: "
@@ -385,31 +383,25 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
 
     Their relevance is stored if the relevance of the results follows from it.
     """
-    queries: Queries = results.results.require("queries").identified()
-    relevance = queries.relevance
+    queries: Queries = results.results.require("queries")
+    relevance, population = queries.relevance, results.population
     if relevance is not None and searcher.relevance is not None:
         relevant = relevance.of(searcher.relevance, results.results.require("positions"))
         if not np.array_equal(relevant, results.relevant):
             relevance = None
-    if not searcher.options.leave_one_out:  # there, results of clusters come without them
-        clusters = results.clusters
-        queries = replace(
-            queries,
-            clusters=None if clusters is None else clusters.astype(str),
-            cluster=results.cluster,
-        )
-    return replace(
-        queries,
-        embedding=queries.embedding if needs_embeddings(searcher, uncertainty) else None,
-        relevance=relevance,
-        groups=results.groups,
-    )
+    # With leave_one_out, results of clusters come without them.
+    own = queries.population if searcher.options.leave_one_out else population
+    clusters = None if own.clusters is None else own.clusters.astype(str)
+    queries = queries.with_population(relevance, population.groups, clusters, own.cluster_word)
+    if needs_embeddings(searcher, uncertainty):
+        return queries
+    return replace(queries, embedding=None)
 
 
 def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationReport:
     """Return the report of a calibration at the levels of its options."""
     rule = calibration.main
-    kind = rule.calibration.cluster
+    population = rule.calibration.population
     return CalibrationReport(
         calibration=calibration,
         delta=calibration.options.delta,
@@ -420,7 +412,9 @@ def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationR
         encoder_ratio=chosen.encoder_ratio,
         anytime=calibration.sequential,
         chosen_among=calibration.chosen_among,
-        clusters=None if kind is None else (rule.calibration.units, kind),
+        clusters=None
+        if population.cluster_word is None
+        else (population.n_units, population.cluster_word),
         tuned_on_gallery=calibration.tuned_on_gallery,
         left_out=calibration.left_out,
         coverage=calibration.coverage,
@@ -432,18 +426,19 @@ def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationR
 
 def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
     """Raise `InvalidData` unless both have the same kind of clusters, and no cluster in common."""
-    if tuning.cluster != calibration.cluster:
+    tuned, calibrated = tuning.population, calibration.population
+    if tuned.cluster_word != calibrated.cluster_word:
         raise InvalidData(
-            f"the tuning split is of clusters {tuning.cluster!r}, the calibration queries of "
-            f"{calibration.cluster!r}: search both with the same"
+            f"the tuning split is of clusters {tuned.cluster_word!r}, the calibration queries of "
+            f"{calibrated.cluster_word!r}: search both with the same"
         )
-    if tuning.clusters is None or calibration.clusters is None:
+    if tuned.clusters is None or calibrated.clusters is None:
         return
-    if len(shared := np.intersect1d(tuning.clusters, calibration.clusters)):
+    if len(shared := np.intersect1d(tuned.clusters, calibrated.clusters)):
         names = ", ".join(map(str, shared[:3].tolist()))
         raise InvalidData(
-            f"{len(shared)} clusters ({calibration.cluster} {names}) are in the tuning split and "
-            "among the calibration queries: divide the queries by clusters"
+            f"{len(shared)} clusters ({calibrated.cluster_word} {names}) are in the tuning split "
+            "and among the calibration queries: divide the queries by clusters"
         )
 
 
@@ -479,7 +474,7 @@ def _warn_of_likeness(
     nearest, positions = build_index(everything).search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
     warn_of_twins(name, np.where(itself, nearest[:, 1], nearest[:, 0]), distances)
-    if queries.cluster is None and len(vectors) >= FEWEST_TOLD:
+    if queries.population.clusters is None and len(vectors) >= FEWEST_TOLD:
         rng = np.random.default_rng(0)
         rows = rng.permutation(len(vectors))[: min(MAX_COMPARED, len(vectors) // 2)]
         rest = np.delete(np.arange(len(everything)), rows)
@@ -502,5 +497,5 @@ def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np
 
 def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
     """(n,) digests of the queries of search results."""
-    identities: NDArray[np.bytes_] = results.results.require("queries").identities
-    return identities
+    query_digests: NDArray[np.bytes_] = results.results.require("queries").digests
+    return query_digests

@@ -67,7 +67,7 @@ class Past:
     def joined(self, calibration: Calibration) -> Past:
         """Return the past of a calibration that comes after another one."""
         return Past(
-            np.union1d(self.digests, calibration.calibration_queries.identities),
+            np.union1d(self.digests, calibration.calibration_queries.digests),
             max(self.chosen_among, calibration.chosen_among),
             max(self.attempts, calibration.attempts),
             self.sequential or calibration.sequential,
@@ -128,13 +128,12 @@ class Calibration:
     def query_digests(self) -> NDArray[np.bytes_]:
         """(n,) digests of the tuning and the calibration queries, see `rcir.data.repeats`."""
         splits = (self.tuning_queries, self.calibration_queries)
-        return np.concatenate([digests([]), *(queries.identities for queries in splits)])
+        return np.concatenate([digests([]), *(queries.digests for queries in splits)])
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | None:
         """The labels of the calibration queries, ascending; None if they have no single label."""
-        labels = self.calibration_queries.known_labels
-        return None if labels is None else np.unique(labels)
+        return self.calibration_queries.population.known_labels
 
     def after(self, earlier: Calibration) -> Calibration:
         """Return this calibration with the past of its queries, see `Past`.
@@ -143,7 +142,7 @@ class Calibration:
         calibration of the same queries with other choices is counted and warned of.
         """
         past = earlier.past.joined(earlier)
-        if not np.isin(self.calibration_queries.identities, past.digests).any():
+        if not np.isin(self.calibration_queries.digests, past.digests).any():
             return replace(self, past=past)
         attempts = past.attempts
         if not self._repeats(earlier):
@@ -165,7 +164,7 @@ class Calibration:
     def _repeats(self, earlier: Calibration) -> bool:
         """Return True if an earlier calibration had the same queries and options."""
         alike = all(
-            set(queries.identities.tolist()) == set(others.identities.tolist())
+            set(queries.digests.tolist()) == set(others.digests.tolist())
             for queries, others in (
                 (self.tuning_queries, earlier.tuning_queries),
                 (self.calibration_queries, earlier.calibration_queries),
@@ -230,7 +229,8 @@ class Calibration:
         """
         if request.query_labels == "calibrated":
             return self
-        tuned, calibrated = self.tuning_queries.labels, self.calibration_queries.labels
+        tuned = self.tuning_queries.population.single_labels
+        calibrated = self.calibration_queries.population.single_labels
         if calibrated is None:
             raise InvalidConfig(
                 f"query_labels is {request.query_labels!r}, but not each calibration query has a "
@@ -240,7 +240,7 @@ class Calibration:
             return self
         if self.on_gallery is not None:
             return self.on_gallery
-        if tuned is None or len(np.intersect1d(tuned, calibrated)):
+        if tuned is None or np.isin(tuned, calibrated).any():
             raise InvalidConfig(
                 f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries "
                 "whose labels calibrated or are unknown; they would know these labels better than "
@@ -252,8 +252,8 @@ class Calibration:
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        have_labels = self.calibration_queries.labels is not None
-        if self.main.calibration.cluster is not None or self.sequential or not have_labels:
+        population = self.main.calibration.population
+        if population.clusters is not None or self.sequential or population.single_labels is None:
             return False
         try:
             self.for_request(GuaranteeRequest(query_labels="new"))
@@ -282,7 +282,8 @@ class Calibration:
         """
         guarantee = self._guarantees.get(request)
         if guarantee is None:
-            if reason := conflict(request, self.main.calibration.cluster, self.sequential):
+            cluster = self.main.calibration.population.cluster_word
+            if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
             rule = self.for_request(request).rule_for(request)
             guarantee = replace(
@@ -460,7 +461,7 @@ class CalibrationReport:
 
 def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
     """Return which labels of a gallery calibration queries have; None if they have no labels."""
-    query_labels = queries.known_labels
+    query_labels = queries.population.known_labels
     if searcher.labels is None or query_labels is None:
         return None
     labels = np.unique(searcher.labels)

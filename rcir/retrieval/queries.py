@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.labelling import UNMATCHED
+from rcir.data import repeats
 from rcir.data.relevance import CELL, Relevance, WithinRadius
-from rcir.data.repeats import digests
 from rcir.embedding import as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
-from rcir.risk.results import LABEL, TOLERANCE
+from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
+from rcir.risk.results import TOLERANCE
 from rcir.stored_vectors import StoredVectors, batches
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class VectorOptions:
         if not self.leave_one_out:
             return None
         return "item" if self.clusters == "none" else self.cluster
+
+    def as_evidence(self, population: Population) -> Population:
+        """Return the population of queries as it calibrates, by one query of each left-out unit."""
+        return population.independent() if self.leave_one_out else population
 
     def checked(self, vectors: Any, dim: int | None = None) -> NDArray[np.float32]:
         """Return vectors (n, d) ready to be searched.
@@ -173,12 +177,11 @@ class Queries:
         vectors: (n, d) to be searched.
         uncertainty: (n,) of the encoder, or given with the vectors; larger is less certain. Without
             it, one minus the cosine to the nearest gallery item is used.
-        images: the images, if there are any.
-        digests: (n,) by which the same query is recognised, see `identified`.
+        images: the images, if there are any and their digests are not in `population` yet.
         embedding: everything that the encoder returned, if it re-ranks or draws samples.
         relevance: which gallery items they match.
-        groups, clusters: (n,) strings: the group of each, and the cluster it came in.
-        cluster: what the clusters are, such as "video".
+        population: their digests, labels, groups and clusters, see `with_population`; n
+            independent queries by default.
 
     Raises:
         InvalidData: lengths differ, or an uncertainty is NaN or infinite.
@@ -187,14 +190,12 @@ class Queries:
     vectors: NDArray[np.float32]
     uncertainty: NDArray[np.float64] | None = None
     images: Any = None
-    digests: NDArray[np.bytes_] | None = None
     embedding: Embedding | None = None
     relevance: Relevance | None = None
-    groups: NDArray[np.str_] | None = None
-    clusters: NDArray[np.str_] | None = None
-    cluster: str | None = None
+    population: Population = INDEPENDENT
 
     def __post_init__(self) -> None:
+        set_population(self)
         for name, values in self._parts().items():
             if len(values) != len(self.vectors):
                 raise InvalidData(f"got {len(values)} {name} for {len(self.vectors)} queries")
@@ -222,48 +223,31 @@ class Queries:
         return replace(self, **some)
 
     @property
-    def labels(self) -> NDArray[np.int64] | None:
-        """(n,) label of each query; cells of a grid for places. None unless all have one."""
-        if isinstance(self.relevance, WithinRadius):
-            return self.relevance.cells
-        labels = self.known_labels
-        return labels if labels is not None and len(labels) == len(self) else None
+    def digests(self) -> NDArray[np.bytes_]:
+        """(n,) digests by which the same query is recognised, see `rcir.data.repeats`."""
+        if self.population.digests is not None:
+            return self.population.digests
+        return repeats.digests(self.vectors if self.images is None else self.images)
 
-    @property
-    def label(self) -> str:
-        """The word for a label: "label", or for places such as "250-wide cell"."""
-        if isinstance(self.relevance, WithinRadius):
-            return f"{CELL * self.relevance.radius:g}-wide cell"
-        return LABEL
+    def with_population(
+        self,
+        relevance: Relevance | None = None,
+        groups: NDArray[np.str_] | None = None,
+        clusters: NDArray[np.str_] | None = None,
+        cluster_word: str | None = None,
+    ) -> Queries:
+        """Return the queries with a population, and with what they match if it is known.
 
-    @property
-    def known_labels(self) -> NDArray[np.int64] | None:
-        """The labels of the queries whose label is known; None unless items match by label."""
-        labels = None if self.relevance is None else self.relevance.single
-        if labels is None:
-            return None
-        known: NDArray[np.int64] = labels[labels != UNMATCHED]
-        return known
-
-    def identified(self) -> Queries:
-        """Return the queries with digests in place of images, see `rcir.data.repeats`."""
-        if self.digests is not None:
-            return self
-        of = self.vectors if self.images is None else self.images
-        return replace(self, images=None, digests=digests(of))
-
-    @property
-    def identities(self) -> NDArray[np.bytes_]:
-        """(n,) digests by which the same query is recognised."""
-        identities = self.identified().digests
-        assert identities is not None
-        return identities
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """(n,) integers of the digests: the same for the same query, whatever the order."""
-        digits = np.ascontiguousarray(self.identities).view(np.uint8).reshape(len(self), -1)
-        return np.ascontiguousarray(digits[:, :8]).view(np.int64)[:, 0]
+        Each query has a label if queries match by one label; places have cells of a grid. Digests
+        replace images.
+        """
+        labels, label_word = None if relevance is None else relevance.single, LABEL
+        if isinstance(relevance, WithinRadius):
+            labels, label_word = relevance.cells, f"{CELL * relevance.radius:g}-wide cell"
+        population = Population(
+            len(self), self.digests, labels, groups, clusters, label_word, cluster_word
+        )
+        return replace(self, images=None, relevance=relevance, population=population)
 
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
@@ -280,6 +264,8 @@ class Queries:
                 for other in all_of[1:]:
                     values = values.joined(other)
                 joined[name] = values
+            elif name == "population":
+                joined[name] = values.joined(*all_of[1:])
             elif name == "embedding":
                 joined[name] = Embedding.concatenate(all_of)
             else:
@@ -288,11 +274,8 @@ class Queries:
 
     def _parts(self) -> dict[str, Any]:
         """Return the values of the queries that are not None, by name."""
-        return {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name != "cluster" and getattr(self, each.name) is not None
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def require_alike(queries: Queries, others: Queries | None) -> None:

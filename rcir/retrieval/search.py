@@ -365,7 +365,7 @@ class Searcher:
                 norms=lengths(queries.vectors),
                 relevance=relevance,
                 uncertainty=queries.uncertainty,
-                digests=None if self.digests is None else queries.identified().digests,
+                digests=None if self.digests is None else queries.digests,
                 items=queries.embedding,
                 clusters=item_clusters,
             )
@@ -495,17 +495,19 @@ class Searcher:
         belong to none of them; else the clusters of the queries. None if all are independent.
         """
         leave_one_out = self.options.leave_one_out
-        if not leave_one_out and any(queries.clusters is None for queries in parts):
+        if not leave_one_out and any(queries.population.clusters is None for queries in parts):
             return None
         names = [
-            queries.identities.astype(str) if queries.clusters is None else queries.clusters
+            queries.digests.astype(str)
+            if queries.population.clusters is None
+            else queries.population.clusters
             for queries in parts
         ]
         number = np.unique(np.concatenate(names), return_inverse=True)[1] + len(self.gallery)
         numbers = np.split(number, np.cumsum([len(queries) for queries in parts])[:-1])
         if not leave_one_out:
             return numbers
-        units = [self.gallery.units_of(each.identities, each.clusters) for each in parts]
+        units = [self.gallery.units_of(each.digests, each.population.clusters) for each in parts]
         return [np.where(u < 0, other, u) for u, other in zip(units, numbers, strict=True)]
 
     def one_of_each_unit(self, queries: Queries) -> NDArray[np.int64]:
@@ -513,7 +515,7 @@ class Searcher:
         units = self.units(queries)
         if units is None:
             return np.arange(len(queries))
-        order = np.argsort(queries.identities, kind="stable")
+        order = np.argsort(queries.digests, kind="stable")
         return np.sort(order[np.unique(units[0][order], return_index=True)[1]])
 
     def _moments_with(self, vectors: NDArray[np.float32], gallery: Gallery) -> NDArray[np.str_]:
@@ -678,13 +680,7 @@ class Searcher:
         )
         embedded = self.prepared(queries.images, embedder)
         return self._search_labelled(
-            replace(
-                embedded,
-                relevance=queries.relevance,
-                groups=groups,
-                clusters=clusters,
-                cluster=cluster,
-            )
+            embedded.with_population(queries.relevance, groups, clusters, cluster)
         )
 
     def labelled(
@@ -719,12 +715,11 @@ class Searcher:
         embedded = self.prepared(queries, None, uncertainty, model)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
-        labelled = replace(
-            embedded,
-            relevance=relevance,
-            groups=None if groups is None else _as_names(groups, "groups"),
-            clusters=None if clusters is None else _as_names(clusters, "clusters"),
-            cluster=None if clusters is None else cluster,
+        labelled = embedded.with_population(
+            relevance,
+            None if groups is None else _as_names(groups, "groups"),
+            None if clusters is None else _as_names(clusters, "clusters"),
+            None if clusters is None else cluster,
         )
         self.label_names = names  # the numbers of further labels, too, once nothing is refused
         return labelled
@@ -738,34 +733,30 @@ class Searcher:
         results = self.candidates(queries, self.fingerprints())
         if self.options.leave_one_out:
             n_relevant = n_relevant - self._matches_left_out(queries, relevance)
-        # With leave_one_out, one query of each cluster calibrates.
-        in_clusters = not self.options.leave_one_out
         return LabelledResults(
             results,
             relevant=queries.relevance.of(relevance, results.require("positions")),
             n_relevant=n_relevant,
-            groups=queries.groups,
-            clusters=queries.clusters if in_clusters else None,
-            cluster=queries.cluster if in_clusters else None,
             one_label=self.labels is not None,
-            query_labels=queries.labels,
-            query_label=queries.label,
+            population=self.options.as_evidence(queries.population),
         )
 
     def _left_out(self, queries: Queries) -> NDArray[np.int64] | None:
         """Return the unit (n,) that the search of each query leaves out, -1 for none."""
         if not self.options.leave_one_out:
             return None
-        units = self.gallery.units_of(queries.identities)
-        if queries.clusters is None:
+        clusters, query_digests = queries.population.clusters, queries.digests
+        units = self.gallery.units_of(query_digests)
+        if clusters is None:
             return units
         if self.options.clusters != "passed":
             raise InvalidData(
-                f"the queries come in clusters ({queries.cluster}), but the clusters of the "
-                "gallery's items are not known: pass them, too (`clusters` of `from_embeddings`, a "
-                "column of the gallery's file), or keep all apart (--cluster none)"
+                f"the queries come in clusters ({queries.population.cluster_word}), but the "
+                "clusters of the gallery's items are not known: pass them, too (`clusters` of "
+                "`from_embeddings`, a column of the gallery's file), or keep all apart (--cluster "
+                "none)"
             )
-        by_cluster = self.gallery.units_of(np.zeros_like(queries.identities), queries.clusters)
+        by_cluster = self.gallery.units_of(np.zeros_like(query_digests), clusters)
         wrong = np.flatnonzero((units >= 0) & (units != by_cluster))
         if len(wrong):
             raise InvalidData(

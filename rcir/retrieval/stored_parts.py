@@ -25,17 +25,12 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import read_array
 from rcir.index import Index, IndexConfig, KeepsDigests, find_index
 from rcir.retrieval.calibration import Calibration, Coverage, Past
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Queries, VectorOptions
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, RuleSet
-from rcir.risk import (
-    ScoredResults,
-    SetRule,
-    score_function_class,
-)
+from rcir.risk import Population, ScoredResults, SetRule, score_function_class
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct
-from rcir.risk.results import LABEL
 from rcir.trust import require_servers
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -216,9 +211,9 @@ def save_queries(calibration: Calibration, folder: Path) -> None:
             values = getattr(queries, part)
             if values is not None:
                 arrays |= {f"{split}.{part}.{key}": v for key, v in values.arrays().items()}
-        texts[split] = {"cluster": queries.cluster}
+        texts[split] = {"cluster_word": queries.population.cluster_word}
         for name in QUERY_NAMES:
-            values = getattr(queries, name)
+            values = getattr(queries.population, name)
             texts[split][name] = None if values is None else values.tolist()
     contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     (folder / "queries.safetensors").write_bytes(save_arrays(contiguous))
@@ -266,14 +261,14 @@ def _queries(
     names = {
         name: None if texts[name] is None else np.array(texts[name], str) for name in QUERY_NAMES
     }
-    return Queries(
+    queries = Queries(
         arrays["vectors"],
         arrays.get("uncertainty"),
-        digests=digests,
         embedding=Embedding.from_arrays(embedding) if embedding else None,
-        relevance=relevance_of(relevance) if relevance else None,
-        cluster=texts["cluster"],
-        **names,
+        population=Population(len(digests), digests),
+    )
+    return queries.with_population(
+        relevance_of(relevance) if relevance else None, **names, cluster_word=texts["cluster_word"]
     )
 
 
@@ -298,7 +293,6 @@ def describe_rules(
     own: list[dict[str, Any]] = []
     for distinct, rules in calibration.rules.items():
         main = rules.main
-        groups = main.calibration.groups
         by_risk = {"main": main, **rules.by_risk}
         own.append(
             {
@@ -307,15 +301,15 @@ def describe_rules(
                 "distinct": distinct,
                 "score_functions": {risk: one.score_function.name for risk, one in by_risk.items()},
                 "bound": main.bound,
-                "groups": None if groups is None else groups.tolist(),
-                "cluster": main.calibration.cluster,
                 "growing": calibration.sequential,
             }
         )
         for risk, rule in by_risk.items():
             if calibration.tuned_on_gallery:
                 place = _place(tuned_on, distinct, risk, "tuning")
-                arrays[f"{place}labels"] = rule.tuning.require("query_labels")
+                labels = rule.tuning.population.labels
+                assert labels is not None
+                arrays[f"{place}labels"] = labels
             for part, values in (
                 ("score_function", rule.score_function.state()),
                 ("tuning", rule.tuning.arrays()),
@@ -338,14 +332,15 @@ def load_calibration(
     described = description["controllers"]
     past, coverage = description["past"], description["coverage"]
     *queries, earlier = load_queries(folder, past["queries"])
-    calibrations = []
+    options, calibrations = VectorOptions(**description["options"]), []
     for kind in dict.fromkeys(one["tuned_on"] for one in described):
         parts = [one for one in described if one["tuned_on"] == kind]
         uncertainty = parts[0]["uncertainty"]
         tuned, calibrated = queries if kind == "queries" else (queries[0][:0], queries[1])
+        populations = [options.as_evidence(part.population) for part in (tuned, calibrated)]
         calibrations.append(
             Calibration(
-                rules={one["distinct"]: _rules(one, arrays, tuned, calibrated) for one in parts},
+                rules={one["distinct"]: _rules(one, arrays, *populations) for one in parts},
                 fingerprints=dict(description["calibrated_on"], uncertainty=uncertainty),
                 options=CalibrationOptions(**description["calibrated_with"]),
                 uncertainty=uncertainty,
@@ -366,11 +361,11 @@ def load_calibration(
 def _rules(
     described: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
-    tuned: Queries,
-    calibrated: Queries,
+    tuned: Population,
+    calibrated: Population,
 ) -> RuleSet:
-    """Return one set of rules."""
-    score_functions, groups = described["score_functions"], described["groups"]
+    """Return one set of rules; those that the gallery tuned have an empty population `tuned`."""
+    score_functions = described["score_functions"]
 
     def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
         return _below(_place(described["tuned_on"], described["distinct"], risk, name), arrays)
@@ -381,19 +376,9 @@ def _rules(
             score_function_class(score_functions[risk]).from_state(part(risk, "score_function")),
             ScoredResults.from_arrays(
                 tuning,
-                groups=tuned.groups if tuned else None,
-                cluster=described["cluster"],
-                query_labels=tuned.labels if tuned else tuning["labels"],
-                query_label=tuned.label if tuned else LABEL,
+                tuned if len(tuned) else Population(len(tuning["labels"]), labels=tuning["labels"]),
             ),
-            ScoredResults.from_arrays(
-                part(risk, "calibration"),
-                groups=None if groups is None else np.array(groups, str),
-                cluster=described["cluster"],
-                query_labels=calibrated.labels,
-                query_label=calibrated.label,
-                query_keys=calibrated.keys,
-            ),
+            ScoredResults.from_arrays(part(risk, "calibration"), calibrated),
             described["bound"],
         )
 

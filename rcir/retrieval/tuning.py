@@ -28,6 +28,7 @@ from rcir.risk import (
     Bound,
     GuaranteeRequest,
     LabelledResults,
+    Population,
     SearchResults,
     SetRule,
     fit_score_function,
@@ -204,10 +205,10 @@ class RuleSet:
         Raises:
             InvalidData: the queries come in clusters, or only some have groups.
         """
-        if self.main.calibration.cluster is not None or queries.cluster is not None:
+        population, added_to = queries.population, self.main.calibration.population
+        if added_to.clusters is not None or population.clusters is not None:
             raise InvalidData("no queries can be added if they come in clusters: calibrate again")
-        groups = set() if queries.groups is None else set(queries.groups.tolist())
-        if new := groups.difference(self.main.calibration.group_names()):
+        if new := set(population.group_names).difference(added_to.group_names):
             raise InvalidData(
                 f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
                 "is divided by the number of groups: calibrate again"
@@ -215,8 +216,7 @@ class RuleSet:
 
         def extended(rule: SetRule) -> SetRule:
             added = score(rule.score_function, queries)
-            before = replace(rule.calibration, query_keys=None)  # labels are counted no more
-            return replace(rule, calibration=before.joined(added))
+            return replace(rule, calibration=rule.calibration.joined(added))
 
         rules = {MISS.name: self.main, **self.by_risk}
         return RuleSet({risk: extended(rule) for risk, rule in rules.items()})
@@ -326,7 +326,7 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
         relevant=keys == labels[rows, None],
         n_relevant=counts[number[rows]] - np.count_nonzero(same, axis=1),
         one_label=True,
-        query_labels=labels[rows],
+        population=Population(len(rows), labels=labels[rows]),
     )
 
 
@@ -358,18 +358,19 @@ def chosen_tuning(
         choices = ", ".join(map(repr, get_args(Tuning)))
         raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
     leave_one_out = searcher.options.leave_one_out
-    in_clusters = queries.clusters is not None and not leave_one_out
-    if tuning == "labels" and (queries.labels is None or in_clusters):
+    population = queries.population
+    in_clusters = population.clusters is not None and not leave_one_out
+    if tuning == "labels" and (in_clusters or population.single_labels is None):
         raise InvalidData(
             f"{as_option('tuning', 'labels')} divides queries by label, and these come in clusters "
             f"or have no single label each: choose {as_option('tuning', 'queries')}, which divides "
             "by cluster"
         )
     if tuning == "labels" and leave_one_out:
-        assert queries.labels is not None
-        units = searcher.units(queries)
+        units, labels = searcher.units(queries), population.labels
         assert units is not None
-        pairs = np.unique(np.stack([units[0], queries.labels]), axis=1)
+        assert labels is not None
+        pairs = np.unique(np.stack([units[0], labels]), axis=1)
         if len(np.unique(pairs[0])) < pairs.shape[1]:
             raise InvalidData(
                 f"{as_option('tuning', 'labels')} divides queries by label, but some clusters "
@@ -378,7 +379,7 @@ def chosen_tuning(
             )
     if tuning != "auto":
         return tuning
-    few = len(queries) < FEW_QUERIES and queries.clusters is None
+    few = len(queries) < FEW_QUERIES and population.clusters is None
     by_gallery = few and why_gallery_cannot_tune(searcher, queries, options) is None
     return "gallery" if by_gallery else "queries"
 
@@ -398,14 +399,14 @@ def divide_queries(
         InvalidConfig: there is no such tuning.
     """
     tuning = chosen_tuning(searcher, queries, tuning, options)
-    rng, order = division_rng(queries.identities, options.seed)
+    rng, order = division_rng(queries.digests, options.seed)
     if tuning == "gallery":
         return None, queries[order]
     queries = queries[order]
     units = searcher.units(queries)
     if tuning == "labels":
-        assert queries.labels is not None
-        units = [queries.labels]
+        assert queries.population.labels is not None
+        units = [queries.population.labels]
     if units is not None:
         rows = draw_by_cluster(rng, units[0], {"tuning": TUNING_SHARE})
     else:

@@ -17,6 +17,7 @@ from rcir.risk.guarantee import Guarantee, SetRule
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
+from rcir.risk.population import Population
 from rcir.risk.request import GuaranteeRequest, Request, request_options
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, score, score_ranks
@@ -49,6 +50,7 @@ __all__ = [
     "Learned",
     "MatchProbability",
     "MinMax",
+    "Population",
     "Quantile",
     "Request",
     "Reranked",

@@ -80,7 +80,7 @@ def certify(
             f"the tuning split was searched to depth {tuning.depth}, the calibration queries to "
             f"{calibration.depth}: search both alike"
         )
-    if reason := conflict(request, calibration.cluster):
+    if reason := conflict(request, calibration.population.cluster_word):
         raise InvalidConfig(reason)
     size = request.max_size
     if size is not None and size < calibration.depth:
@@ -106,13 +106,13 @@ def certify(
         return learn_then_test(
             request.levels, delta, calibration, _required(tuning), bound_of_means
         )
-    if risk.exact and calibration.clusters is None and request.mix is None:
+    if risk.exact and calibration.population.clusters is None and request.mix is None:
         if risk is not MISS:
             risk.check_losses(calibration)
         at = {"simultaneous": request.simultaneous, "anytime": request.anytime}
         return order_statistic(alpha, delta, calibration, bound, **at)
     weights = None if request.mix is None else group_weights(calibration, dict(request.mix))
-    whole = risk.binary and calibration.clusters is None and weights is None
+    whole = risk.binary and calibration.population.clusters is None and weights is None
     chosen = bound if whole else bound_of_means
     return mean_loss(risk, alpha, delta, calibration, tuning, chosen, weights)
 
@@ -127,7 +127,7 @@ def _bound_of_means(bound: Bound, calibration: ScoredResults) -> Bound:
     """Return the bound of losses anywhere in [0, 1]."""
     if bound != "binomial":
         return bound
-    return "hoeffding-bentkus" if calibration.clusters is None else "betting"
+    return "hoeffding-bentkus" if calibration.population.clusters is None else "betting"
 
 
 @contextmanager
@@ -331,7 +331,7 @@ def mean_loss(
         RiskUnattainable: not even the largest sets are certified.
     """
     check_bound(bound)
-    whole = risk.binary and calibration.clusters is None and weights is None
+    whole = risk.binary and calibration.population.clusters is None and weights is None
     if bound == "binomial" and not whole:
         raise InvalidData("the binomial bound is for losses 0 or 1: choose hoeffding-bentkus")
     if not risk.monotone:
@@ -356,7 +356,7 @@ def mean_loss(
         if delta is None:
             return lambda losses: (math.fsum(losses) + 1) / (len(losses) + 1) <= alpha
         if tuned is not None:
-            bet = _bet(tuned, alpha, delta, calibration.units, weights)
+            bet = _bet(tuned, alpha, delta, calibration.population.n_units, weights)
             wealth = math.log(1 / delta)
             return lambda losses: float(np.log1p(bet * (alpha - losses)).sum()) >= wealth
         return lambda losses: p_value(math.fsum(losses), len(losses), alpha, bound) <= delta
@@ -472,19 +472,20 @@ def any_mix(
         InvalidConfig: the calibration queries have no groups, or a cluster holds several.
         RiskUnattainable: a group cannot be certified.
     """
-    groups = calibration.group_names()
+    population = calibration.population
+    groups = population.group_names
     if not groups:
         raise InvalidConfig(
             f"{as_option('mix', 'any')} needs groups: none of the calibration queries has a group"
         )
-    if mixed := calibration.n_mixed_clusters:
+    if mixed := population.n_mixed_clusters:
         remedy = "request every group alone (group)"
-        if calibration.cluster != calibration.query_label:
+        if population.cluster_word != population.label_word:
             remedy = f"calibrate with such clusters, like the encounters at one site, or {remedy}"
         raise InvalidConfig(
-            f"{mixed} of {calibration.units} {calibration.unit} ({calibration.cluster}) hold "
-            f"queries of several groups, and {as_option('mix', 'any')} needs one group for each: "
-            f"{remedy}"
+            f"{mixed} of {population.n_units} {population.unit_word} "
+            f"({population.cluster_word}) hold queries of several groups, and "
+            f"{as_option('mix', 'any')} needs one group for each: {remedy}"
         )
     assert request.delta is not None
     each = replace(request, mix=None, delta=request.delta / len(groups))
@@ -510,8 +511,8 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
         InvalidConfig: a group has no calibration queries.
     """
     for group in mix:
-        calibration.of_group(group)  # raises with the groups that there are
-    groups = np.asarray(calibration.groups)
+        calibration.population.in_group(group)  # raises with the groups that there are
+    groups = np.asarray(calibration.population.groups)
     names, number, counts = np.unique(groups, return_inverse=True, return_counts=True)
     shares = np.array([mix.get(group, 0.0) for group in names.tolist()])
     weights: NDArray[np.float64] = (shares / counts)[number] * len(number)
@@ -597,9 +598,12 @@ def _mean_over_labels(
     assert delta is not None
     assert not isinstance(alpha, Mapping)
     try:
-        if not _one_of_each_is_better(alpha, delta, calibration.units, _MatchLosses(risk, tuning)):
+        if not _one_of_each_is_better(
+            alpha, delta, calibration.population.n_units, _MatchLosses(risk, tuning)
+        ):
             return certify(request, calibration, tuning, bound)
-        certificate = order_statistic(alpha, delta, _one_of_each(calibration))
+        drawn = calibration[calibration.population.one_of_each_unit()]
+        certificate = order_statistic(alpha, delta, drawn)
     except RiskUnattainable as refusal:
         lost = float(risk.unit_losses(calibration, calibration.match_thresholds()[-1:]).mean())
         raise _unattainable(
@@ -617,15 +621,6 @@ def _has_two_bounds(request: GuaranteeRequest, bound: Bound) -> bool:
     """Return whether one query of each label can certify a request as well."""
     plain = request.delta is not None and request.mix is None and bound == "binomial"
     return plain and request.one_risk.exact and not isinstance(request.alpha, Mapping)
-
-
-def _one_of_each(calibration: ScoredResults) -> ScoredResults:
-    """Return one query of each cluster: that with the least digest, whatever the order."""
-    keys = calibration.query_keys
-    n = len(calibration)
-    order = np.random.default_rng(0).permutation(n) if keys is None else np.argsort(keys)
-    clusters = np.asarray(calibration.clusters)[order]
-    return calibration[order[np.unique(clusters, return_index=True)[1]]]
 
 
 def _one_of_each_is_better(alpha: float, delta: float, n: int, tuned: _MatchLosses) -> bool:
@@ -679,12 +674,14 @@ def _certified_from(
     )
     if tuning is None or delta is None or not _has_two_bounds(request, bound):
         return by_bet if by_bet < 1 else None
-    drawn = _one_of_each(calibration)
+    drawn = calibration[calibration.population.one_of_each_unit()]
     by_one = smallest(lambda alpha: order_statistic(alpha, delta, drawn))
     least, most = sorted([by_one, by_bet])
     tuned = _MatchLosses(request.one_risk, tuning)
     for cell in range(_cell(least), min(_cell(most) + 1, _cell(1.0))):
-        better = _one_of_each_is_better(COMPARED * cell, delta, calibration.units, tuned)
+        better = _one_of_each_is_better(
+            COMPARED * cell, delta, calibration.population.n_units, tuned
+        )
         first = by_one if better else by_bet
         if first > COMPARED * cell:
             least = max(least, min(first, COMPARED * (cell + 1)))
@@ -795,7 +792,7 @@ def _unattainable(
     `lacking` is what the largest sets lack, and the share of it; None if only the first match of a
     query counts.
     """
-    advice, n, unit = [], calibration.units, calibration.unit
+    advice, n, unit = [], calibration.population.n_units, calibration.population.unit_word
     rounded = _rounded_up(minimum_alpha or 1)
     if rounded < 1:
         advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")

@@ -14,8 +14,9 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, printable
 from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corrected
 from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk
+from rcir.risk.population import LABEL
 from rcir.risk.request import GuaranteeRequest, conflict
-from rcir.risk.results import LABEL, ScoredResults, SearchResults, set_sizes
+from rcir.risk.results import ScoredResults, SearchResults, set_sizes
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
 AT_EVERY_MOMENT = "at every moment since this gallery was calibrated"
@@ -219,17 +220,18 @@ class SetRule:
                 minimum_alpha=error.minimum_alpha,
                 required_calibration=error.required_calibration,
             ) from None
-        queries = self.calibration.of_group(request.group)
+        population = self.calibration.of_group(request.group).population
+        labels = population.single_labels
         return Guarantee(
             request=request,
             certificate=certificate,
             score_function=self.score_function.name,
-            n_calibration=len(queries),
-            cluster=queries.cluster,
-            n_clusters=None if queries.cluster is None else queries.units,
+            n_calibration=len(population),
+            cluster=population.cluster_word,
+            n_clusters=None if population.clusters is None else population.n_units,
             chosen_among=chosen_among,
-            n_labels=None if queries.query_labels is None else len(np.unique(queries.query_labels)),
-            query_label=queries.query_label,
+            n_labels=None if labels is None else len(np.unique(labels)),
+            query_label=population.label_word,
         )
 
     def sets(

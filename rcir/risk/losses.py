@@ -107,7 +107,7 @@ class Risk:
         Raises:
             InvalidData: see `query_losses`.
         """
-        return scored.unit_means(self.query_losses(scored, thresholds))
+        return scored.population.unit_means(self.query_losses(scored, thresholds))
 
     def check_losses(self, scored: ScoredResults) -> None:
         """Check, at a grid of thresholds, that the losses are what the attributes say.

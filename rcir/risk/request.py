@@ -20,7 +20,7 @@ from rcir.errors import InvalidConfig, as_option
 from rcir.options import ALPHA, DELTA
 from rcir.risk.bounds import check_level
 from rcir.risk.losses import RISKS, Risk, find_risk, risk_names
-from rcir.risk.results import LABEL
+from rcir.risk.population import LABEL
 
 Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None

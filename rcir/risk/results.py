@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 from rcir.metrics.labels import (
     count_votes,
     earlier_of_same_label,
@@ -23,8 +23,8 @@ from rcir.metrics.labels import (
     take_columns,
 )
 from rcir.metrics.ranking import Floats, first_match_ranks
+from rcir.risk.population import INDEPENDENT, Population, require_arrays, set_population
 
-LABEL = "label"  # what the labels of queries are called
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
 
 
@@ -199,15 +199,8 @@ class LabelledResults:
         relevant: (n, depth) True where the candidate is a true match.
         n_relevant: (n,) number of true matches in the whole gallery, within the search depth or
             not.
-        groups: (n,) strings, the group of each query, such as a camera or a site; or None.
-        clusters: (n,) strings or integers, equal for queries of one cluster, such as a video or a
-            patient, that are not independent of each other; None where all queries are.
-        cluster: what a cluster is, such as "video".
         one_label: True if all true matches of a query share one label that no other item has.
-        query_labels: (n,) integers, the label of each query; None if queries have no single label.
-        query_label: what a label is: "label", or such as "250-wide cell" for places.
-        query_keys: (n,) integers, of digests of the queries: they choose among queries whatever
-            their order.
+        population: of the queries; n independent ones by default.
 
     Raises:
         InvalidData: shapes or types differ from these, or `n_relevant` is below the number of
@@ -224,18 +217,11 @@ class LabelledResults:
     results: SearchResults
     relevant: NDArray[np.bool_]
     n_relevant: NDArray[np.int64]
-    groups: NDArray[np.str_] | None = None
-    clusters: NDArray[Any] | None = None
-    cluster: str | None = None
     one_label: bool = False
-    query_labels: NDArray[np.int64] | None = None
-    query_label: str = LABEL
-    query_keys: NDArray[np.int64] | None = None
+    population: Population = INDEPENDENT
 
     def __post_init__(self) -> None:
-        require_arrays(
-            self, "relevant", "n_relevant", "groups", "clusters", "query_labels", "query_keys"
-        )
+        require_arrays(self, "relevant", "n_relevant")
         n = len(self.results)
         shape = (n, self.results.depth)
         for name, expected, kinds, kind in (
@@ -249,7 +235,7 @@ class LabelledResults:
                 raise InvalidData(f"{name} is of type {values.dtype}; it must be {kind}")
         if (self.n_relevant < np.count_nonzero(self.relevant, axis=1)).any():
             raise InvalidData("n_relevant: some queries have more relevant candidates than that")
-        check_groups_and_clusters(n, self.groups, self.clusters, self.cluster)
+        set_population(self)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -303,7 +289,7 @@ class ScoredResults:
         n_relevant: (n,) number of true matches in the whole gallery.
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        groups, clusters, cluster, query_labels, query_label, query_keys: see `LabelledResults`.
+        population: of the queries; n independent ones by default.
         is_cut: True if more than `depth` candidates were searched, see `cut`.
 
     Raises:
@@ -318,12 +304,7 @@ class ScoredResults:
     n_relevant: NDArray[np.int64] | None = None
     uncertainty: NDArray[np.float64] | None = None
     selection_score: NDArray[np.float64] | None = None
-    groups: NDArray[np.str_] | None = None
-    clusters: NDArray[Any] | None = None
-    cluster: str | None = None
-    query_labels: NDArray[np.int64] | None = None
-    query_label: str = LABEL
-    query_keys: NDArray[np.int64] | None = None
+    population: Population = INDEPENDENT
     is_cut: bool = False
 
     # The arrays that are stored, and their names in a file.
@@ -345,7 +326,7 @@ class ScoredResults:
                 expected = (n, self.depth) if each.name in ("scores", "relevant") else (n,)
                 if values.shape != expected:
                     raise InvalidData(f"{each.name} has shape {values.shape}; expected {expected}")
-        check_groups_and_clusters(n, self.groups, self.clusters, self.cluster)
+        set_population(self)
 
     @classmethod
     def of(
@@ -462,24 +443,20 @@ class ScoredResults:
         """Return these and the results of other queries, all of them independent.
 
         Raises:
-            InvalidData: the queries come in clusters, have different depths, or some have groups
-                and others do not.
+            InvalidData: the queries come in clusters, have different depths, or only some have
+                groups, labels or digests.
         """
         parts = (self, *others)
-        if len({part.depth for part in parts}) > 1 or any(part.cluster for part in parts):
+        clustered = any(part.population.clusters is not None for part in parts)
+        if len({part.depth for part in parts}) > 1 or clustered:
             raise InvalidData("queries of another depth, or in clusters, cannot be added")
-        if len({part.groups is None for part in parts}) > 1:
-            raise InvalidData("the calibration queries and those to add all need a group, or none")
         joined: dict[str, Any] = {
             each.name: np.concatenate([getattr(part, each.name) for part in parts])
             for each in fields(self)
             if isinstance(getattr(self, each.name), np.ndarray)
         }
-        return replace(self, **joined)
-
-    def group_names(self) -> list[str]:
-        """Return the names of the groups, sorted; empty if the queries have none."""
-        return [] if self.groups is None else sorted(set(self.groups.tolist()))
+        population = self.population.joined(*(part.population for part in others))
+        return replace(self, population=population, **joined)
 
     def of_group(self, group: str | None) -> ScoredResults:
         """Return the results of the queries of one group; all of them for None.
@@ -487,15 +464,7 @@ class ScoredResults:
         Raises:
             InvalidConfig: no query is in this group.
         """
-        if group is None:
-            return self
-        names = self.group_names()
-        if self.groups is None or group not in names:
-            raise InvalidConfig(
-                f"group {group!r} has no calibration queries; "
-                + (f"there are {', '.join(map(repr, names))}" if names else "none have a group")
-            )
-        return self[self.groups == group]
+        return self if group is None else self[self.population.in_group(group)]
 
     def by_label(self) -> ScoredResults:
         """Return the results with the queries of each label as one cluster.
@@ -503,94 +472,35 @@ class ScoredResults:
         Raises:
             InvalidConfig: the queries have no labels.
         """
-        if self.query_labels is None:
-            raise InvalidConfig(
-                "query_labels needs queries with one label each, which these do not have: pass "
-                "their clusters to the calibration instead"
-            )
-        return replace(self, clusters=self.query_labels, cluster=self.query_label)
+        return replace(self, population=self.population.by_label())
 
     @cached_property
     def ascending_match_scores(self) -> NDArray[np.float32]:
         """(n,) `match_score` in ascending order: one sort serves every alpha and delta."""
         return np.sort(self.match_score)
 
-    @property
-    def unit(self) -> str:
-        """The word for the independent units: "queries", "clusters", or what labels are called."""
-        if self.clusters is None:
-            return "queries"
-        return f"{self.cluster}s" if self.cluster == self.query_label else "clusters"
-
-    @cached_property
-    def units(self) -> int:
-        """Number of independent units: clusters if there are any, else queries."""
-        return len(self) if self.clusters is None else len(self._clustering[1])
-
-    def unit_means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(units, g) means over each cluster of (n, g) values; the values without clusters."""
-        if self.clusters is None:
-            return values
-        cluster, counts = self._clustering
-        width = values.shape[1]
-        cells = cluster[:, None] * width + np.arange(width)
-        sums = np.bincount(cells.ravel(), values.ravel(), len(counts) * width)
-        return sums.reshape(len(counts), width) / counts[:, None]
-
-    @property
-    def n_mixed_clusters(self) -> int:
-        """Number of clusters that hold queries of several groups."""
-        if self.clusters is None or self.groups is None:
-            return 0
-        group = np.unique(self.groups, return_inverse=True)[1]
-        pairs = np.unique(np.stack([self._clustering[0], group]), axis=1)
-        return int(np.count_nonzero(np.bincount(pairs[0]) > 1))
-
-    @cached_property
-    def _clustering(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The number (n,) of each query's cluster, and the number of queries of each cluster."""
-        clusters = np.arange(len(self)) if self.clusters is None else self.clusters
-        _, number, counts = np.unique(clusters, return_inverse=True, return_counts=True)
-        return number.astype(np.int64), counts.astype(np.int64)
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays to store, by their names in a file."""
         arrays = {stored: self.require(name) for name, stored in self.STORED.items()}
         arrays["relevant"] = arrays["relevant"].astype(np.uint8)
-        return arrays if self.clusters is None else arrays | {"clusters": self._clustering[0]}
+        return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], **attributes: Any) -> Self:
-        """Return the results of stored `arrays`, with attributes that are stored elsewhere."""
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], population: Population) -> Self:
+        """Return the results of stored `arrays` and of a population."""
         values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
         values["relevant"] = values["relevant"].astype(bool)
-        return cls.of(**values, clusters=arrays.get("clusters"), **attributes)
-
-
-def require_arrays(record: object, *names: str) -> None:
-    """Raise `InvalidData` unless the attributes of these names are arrays or None."""
-    for name in names:
-        value = getattr(record, name)
-        if value is not None and not isinstance(value, np.ndarray):
-            raise InvalidData(f"{name} is a {type(value).__name__}: pass an array")
+        return cls.of(**values, population=population)
 
 
 def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:
-    """Return rows of all attributes of a dataclass that are arrays, by name."""
+    """Return rows of all attributes of a dataclass that are arrays or a population, by name."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
-    return {name: value[rows] for name, value in values.items() if isinstance(value, np.ndarray)}
-
-
-def check_groups_and_clusters(
-    n: int, groups: NDArray[Any] | None, clusters: NDArray[Any] | None, cluster: str | None
-) -> None:
-    """Raise `InvalidData` unless n queries have a group and a cluster each, or none has."""
-    for name, values, kinds in (("groups", groups, "U"), ("clusters", clusters, "Uiu")):
-        if values is not None and (values.shape != (n,) or values.dtype.kind not in kinds):
-            found = f"shape {values.shape} and type {values.dtype}"
-            raise InvalidData(f"{name} has {found} for {n} queries; pass a string for each")
-    if (clusters is None) != (cluster is None):
-        raise InvalidData("pass clusters and what a cluster is, such as 'video', or neither")
+    return {
+        name: value[rows]
+        for name, value in values.items()
+        if isinstance(value, np.ndarray | Population)
+    }
 
 
 def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:

@@ -150,12 +150,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         n_relevant=labelled.n_relevant,
         uncertainty=labelled.results.uncertainty,
         selection_score=ranking.selection_score,
-        groups=labelled.groups,
-        clusters=labelled.clusters,
-        cluster=labelled.cluster,
-        query_labels=labelled.query_labels,
-        query_label=labelled.query_label,
-        query_keys=labelled.query_keys,
+        population=labelled.population,
     )
 
 

@@ -70,7 +70,7 @@ def learn_then_test(
     if by_label:
         splits = [[*means, means[0].by_label()] for means in splits]
     bound_of: dict[str, Bound] = {
-        name: "binomial" if risk.binary and splits[0][-1].clusters is None else of_means
+        name: "binomial" if risk.binary and splits[0][-1].population.clusters is None else of_means
         for name, risk in risks.items()
     }
     # Of the sets that these thresholds give, which have a tolerance.
@@ -87,7 +87,7 @@ def learn_then_test(
         largest = [
             np.max(
                 [
-                    p_values(total, part.units, alpha, bound_of[name])
+                    p_values(total, part.population.n_units, alpha, bound_of[name])
                     for name, alpha in levels.items()
                     for part, total in zip(split, of[name], strict=True)
                 ],
@@ -108,7 +108,8 @@ def learn_then_test(
         requested = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
         alone = ", ".join(f"{name} {alpha or 1:.4f}" for name, alpha in smallest.items())
         each = ", each alone" if len(alphas) > 1 else ""
-        unit, units = splits[0][-1].unit, splits[0][-1].units
+        population = splits[0][-1].population
+        unit, units = population.unit_word, population.n_units
         of_units = f"{units} {'' if unit == 'queries' else f'{unit} of '}calibration queries"
         raise RiskUnattainable(
             f"{requested} at delta = {delta:g} cannot be certified with {of_units}: ask for more "

@@ -210,7 +210,7 @@ class Evidence:
         self._served, self._store = served, store
         calibration = served.calibration
         self._earlier = known_digests(served.retriever.searcher, calibration)
-        self._clustered = calibration.main.calibration.cluster is not None
+        self._clustered = calibration.main.calibration.population.clusters is not None
         self._recurring = calibration.options.recurring
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last comparison, with a key
         self.watch = GuaranteeWatch(self._losses, self._queries, wait, self._recurring)
@@ -271,7 +271,7 @@ class Evidence:
     def _compare(self, recent: Reported) -> dict[str, Any]:
         """Compare queries, unless they are those of the last comparison."""
         alpha = min((row.terms["alpha"] for row in self.watch.rows), default=ALPHA)
-        key = (recent.queries.identities.tobytes(), recent.n_unlabelled_hits, alpha)
+        key = (recent.queries.digests.tobytes(), recent.n_unlabelled_hits, alpha)
         if self._compared is None or self._compared[0] != key:
             outcome: dict[str, Any] = {"p_value": None, "n_recent": len(recent.labels)}
             try:

@@ -24,7 +24,7 @@ from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, GuaranteeRequest, LabelledResults
+from rcir.risk import RISKS, GuaranteeRequest, LabelledResults, Population
 from rcir.risk.request import Distinct
 from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
@@ -110,7 +110,7 @@ class Served:
         array = np.asarray(vectors, np.float64)
         searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
         stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
-        return searcher.prepared(array, None, stated, model).identified()
+        return searcher.prepared(array, None, stated, model).with_population()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Return the queries of each request; the pictures of all are embedded together."""
@@ -136,11 +136,8 @@ class Served:
         size = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
         batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
-        queries = replace(
-            self.retriever.searcher.prepared(embedded),
-            images=None,
-            digests=np.concatenate(part_digests),
-        )
+        population = Population(len(pixels), np.concatenate(part_digests))
+        queries = replace(self.retriever.searcher.prepared(embedded), population=population)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         return [queries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -148,7 +145,7 @@ class Served:
         """Search queries with labels; a query with label None matches nothing."""
         retriever = self.retriever
         relevance, _ = retriever.searcher.gallery.reported_relevance(labels, retriever.label_names)
-        return retriever.search_labelled(replace(queries, relevance=relevance))
+        return retriever.search_labelled(queries.with_population(relevance))
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -239,7 +236,7 @@ class Served:
             "takes": "vector" if self.retriever.encoder is None else "picture",
             "risks": list(RISKS),
             "distinct": [name for name in calibration.rules if name is not None],
-            "groups": main.calibration.group_names(),
+            "groups": main.calibration.population.group_names,
             "anytime": calibration.sequential,
             "delta": DELTA,
             "levels": {

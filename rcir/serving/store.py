@@ -23,6 +23,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidData, RcirError
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
+from rcir.risk import Population
 
 if TYPE_CHECKING:  # reading the file does not require the packages of a server
     from rcir.serving.schemas import Feedback, Terms
@@ -126,9 +127,9 @@ class Reported:
         rows = np.arange(len(self.labels))
         if not recurring:
             labelled_first = np.argsort([label is None for label in self.labels], kind="stable")
-            _, first = np.unique(self.queries.identities[labelled_first], return_index=True)
+            _, first = np.unique(self.queries.digests[labelled_first], return_index=True)
             rows = np.sort(labelled_first[first])
-        rows = rows[is_new(self.queries.identities[rows], earlier)]
+        rows = rows[is_new(self.queries.digests[rows], earlier)]
         matches = [self.matches[row] for row in rows]
         return Reported(self.queries[rows], matches, [self.labels[row] for row in rows])
 
@@ -172,7 +173,7 @@ def _encode(queries: Queries) -> list[bytes]:
     """Return each query, all that it is searched by, in safetensors' format."""
     arrays: dict[str, NDArray[Any]] = {
         "vectors": queries.vectors,
-        "digests": queries.identities.view(np.uint8).reshape(len(queries), -1),
+        "digests": queries.digests.view(np.uint8).reshape(len(queries), -1),
     }
     if queries.uncertainty is not None:
         arrays["uncertainty"] = queries.uncertainty
@@ -195,8 +196,8 @@ def _decode(row: bytes) -> Queries:
     return Queries(
         vectors,
         uncertainty,
-        digests=digests.view(f"S{digests.shape[1]}")[:, 0],
         embedding=Embedding.from_arrays(parts) if parts else None,
+        population=Population(len(vectors), digests.view(f"S{digests.shape[1]}")[:, 0]),
     )
 
 
@@ -263,8 +264,8 @@ class Store:
             raise StoreUnavailable(f"{self.path} was locked by another process a moment ago")
         now, rows = time.time(), []
         for version, terms, queries, answers in answered:
-            queries = queries.identified()
-            parts = zip(answers, queries.identities, _encode(queries), strict=True)
+            queries = queries.with_population()
+            parts = zip(answers, queries.digests, _encode(queries), strict=True)
             for answer, digest, query in parts:
                 watched = terms.watched and not answer.abstained
                 name, items = secrets.token_urlsafe(12), json.dumps(answer.ids)

@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 import rcir
 from calibration.evaluation import subgroups
+from tests.populations import in_population
 
 DELTA = 0.05
 
@@ -66,7 +67,7 @@ def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outc
 
 def test_no_interval_is_claimed_for_queries_in_clusters(outcome):
     """They depend on each other, so their misses are not binomial."""
-    test = replace(outcome.test, clusters=np.repeat([*"abcdef"], 50), cluster="drawer")
+    test = in_population(outcome.test, clusters=np.repeat([*"abcdef"], 50), cluster_word="drawer")
     plain = subgroups(outcome.retriever, outcome.test, outcome.splits.test, 10.0)
     clustered = subgroups(outcome.retriever, test, outcome.splits.test, 10.0)
     assert clustered == [replace(part, low=None, high=None) for part in plain]

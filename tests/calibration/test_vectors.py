@@ -242,7 +242,10 @@ def test_items_tune_for_few_queries_and_labels_divide_on_request(folder):
     assert (len(calibration.calibration_queries), made.evaluation.n_test) == (45, 15)
     by_label = certify(config(tuning="labels", output="by-label", score_function="quantile"))
     calibration = by_label.retriever.require_calibration()
-    calibrated, tuned = calibration.calibration_queries.labels, calibration.tuning_queries.labels
+    calibrated, tuned = (
+        queries.population.labels
+        for queries in (calibration.calibration_queries, calibration.tuning_queries)
+    )
     assert not set(calibrated.tolist()) & set(tuned.tolist())
     assert "No test query has the label of a calibration query" in by_label.evaluation.labels
     write(folder, "clusters", ASKED, label=NAMES[ASKED_LABELS], cluster=np.arange(600) // 3)

@@ -9,6 +9,7 @@ import pytest
 from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
+from tests.populations import in_population
 from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
 from tests.retrieval.whole_numbers import (
     CALIBRATION,
@@ -120,14 +121,14 @@ def test_clusters_of_images_are_named_by_an_attribute(retriever, splits):
         splits.calibration, attributes={**splits.calibration.attributes, "drawer": DRAWERS}
     )
     found = retriever.search_labelled(images, "occluded", cluster="drawer")
-    assert found.clusters.tolist() == DRAWERS.tolist()
-    assert found.groups.tolist() == images.attributes["occluded"].astype(str).tolist()
+    assert found.population.clusters.tolist() == DRAWERS.tolist()
+    assert found.population.groups.tolist() == images.attributes["occluded"].astype(str).tolist()
     with pytest.raises(InvalidData, match="drawer"):
         retriever.search_labelled(images, cluster="video")
     known = replace(images, cluster="drawer")
     with pytest.warns(UserWarning, match="clusters"):
-        assert retriever.search_labelled(known).clusters is None
-    assert retriever.search_labelled(known, cluster="drawer").cluster == "drawer"
+        assert retriever.search_labelled(known).population.clusters is None
+    assert retriever.search_labelled(known, cluster="drawer").population.cluster_word == "drawer"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +137,13 @@ def test_clusters_of_images_are_named_by_an_attribute(retriever, splits):
         {"clusters": np.array(["a"] * 99)},
         {"clusters": np.arange(400) / 7},
         {"clusters": None},
-        {"cluster": None},
+        {"cluster_word": None},
     ],
     ids=["few", "numbers", "unnamed", "missing"],
 )
 def test_clusters_that_do_not_name_each_query_are_refused(change):
     with pytest.raises(InvalidData, match="cluster"):
-        replace(by_drawers(build()), **change)
+        in_population(by_drawers(build()), **change)
 
 
 def test_vectors_are_divided_and_counted_by_whole_clusters():
@@ -152,7 +153,7 @@ def test_vectors_are_divided_and_counted_by_whole_clusters():
     )
     assert "280 calibration queries by video, 56 of them" in str(report)
     tuned, calibrated = (
-        set(one.clusters.tolist())
+        set(one.population.clusters.tolist())
         for one in (own.calibration.tuning_queries, own.calibration.calibration_queries)
     )
     assert not tuned & calibrated
@@ -192,7 +193,7 @@ def test_both_splits_come_in_the_same_kind_of_clusters_or_in_none():
     for tuning, calibration in (
         (search(own, TUNING, groups=False), second),
         (first, search(own, CALIBRATION, groups=False)),
-        (first, replace(second, cluster="video")),
+        (first, in_population(second, cluster_word="video")),
     ):
         with pytest.raises(InvalidData, match="drawer"):
             own.calibrate_splits(tuning, calibration)

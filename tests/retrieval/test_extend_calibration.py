@@ -8,6 +8,7 @@ from scipy.integrate import quad
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.retrieval.retriever import Retriever
+from tests.populations import in_population
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, FURTHER, GALLERY, TEST, TUNING
 
@@ -175,7 +176,7 @@ def test_queries_of_new_groups_are_refused_because_delta_is_divided_among_the_gr
     for recurring in (False, True):
         with pytest.raises(InvalidData, match="unheard of"):
             extended.extend_calibration(
-                replace(search(extended, TEST), groups=groups), None, recurring
+                in_population(search(extended, TEST), groups=groups), None, recurring
             )
     assert guarantee(extended, 0.5, mix="any", anytime=True).n_groups == 2
     with pytest.raises(InvalidConfig, match="unheard of"):

@@ -49,7 +49,7 @@ def test_an_item_finds_nothing_of_its_cluster_and_other_queries_find_all(named):
     np.testing.assert_allclose(results.results.distances, expected, rtol=1e-4)
     matches = (labels[:, None] == LABELS) & ~left_out
     np.testing.assert_array_equal(results.n_relevant, matches.sum(axis=1))
-    assert results.clusters is None  # their queries are not yet one of each
+    assert results.population.clusters is None  # their queries are not yet one of each
 
 
 def test_a_query_that_is_no_item_is_left_out_with_the_cluster_that_it_names():
@@ -184,7 +184,7 @@ def test_queries_whose_items_were_removed_calibrate_no_more():
             retriever.calibration.tuning_queries,
         ):
             assert len(queries)
-            assert (retriever.searcher.gallery.units_of(queries.identities) >= 0).all()
+            assert (retriever.searcher.gallery.units_of(queries.digests) >= 0).all()
 
 
 def test_recurring_queries_of_one_cluster_count_once():
@@ -221,7 +221,7 @@ def test_labels_divide_queries_only_if_clusters_lie_within_labels():
     retriever = built()
     retriever.calibrate(VECTORS, LABELS, "constant", tuning="labels")
     tuned, calibrated = (
-        set(part.known_labels.tolist())
+        set(part.population.known_labels.tolist())
         for part in (
             retriever.calibration.tuning_queries,
             retriever.calibration.calibration_queries,

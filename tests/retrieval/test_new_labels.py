@@ -10,7 +10,16 @@ import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
-from rcir.risk import GuaranteeRequest, LabelledResults, Risk, ScoredResults, certify, losses
+from rcir.risk import (
+    GuaranteeRequest,
+    LabelledResults,
+    Population,
+    Risk,
+    ScoredResults,
+    certify,
+    losses,
+)
+from tests.populations import in_population
 from tests.retrieval.retrievers import build, plain
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
 
@@ -98,7 +107,7 @@ def test_items_are_searched_without_themselves_and_their_copies():
         found = items.results.distances[row]
         np.testing.assert_allclose(found[np.isfinite(found)], expected)
         assert items.results.positions[row].min() == -1
-        same = np.count_nonzero((labels == items.query_labels[row]) & (apart[row] > 0))
+        same = np.count_nonzero((labels == items.population.labels[row]) & (apart[row] > 0))
         assert items.n_relevant[row] == items.relevant[row].sum() == same
 
 
@@ -211,7 +220,8 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     assert len(calibration.tuning_queries) == len(TUNING)
     assert len(calibration.on_gallery.tuning_queries) == 0
     assert (
-        calibration.on_gallery.main.calibration.query_labels.tolist() == CALIBRATION.labels.tolist()
+        calibration.on_gallery.main.calibration.population.labels.tolist()
+        == CALIBRATION.labels.tolist()
     )
 
 
@@ -240,11 +250,16 @@ def test_a_saved_retriever_still_warns_when_its_gallery_has_grown(tmp_path):
         loaded.recalibrate()
 
 
+def of_labels(labels, scores, relevant):
+    """Return scored queries of these labels."""
+    return ScoredResults.of(scores, relevant, population=Population(len(labels), labels=labels))
+
+
 def equal_within_labels(labels, queries=3):
     """Return queries whose match is in place 0 for the first label, 1 for the second, and so on."""
     label = np.repeat(np.arange(labels), queries)
     scores = np.tile(np.arange(50, dtype=np.float32), (len(label), 1))
-    return ScoredResults.of(scores, scores == label[:, None], query_labels=label)
+    return of_labels(label, scores, scores == label[:, None])
 
 
 def test_as_many_labels_certify_as_the_refusal_says():
@@ -270,7 +285,7 @@ def test_every_alpha_from_the_one_that_a_refusal_states_on_is_certified(query_la
         difficulty = rng.normal(0, 0.6, labels)[label]
         first = np.floor(np.exp(difficulty + rng.standard_normal(len(label))))
         scores = np.tile(np.arange(30, dtype=np.float32), (len(label), 1))
-        return ScoredResults.of(scores, scores == first[:, None], query_labels=label)
+        return of_labels(label, scores, scores == first[:, None])
 
     tuning, calibration = drawn(60), drawn(12 + 8 * seed)
     request = GuaranteeRequest(0.02, 0.1, query_labels=query_labels)
@@ -286,7 +301,7 @@ def test_every_alpha_from_the_one_that_a_refusal_states_on_is_certified(query_la
 def test_a_refusal_of_every_alpha_states_none(query_labels):
     scores = np.zeros((40, 1), np.float32)
     labels = np.arange(40) // 2
-    missed = ScoredResults.of(scores, np.zeros((40, 1), bool), query_labels=labels)
+    missed = of_labels(labels, scores, np.zeros((40, 1), bool))
     with pytest.raises(RiskUnattainable) as caught:
         certify(GuaranteeRequest(0.1, 0.1, query_labels=query_labels), missed, missed)
     assert caught.value.minimum_alpha is None
@@ -298,7 +313,7 @@ def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
     label = np.repeat(np.arange(45), 20)
     scores = np.tile(np.arange(10, dtype=np.float32), (len(label), 1))
     relevant = scores == np.minimum(rng.geometric(0.5, len(label)) - 1, 9)[:, None]
-    alike = ScoredResults.of(scores, relevant, query_labels=label)
+    alike = of_labels(label, scores, relevant)
     for tuning in (alike, equal_within_labels(45)):
         calibration = tuning if tuning is not alike else alike[rng.permutation(len(label))]
         certificate = certify(GuaranteeRequest(0.3, 0.1, query_labels="new"), calibration, tuning)
@@ -323,7 +338,7 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
 
     def in_cells(scored, searched):
         _, cells = np.unique(searched.relevance.places // 10, axis=0, return_inverse=True)
-        return replace(scored, clusters=cells, cluster="cell")
+        return in_population(scored, clusters=cells, cluster_word="cell")
 
     rule = calibration.main
     calibrated = in_cells(rule.calibration, calibration.calibration_queries)
@@ -331,7 +346,10 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
     loaded = rcir.load(own.save(tmp_path / "places"))
     for retriever in (own, loaded):
         guarantee = retriever.guarantee(0.4, 0.1, query_labels="new")
-        assert (guarantee.threshold, guarantee.n_labels) == (expected.threshold, calibrated.units)
+        assert (guarantee.threshold, guarantee.n_labels) == (
+            expected.threshold,
+            calibrated.population.n_units,
+        )
         assert "any further 10-wide cell" in str(guarantee)
         assert "cell" not in str(retriever.guarantee(0.4, 0.1))
 
@@ -358,7 +376,7 @@ def test_losses_of_a_custom_risk_are_checked_for_new_labels(monkeypatch):
     monkeypatch.setitem(losses._table, risk.key, risk)
     labels = np.repeat(np.arange(22), 3)
     scores = np.tile(np.arange(12, dtype=np.float32), (len(labels), 1))
-    queries = ScoredResults.of(scores, np.isin(scores, [0, 10]), query_labels=labels)
+    queries = of_labels(labels, scores, np.isin(scores, [0, 10]))
     request = GuaranteeRequest(0.1, 0.1, risk=risk.name, query_labels="new")
     with pytest.raises(InvalidData, match="first"):
         certify(request, queries, queries)

@@ -17,6 +17,7 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.bootstrap import Estimate, bootstrap, compare_sizes, interval, why_no_interval
+from tests.populations import in_population
 from tests.risk.conftest import naive_allowed_misses
 
 DELTA = 0.1
@@ -191,7 +192,7 @@ def test_runs_on_different_numbers_of_queries_are_refused(runs):
 def rule(labelled):
     groups = np.repeat(["a", "b"], 300)
     tuning, calibration = labelled(200, 1, matches=0.5), labelled(600, 0, matches=0.5)
-    return SetRule(Constant(), tuning, replace(calibration, groups=groups))
+    return SetRule(Constant(), tuning, in_population(calibration, groups=groups))
 
 
 @pytest.mark.parametrize("among", [1, 2, 12])

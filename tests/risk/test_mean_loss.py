@@ -20,6 +20,7 @@ from rcir.risk import (
     mean_loss,
     score,
 )
+from tests.populations import in_population
 from tests.risk.conftest import naive_loss
 
 BOUNDS = ("hoeffding", "bentkus", "hoeffding-bentkus", "betting")
@@ -43,8 +44,8 @@ def clustered(calibration, tuning):
     clusters = np.random.default_rng(2).integers(80, size=240)
     clusters[:80] = np.arange(80)
     return (
-        replace(calibration, clusters=clusters, cluster="video"),
-        replace(tuning, clusters=np.arange(90) // 3, cluster="video"),
+        in_population(calibration, clusters=clusters, cluster_word="video"),
+        in_population(tuning, clusters=np.arange(90) // 3, cluster_word="video"),
     )
 
 
@@ -55,12 +56,13 @@ def groups():
 
 @pytest.fixture(scope="module")
 def grouped(calibration, tuning, groups):
-    return SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    return SetRule(SCORE_FUNCTION, tuning, in_population(calibration, groups=groups))
 
 
 def loss_table(labelled, risk):
     """Every score with the mean loss of every cluster, or of every query, at that threshold."""
-    names = range(len(labelled)) if labelled.clusters is None else labelled.clusters.tolist()
+    clusters = labelled.population.clusters
+    names = range(len(labelled)) if clusters is None else clusters.tolist()
     members = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
@@ -285,9 +287,11 @@ def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, g
     names = np.where(np.arange(240) < 9, "few", groups)
     request = Request(0.3, 0.1, mix="any")
     with pytest.raises(RiskUnattainable, match="'few'") as caught:
-        certify(request, replace(calibration, groups=names), tuning)
+        certify(request, in_population(calibration, groups=names), tuning)
     assert caught.value.required_calibration is not None
-    certify(replace(request, alpha=caught.value.minimum_alpha), replace(calibration, groups=names))
+    certify(
+        replace(request, alpha=caught.value.minimum_alpha), in_population(calibration, groups=names)
+    )
     with pytest.raises(InvalidConfig, match="group"):
         certify(request, calibration, tuning)
 
@@ -302,14 +306,14 @@ def test_a_mix_of_one_group_needs_at_least_the_sets_of_that_group(grouped):
 
 def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, groups):
     calibration, tuning = clustered
-    rule = SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    rule = SetRule(SCORE_FUNCTION, tuning, in_population(calibration, groups=groups))
     for options in ({"risk": "miss"}, {"risk": "recall"}, {"group": "b"}):
         queries = calibration[groups == "b"] if "group" in options else calibration
         guarantee = rule.guarantee(Request(0.4, 0.1, **options))
         risk = find_risk(options.get("risk", "miss"))
         expected = mean_loss(risk, 0.4, 0.1, queries, tuning, "betting")
         assert guarantee.certificate == expected
-        assert guarantee.n_clusters == len(set(queries.clusters.tolist()))
+        assert guarantee.n_clusters == len(set(queries.population.clusters.tolist()))
         assert guarantee.n_calibration == len(queries)
     assert rule.guarantee(Request(0.4, None)).bound == "conformal"
 
@@ -317,7 +321,9 @@ def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, group
 @pytest.mark.parametrize(("risk", "alpha"), [("miss", 0.3), ("recall", 0.4)])
 def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, alpha, clustered):
     calibration, tuning = clustered
-    grouped = replace(calibration, groups=np.array(list("abc"))[calibration.clusters % 3])
+    grouped = in_population(
+        calibration, groups=np.array(list("abc"))[calibration.population.clusters % 3]
+    )
     request = Request(alpha, 0.3, risk, mix="any")
     each = [
         mean_loss(find_risk(risk), alpha, 0.1, grouped.of_group(name), tuning, "betting").threshold
@@ -333,14 +339,18 @@ def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, 
 
 def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
     calibration, tuning = clustered
-    one = np.array(list("abc"))[calibration.clusters % 3]
+    one = np.array(list("abc"))[calibration.population.clusters % 3]
     one[0] = "b"  # the other queries of cluster 0 are of group a
     request = Request(0.6, 0.3, mix="any")
     for names, clusters in ((groups, 60), (one, 1)):
         with pytest.raises(InvalidConfig, match=rf"{clusters} of 80 clusters \(video\)"):
-            certify(request, replace(calibration, groups=names), tuning)
-    labels = replace(
-        calibration, groups=groups, query_labels=calibration.clusters, clusters=None, cluster=None
+            certify(request, in_population(calibration, groups=names), tuning)
+    labels = in_population(
+        calibration,
+        groups=groups,
+        labels=calibration.population.clusters,
+        clusters=None,
+        cluster_word=None,
     )
     for query_labels in ("new", "any"):
         with pytest.raises(InvalidConfig, match="60 of 80 labels"):
@@ -353,7 +363,7 @@ def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
 def test_clusters_refuse_what_needs_independent_queries(options, clustered, groups):
     calibration, tuning = clustered
     with pytest.raises(InvalidConfig, match="clusters"):
-        certify(Request(0.3, 0.1, **options), replace(calibration, groups=groups), tuning)
+        certify(Request(0.3, 0.1, **options), in_population(calibration, groups=groups), tuning)
 
 
 def test_too_few_clusters_are_counted_in_the_refusal(clustered):
@@ -363,9 +373,3 @@ def test_too_few_clusters_are_counted_in_the_refusal(clustered):
     assert certify(Request(minimum, 0.1), *clustered).threshold >= 0
     with pytest.raises(RiskUnattainable):
         certify(Request(minimum * (1 - 1e-6), 0.1), *clustered)
-
-
-def test_clusters_need_a_name_and_a_name_needs_clusters(clustered, calibration):
-    for labelled, cluster in ((clustered[0], None), (calibration, "video")):
-        with pytest.raises(InvalidData, match="clusters"):
-            replace(labelled, cluster=cluster)

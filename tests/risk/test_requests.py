@@ -45,6 +45,7 @@ from rcir.risk import (
     score,
     selective,
 )
+from tests.populations import in_population
 from tests.risk.conftest import naive_allowed_misses
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
@@ -75,7 +76,7 @@ def groups():
 
 @pytest.fixture(scope="module")
 def rule(tuning, calibration, groups):
-    return SetRule(SCORE_FUNCTION, tuning, replace(calibration, groups=groups))
+    return SetRule(SCORE_FUNCTION, tuning, in_population(calibration, groups=groups))
 
 
 def smallest(labelled, allowed):
@@ -276,7 +277,7 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelle
         with pytest.raises(InvalidData, match="depth"):
             call()
     with pytest.raises(InvalidData, match="groups"):
-        replace(calibration, groups=np.array(["a"] * 499))
+        in_population(calibration, groups=np.array(["a"] * 499))
     with pytest.raises(InvalidConfig, match="bound"):
         SetRule(SCORE_FUNCTION, tuning, calibration, bound="normal")
     with pytest.raises(InvalidData, match="tuning split"):
@@ -390,13 +391,13 @@ def test_levels_of_other_number_types_count_as_their_value(kind, bound):
     assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
 
 
-@pytest.mark.parametrize("name", ["relevant", "n_relevant", "groups", "clusters"])
+@pytest.mark.parametrize("name", ["relevant", "n_relevant"])
 @pytest.mark.parametrize("value", [[True] * 60, "many", 3, {"a": 1}], ids=repr)
 def test_labels_that_are_not_arrays_are_refused_by_name(name, value, queries):
     results, relevant, totals = queries(60, 0)
-    options = {"relevant": relevant, "n_relevant": totals, name: value}
+    options = {"relevant": relevant, "n_relevant": totals} | {name: value}
     with pytest.raises(InvalidData, match=name):
-        LabelledResults(results, cluster="video" if name == "clusters" else None, **options)
+        LabelledResults(results, **options)
 
 
 @pytest.mark.parametrize("name", ["distances", "labels", "candidate_uncertainty", "positions"])

@@ -1,7 +1,5 @@
 """Search results, their labels and their losses, against plain loops."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -16,6 +14,7 @@ from rcir.risk import (
     find_risk,
     score,
 )
+from tests.populations import in_population
 from tests.risk.conftest import naive_loss
 
 RISKS = ("miss", "recall", "false-discovery")
@@ -156,14 +155,9 @@ def test_losses_are_those_of_each_set(risk, scored):
 
 
 def one_query(scores, relevant, total):
-    arrays = {
-        "candidate_scores": np.array([scores], np.float32),
-        "relevant": np.array([relevant]),
-        "totals": np.array([total]),
-        "uncertainty": np.zeros(1),
-        "selection_score": np.zeros(1),
-    }
-    return ScoredResults.from_arrays(arrays)
+    return ScoredResults.of(
+        np.array([scores], np.float32), np.array([relevant]), n_relevant=np.array([total])
+    )
 
 
 def test_padding_is_in_no_set_and_in_no_denominator():
@@ -188,17 +182,15 @@ def test_ranks_and_scores_are_those_of_the_first_match(scored):
 
 
 def test_subsets_and_stored_arrays_keep_every_value(scored):
-    clustered = replace(scored, clusters=np.arange(60) // 4, cluster="video")
     rows = np.array([7, 2, 40])
-    arrays = {name: values.copy() for name, values in clustered.arrays().items()}
-    restored = ScoredResults.from_arrays(arrays, cluster="video")
-    for name in (*STORED, "clusters"):
-        expected = getattr(clustered, name)
-        np.testing.assert_array_equal(getattr(clustered[rows], name), expected[rows])
+    arrays = {name: values.copy() for name, values in scored.arrays().items()}
+    restored = ScoredResults.from_arrays(arrays, scored.population)
+    for name in STORED:
+        expected = getattr(scored, name)
+        np.testing.assert_array_equal(getattr(scored[rows], name), expected[rows])
         np.testing.assert_array_equal(getattr(restored, name), expected)
         assert getattr(restored, name).dtype == expected.dtype
-    assert scored[rows].clusters is None
-    assert ScoredResults.from_arrays(scored.arrays()).clusters is None
+    assert restored.population is scored.population
 
 
 def test_labels_that_do_not_fit_are_refused(scored):
@@ -214,17 +206,17 @@ def test_labels_that_do_not_fit_are_refused(scored):
         with pytest.raises(InvalidData, match="type"):
             LabelledResults(results, relevant, totals)
     with pytest.raises(InvalidData, match="clusters"):
-        replace(scored, clusters=np.zeros(59, int), cluster="video")
+        in_population(scored, clusters=np.zeros(59, int), cluster_word="video")
     with pytest.raises(InvalidConfig, match="false-discovery"):
         find_risk("misses")
 
 
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(scored):
     clusters = np.random.default_rng(0).integers(0, 9, 60) * 7 - 3
-    clustered = replace(scored, clusters=clusters, cluster="video")
+    clustered = in_population(scored, clusters=clusters, cluster_word="video")
     thresholds = thresholds_of(scored)[::9]
     names = sorted(set(clusters.tolist()))
-    assert (scored.units, clustered.units) == (60, len(names))
+    assert (scored.population.n_units, clustered.population.n_units) == (60, len(names))
     for risk in RISKS:
         each = find_risk(risk).losses(scored, thresholds)
         np.testing.assert_array_equal(find_risk(risk).unit_losses(scored, thresholds), each)
@@ -252,9 +244,14 @@ def test_joined_queries_follow_each_other(queries):
         np.testing.assert_array_equal(getattr(both, name), values)
         assert getattr(both, name).dtype == getattr(first, name).dtype
     shallow = score(Constant(), LabelledResults(*queries(13, seed=1, depth=5)))
-    clustered = replace(second, clusters=np.arange(13), cluster="video")
-    grouped = replace(second, groups=np.array(["a"] * 13))
-    for one, other in ((first, shallow), (first, clustered), (clustered, first), (first, grouped)):
-        with pytest.raises(InvalidData, match="add"):
+    clustered = in_population(second, clusters=np.arange(13), cluster_word="video")
+    grouped = in_population(second, groups=np.array(["a"] * 13))
+    for one, other, word in (
+        (first, shallow, "depth"),
+        (first, clustered, "clusters"),
+        (clustered, first, "clusters"),
+        (first, grouped, "groups"),
+    ):
+        with pytest.raises(InvalidData, match=word):
             one.joined(other)
-    assert grouped.joined(grouped).groups.tolist() == ["a"] * 26
+    assert grouped.joined(grouped).population.groups.tolist() == ["a"] * 26

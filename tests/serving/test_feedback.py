@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from copy import copy
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -20,13 +19,14 @@ from calibration import recalibrate
 from rcir.embedding import Embedding
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.queries import Queries
-from rcir.risk import GuaranteeRequest, RiskMonitor
+from rcir.risk import GuaranteeRequest, Population, RiskMonitor
 from rcir.serving import monitoring
 from rcir.serving import store as module
 from rcir.serving.monitoring import GuaranteeWatch
 from rcir.serving.schemas import Feedback, Terms
 from rcir.serving.served import Folder
 from rcir.serving.store import Loss, MonitoredQuery, Store, StoreUnavailable, UnknownAnswer
+from tests.populations import in_population
 from tests.random_kills import N_SERVERS
 from tests.serving.conftest import drawn
 
@@ -46,7 +46,7 @@ def keep(store, vectors, n=1, seed=5, **terms):
     terms = Terms(**({"alpha": ALPHA} | terms))
     queries = vectors.searcher.prepared(drawn(n, seed)[0])
     answers = vectors.retrieve(queries, **terms.options)
-    return store.add([("v1", terms, queries.identified(), answers)])
+    return store.add([("v1", terms, queries.with_population(), answers)])
 
 
 def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
@@ -57,7 +57,7 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     store.feed(Feedback(answer=first, match=True))
     store.close()
     store = Store(file)
-    expected = vectors.searcher.prepared(drawn(3, 5)[0]).identified()
+    expected = vectors.searcher.prepared(drawn(3, 5)[0]).with_population()
     key, now = Terms(alpha=ALPHA).key, time.time()
     losses = store.losses("v1")
     assert [(loss.number, loss.terms, loss.miss, loss.answer, loss.digest) for loss in losses] == [
@@ -91,8 +91,8 @@ def test_the_whole_embedding_of_a_query_is_kept(file, retriever, splits):
     queries = Queries(
         embedding.vectors.numpy(),
         embedding.uncertainty.numpy().astype(np.float64),
-        digests=np.array([b"a" * 32, b"b" * 32]),
         embedding=Embedding(embedding.vectors, embedding.variance, embedding.uncertainty),
+        population=Population(2, np.array([b"a" * 32, b"b" * 32])),
     )
     store = Store(file)
     answers = retriever.retrieve(embedding, 0.6, 0.1)
@@ -568,7 +568,9 @@ def test_clustered_queries_are_no_evidence(tmp_path, serving):
     parts = []
     for seed, first in ((2, 0), (3, 90)):
         results = retriever.search_labelled(retriever.labelled(*drawn(450, seed)))
-        parts.append(replace(results, clusters=np.arange(450) // 5 + first, cluster="video"))
+        parts.append(
+            in_population(results, clusters=np.arange(450) // 5 + first, cluster_word="video")
+        )
     retriever.calibrate_splits(*parts, score_function="quantile")
     with serving(retriever.save(tmp_path / "clustered")) as client:
         assert respond(client, drawn(1, 8)[0][0], match=False)["watched"] is False
@@ -616,7 +618,7 @@ def keep_feedback(retriever, place, file, vectors, labels, unlabelled=None):
     Hits have none if `unlabelled` is True, and misses if it is False.
     """
     store = Store(file)
-    queries = retriever.searcher.prepared(vectors).identified()
+    queries = retriever.searcher.prepared(vectors).with_population()
     answers = retriever.retrieve(vectors, ALPHA, DELTA)
     names = store.add([(Folder(place).version(), Terms(alpha=ALPHA), queries, answers)])
     for name, answer, label in zip(names, answers, labels.tolist(), strict=True):

@@ -1,13 +1,12 @@
 """Queries that come in clusters: the guarantee is for the queries of other clusters."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from rcir.data.division import Source, divide, draw_by_cluster
 from rcir.data.records import ImageSet
 from rcir.risk import Request, allowed_misses, certify
+from tests.populations import in_population
 from tests.statistical.populations import first_matches_only, matched_at
 
 pytestmark = pytest.mark.statistical
@@ -52,13 +51,13 @@ def certified(thresholds_of):
         rng = np.random.default_rng(clusters)
         rows, which = drawn(30, correlation, rng)
         independent = population[rows]
-        tuning = replace(independent, clusters=which, cluster="video")
+        tuning = in_population(independent, clusters=which, cluster_word="video")
 
         def pairs():
             for _ in range(DRAWS):
                 rows, which = drawn(clusters, correlation, rng)
                 queries = population[rows]
-                yield replace(queries, clusters=which, cluster="video"), tuning
+                yield in_population(queries, clusters=which, cluster_word="video"), tuning
                 yield queries, independent
 
         thresholds = thresholds_of(lambda pair: certify(request, *pair).threshold, pairs())

@@ -1,11 +1,10 @@
 """Groups whose shares among the queries change after calibration."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from rcir.risk import RISKS, Request, certify
+from tests.populations import in_population
 from tests.statistical.populations import matched_at, scored_queries
 
 pytestmark = [pytest.mark.slow, pytest.mark.statistical]
@@ -61,7 +60,7 @@ def thresholds(everybody, thresholds_of):
             for _ in range(DRAWS):
                 which = rng.choice(len(names), N, p=list(shares.values()))
                 rows = which * POPULATION + rng.integers(POPULATION, size=N)
-                calibration = replace(everybody[rows], groups=names[which])
+                calibration = in_population(everybody[rows], groups=names[which])
                 yield from ((request, calibration) for request in requests)
 
         certified = thresholds_of(
@@ -139,11 +138,11 @@ def test_in_every_mix_of_groups_in_clusters_the_risk_holds(thresholds_of, excess
     def drawn():
         is_hard = rng.uniform(size=(number, 1)) < 0.25
         scores = rng.uniform(size=(number, 1)) * np.where(is_hard, 1, 0.3)
-        return replace(
+        return in_population(
             matched_at(np.repeat(scores, size)),
             groups=np.repeat(np.where(is_hard, "b", "a"), size),
             clusters=np.repeat(np.arange(number), size),
-            cluster="video",
+            cluster_word="video",
         )
 
     tuning = drawn()

@@ -1,12 +1,11 @@
 """Queries of new labels: labels are drawn independently, queries of one label are alike."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
 from rcir.risk import Request, certify
+from tests.populations import in_population
 from tests.statistical.populations import matched_at
 
 pytestmark = pytest.mark.statistical
@@ -26,7 +25,7 @@ def drawn(labels, rng, known=0.0):
     label = rng.integers(labels, size=QUERIES * labels)
     latent = (1 - known) * difficulty[label] + rng.standard_normal(len(label))
     queries = matched_at(ndtr(latent / np.hypot(1, SPREAD)))
-    return replace(queries, query_labels=label), difficulty
+    return in_population(queries, labels=label), difficulty
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """Levels chosen after looking, guarantees on average, and guarantees of each group."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from rcir.risk import SCORE_FUNCTIONS, Request, ScoredResults, certify, order_statistic
+from tests.populations import in_population
 
 pytestmark = pytest.mark.statistical
 
@@ -110,7 +109,7 @@ def test_the_risk_of_a_group_exceeds_alpha_in_at_most_delta_of_the_calibrations(
 
     def thresholds(group):
         request = Request(alpha, DELTA, risk, group=group)
-        samples = (replace(population[row], groups=night[row]) for row in draws(N))
+        samples = (in_population(population[row], groups=night[row]) for row in draws(N))
         return thresholds_of(lambda each: certify(request, each, tuning).threshold, samples)
 
     dark = population[night == "night"]
@@ -131,7 +130,7 @@ def test_misses_among_answers_to_a_group_exceed_alpha_in_at_most_delta_of_the_ca
         request = Request(alpha, DELTA, group=group, abstain=True)
         thresholds = thresholds_of(
             lambda each: certify(request, each, world.tuning).selection_threshold,
-            (replace(world.population[row], groups=night[row]) for row in draws(N)),
+            (in_population(world.population[row], groups=night[row]) for row in draws(N)),
         )
         counts = np.searchsorted(dark.selection_score[order], thresholds, side="right")
         missed = np.cumsum(~dark.relevant[order, 0])[counts - 1] / counts

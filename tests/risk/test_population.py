@@ -1,0 +1,91 @@
+"""Populations: units of queries, subsets and what does not fit together."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.metrics.labels import UNMATCHED
+from rcir.risk.population import KINDS, Population
+
+N = 60
+rng = np.random.default_rng(0)
+POPULATION = Population(
+    N,
+    digests=np.array([rng.bytes(16).hex() for _ in range(N)], "S32"),
+    labels=rng.integers(5, size=N),
+    groups=rng.choice(["a", "b"], N),
+    clusters=rng.integers(9, size=N) * 7 - 3,
+    cluster_word="video",
+)
+
+
+def test_means_are_of_the_queries_of_each_cluster_or_label():
+    values = rng.uniform(size=(N, 3))
+    for population, names in (
+        (POPULATION, POPULATION.clusters),
+        (POPULATION.by_label(), POPULATION.labels),
+        (POPULATION.independent(), np.arange(N)),
+    ):
+        means = [values[names == name].mean(axis=0) for name in np.unique(names)]
+        assert population.n_units == len(means)
+        np.testing.assert_allclose(population.unit_means(values), means)
+        assert len(set(zip(population.units.tolist(), names.tolist(), strict=True))) == len(means)
+    words = [one.unit_word for one in (POPULATION, POPULATION.by_label(), POPULATION.independent())]
+    assert words == ["clusters", "labels", "queries"]
+
+
+def test_clusters_that_hold_several_groups_are_counted():
+    groups = defaultdict(set)
+    for cluster, group in zip(POPULATION.clusters, POPULATION.groups, strict=True):
+        groups[cluster].add(group)
+    assert POPULATION.n_mixed_clusters == sum(len(names) > 1 for names in groups.values()) > 0
+    assert POPULATION.independent().n_mixed_clusters == 0
+
+
+def test_parts_join_to_the_whole():
+    whole = POPULATION[:20].joined(POPULATION[np.arange(20, 45)], POPULATION[45:])
+    for name in KINDS:
+        np.testing.assert_array_equal(getattr(whole, name), getattr(POPULATION, name))
+    assert (len(whole), whole.cluster_word) == (N, "video")
+    with pytest.raises(InvalidData, match="digests"):
+        POPULATION.joined(Population(3))
+
+
+def test_the_order_of_the_queries_draws_no_others_of_each_unit():
+    order = rng.permutation(N)
+    drawn = POPULATION[order][POPULATION[order].one_of_each_unit()]
+    expected = POPULATION[POPULATION.one_of_each_unit()]
+    assert sorted(drawn.digests) == sorted(expected.digests)
+    assert len(set(drawn.clusters)) == len(drawn) == POPULATION.n_units
+    anonymous = Population(N, clusters=POPULATION.clusters, cluster_word="video")
+    assert len(set(POPULATION.clusters[anonymous.one_of_each_unit()])) == POPULATION.n_units
+
+
+def test_a_query_without_a_known_label_has_no_unit_by_label():
+    population = Population(3, labels=np.array([4, UNMATCHED, 2]))
+    assert (population.known_labels.tolist(), population.single_labels) == ([2, 4], None)
+    assert population[::2].single_labels.tolist() == [4, 2]
+    for one in (population, Population(3)):
+        with pytest.raises(InvalidConfig, match="label"):
+            one.by_label()
+
+
+def test_arrays_cannot_be_written_to():
+    for name in KINDS:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(POPULATION, name)[0] = getattr(POPULATION, name)[1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("value", [[True] * N, "many", 3, np.zeros(N), np.zeros(N - 1, int)])
+def test_values_that_are_not_one_for_each_query_are_refused_by_name(name, value):
+    with pytest.raises(InvalidData, match=name):
+        Population(N, **{name: value})
+
+
+@pytest.mark.parametrize("options", [{"clusters": np.arange(3)}, {"cluster_word": "video"}])
+def test_clusters_need_a_word_and_a_word_needs_clusters(options):
+    with pytest.raises(InvalidData, match="clusters"):
+        Population(3, **options)
