@@ -27,43 +27,42 @@ DIVISION: dict[str, Any] = {
     "cluster": str | None,
     "queries": QueryDivision,
 }
+MIN_QUERIES = {"tuning": 2, "calibration": 1, "test": 1}
+MIN_VALIDATION = 3  # images
 _CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
 _FETCHED = "data.download=true fetches it"
-_MNIST = ("mnist", "MNIST/raw")  # the latter is torchvision's
-# Of training, database and queries together, then database and queries of what evaluates.
+_MNIST = ("mnist", "MNIST/raw")  # the second is torchvision's
+# Training images (database and queries), then database and queries of the evaluation.
 _PITTSBURGH = (
     ({"version": "30k", "split": "test"}, 10_000 + 7_416 + 10_000 + 6_816),
     ({"version": "30k", "split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
     ({"version": "250k", "split": "test"}, 91_464 + 7_824 + 83_952 + 8_280),
     ({"version": "250k", "split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
 )
-LEAST = {"tuning": 2, "calibration": 1, "test": 1}  # queries
-LEAST_VALIDATION = 3  # images
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that can be named.
+    """A data set that has a name.
 
     Attributes:
         title: what it is.
         get: how to get it.
-        places: where it may be, below the folder of all data sets; none if it needs no files.
-        images: the published number of images, of training and evaluation; None if there is none.
         reader: module and function below `rcir.data.datasets` that read it as published; empty if
             it only exists as splits.
+        places: where it may be, below the folder of all data sets; none if it needs no files.
+        images: the published number of images, of training and evaluation; None if there is none.
         parts: sizes of its splits that differ from the defaults of `divide`.
         options: of the reader.
         splitter: module and function that read its splits; empty if `divide` draws them.
-        counts: options, and the published number of images with them; where it is given, other
-            options have no such number.
+        counts: options, and the published number of images with them; no other options have one.
     """
 
     title: str
     get: str
-    places: tuple[str, ...]
-    images: int | None
     reader: str
+    places: tuple[str, ...] = ()
+    images: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     splitter: str = ""
@@ -73,8 +72,32 @@ class DataSet:
         """Return whether its files, or some of them, are in the folder of all data sets."""
         return not self.places or any((root / place).exists() for place in self.places)
 
+    def function(self) -> Callable[..., Any]:
+        """Return the function that reads the set as published."""
+        return _function(self.reader)
+
+    def options_of_reader(self) -> set[str]:
+        """Return the names of the arguments of the function that reads the splits or the set."""
+        return set(signature(_function(self.splitter or self.reader)).parameters)
+
+    def require(self, where: str, options: Mapping[str, Any]) -> None:
+        """Raise `InvalidConfig` unless `load` takes the options."""
+        if self.splitter:
+            require_options(where, _function(self.splitter), options)
+        else:
+            require_options(where, self.function(), options, DIVISION)
+
+    def published(self, options: Mapping[str, Any]) -> int | None:
+        """Return the published number of images with options of the reader, or None."""
+        if not self.counts:
+            return self.images
+        parameters = signature(self.function()).parameters
+        values = {name: parameter.default for name, parameter in parameters.items()}
+        values |= {**self.options, **options}
+        return next((n for chosen, n in self.counts if chosen.items() <= values.items()), None)
+
     def read(self, root: Path, **options: Any) -> Source:
-        """The set as published; `root` is the folder of all data sets."""
+        """Read the set as published; `root` is the folder of all data sets."""
         source: Source = self._call(self.function(), root, {**self.options, **options})
         return source
 
@@ -90,53 +113,32 @@ class DataSet:
                 "folder above it with data.root or the environment variable RCIR_DATA"
             ) from error
 
-    def published(self, options: Mapping[str, Any]) -> int | None:
-        """The published number of images with options of the reader; None if there is none."""
-        if not self.counts:
-            return self.images
-        parameters = signature(self.function()).parameters
-        defaults = {name: found.default for name, found in parameters.items()}
-        defaults |= {**self.options, **options}
-        fitting = [n for those, n in self.counts if those.items() <= defaults.items()]
-        return fitting[0] if fitting else None
-
     def load(
         self, root: Path, seed: int, tell: Callable[[str], object] | None = None, **options: Any
     ) -> Splits:
-        """Its splits, of sizes and options of the reader; `tell` gets one line on what is left out.
+        """Read or draw the splits.
 
-        The seed decides what a reader draws too, such as the classes of a folder that train.
+        Args:
+            root: folder of all data sets.
+            seed: decides who is in which split, and what a reader draws.
+            tell: called with one line if anything is left out.
+            options: of `divide` and of the reader.
         """
         if self.splitter:
             splits: Splits = self._call(_function(self.splitter), root, {"seed": seed, **options})
             return splits
-        how = {name: options.pop(name) for name in DIVISION if name in options}
+        sizes = {name: options.pop(name) for name in DIVISION if name in options}
         if "seed" in self.options_of_reader():
             options["seed"] = seed
         source = self.read(root, **options)
         if source.notes and tell is not None:
             tell(f"note: {printable('; '.join(source.notes))}")
-        if source.validation is not None and "validation" in how:
+        if source.validation is not None and "validation" in sizes:
             raise InvalidConfig(
-                f"data.options.validation is {how['validation']}, but the data set has a split "
+                f"data.options.validation is {sizes['validation']}, but the data set has a split "
                 "for validation: leave the option out, or remove the split"
             )
-        return divide(source, seed=seed, **{**self.parts, **how})
-
-    def function(self) -> Callable[..., Any]:
-        """The function that reads the set as published."""
-        return _function(self.reader)
-
-    def options_of_reader(self) -> set[str]:
-        """The names of the arguments of what reads the splits or the set."""
-        return set(signature(_function(self.splitter or self.reader)).parameters)
-
-    def require(self, where: str, options: Mapping[str, Any]) -> None:
-        """Raise `InvalidConfig` unless `load` takes the options."""
-        if self.splitter:
-            require_options(where, _function(self.splitter), options)
-        else:
-            require_options(where, self.function(), options, DIVISION)
+        return divide(source, seed=seed, **{**self.parts, **sizes})
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -149,150 +151,141 @@ DATASETS: dict[str, DataSet] = {
     "digits": DataSet(
         "two-digit numbers of scikit-learn's handwritten digits",
         "comes with scikit-learn",
-        (),
-        None,
         "",
         splitter="handwriting:load_two_digits",
     ),
     "mnist": DataSet(
         "MNIST, handwritten digits",
         _FETCHED,
+        "small_images:read_mnist",
         _MNIST,
         70_000,
-        "small_images:read_mnist",
-        _CLOSED,
+        parts=_CLOSED,
     ),
     "fashion-mnist": DataSet(
         "Fashion-MNIST, clothes",
         _FETCHED,
+        "small_images:read_fashion_mnist",
         ("fashion-mnist", "FashionMNIST/raw"),
         70_000,
-        "small_images:read_fashion_mnist",
-        _CLOSED,
+        parts=_CLOSED,
     ),
     "cifar10": DataSet(
         "CIFAR-10, colour pictures of ten kinds of things",
         _FETCHED,
+        "small_images:read_cifar10",
         ("cifar-10-batches-bin",),
         60_000,
-        "small_images:read_cifar10",
     ),
     "svhn": DataSet(
         "SVHN, cropped digits of house numbers",
         _FETCHED,
+        "small_images:read_svhn",
         ("svhn",),
         99_289,
-        "small_images:read_svhn",
     ),
     "n-digit-mnist": DataSet(
         "numbers of N MNIST digits, zero-shot",
         "made of MNIST, which data.download=true fetches",
-        _MNIST,
-        None,
         "handwriting:read_n_digit_mnist",
+        _MNIST,
     ),
     "omniglot": DataSet(
         "Omniglot's background set, handwritten characters",
         "images_background.zip of github.com/brendenlake/omniglot",
+        "handwriting:read_omniglot",
         ("omniglot/images_background.zip",),
         19_280,
-        "handwriting:read_omniglot",
         splitter="handwriting:load_omniglot",
     ),
     "cub200": DataSet(
         "CUB-200-2011, birds, zero-shot",
         "CUB_200_2011.tgz of its authors at Caltech",
+        "objects:read_cub",
         ("CUB_200_2011",),
         11_788,
-        "objects:read_cub",
     ),
     "cars196": DataSet(
         "Stanford Cars (CAR-196), car models, zero-shot",
         "pictures and devkit of its authors; test labels in cars_test_annos_withlabels.mat",
+        "objects:read_cars",
         ("stanford_cars",),
         16_185,
-        "objects:read_cars",
     ),
     "sop": DataSet(
         "Stanford Online Products, zero-shot",
         "Stanford_Online_Products.zip of its authors",
+        "objects:read_products",
         ("Stanford_Online_Products",),
         120_053,
-        "objects:read_products",
     ),
     "chestx-det": DataSet(
         "ChestX-Det, chest X-rays with one or more of 13 findings",
         "Deepwise AILab's ChestX-Det release",
+        "people:read_chestx",
         ("ChestX-Det",),
         3_578,
-        "people:read_chestx",
     ),
     "lfw": DataSet(
         "Labeled Faces in the Wild, the official development halves",
         "pictures, peopleDevTrain.txt and peopleDevTest.txt of its authors",
+        "people:read_lfw",
         ("lfw", "lfw-py"),
         13_233,
-        "people:read_lfw",
     ),
     "market1501": DataSet(
         "Market-1501, people seen by six cameras",
         "Market-1501-v15.09.15.zip of its authors",
+        "people:read_market",
         ("Market-1501-v15.09.15",),
         12_936 + 3_368 + 15_913,  # without 3,819 junk boxes, which are left out
-        "people:read_market",
     ),
     "clothing1m": DataSet(
         "Clothing1M, clothes with clean and with noisy labels",
         "from its authors, on request",
-        ("Clothing1M",),
-        None,
         "objects:read_clothes",
-        # How many of the noisy images are in a clean list too, and left out, is not published.
+        ("Clothing1M",),
+        # The number of noisy images that are in a clean list too, and left out, is not published.
         counts=(({"noisy": False}, 47_570 + 14_313 + 10_526),),
     ),
     "pitts30k": DataSet(
         "Pittsburgh 30k, street views with positions",
         "pictures of Pittsburgh 250k on request, pitts30k_*.mat of NetVLAD",
+        "places:read_pittsburgh",
         ("pittsburgh/datasets/pitts30k_train.mat",),
         34_232,
-        "places:read_pittsburgh",
         counts=_PITTSBURGH,
     ),
     "pitts250k": DataSet(
         "Pittsburgh 250k, street views with positions",
         "pictures on request, pitts250k_*.mat of NetVLAD",
+        "places:read_pittsburgh",
         ("pittsburgh/datasets/pitts250k_train.mat",),
         191_520,
-        "places:read_pittsburgh",
         options={"version": "250k"},
         counts=_PITTSBURGH,
     ),
     "msls": DataSet(
         "Mapillary Street-Level Sequences, street views with positions",
         "from mapillary.com/dataset/places, after registration",
-        ("msls/train_val",),
-        None,
         "places:read_msls",
+        ("msls/train_val",),
     ),
     "folder": DataSet(
         "pictures of your own in class folders",
         "name it with the option path",
-        (),
-        None,
         "user_images:read_folder",
     ),
     "table": DataSet(
         "pictures of your own, listed in a CSV or Parquet table",
         "name it with the option path",
-        (),
-        None,
         "user_images:read_table",
     ),
 }
 
 
 def find_dataset(name: str) -> DataSet:
-    """The data set of a name, or `InvalidConfig`."""
+    """Return the data set of a name; raise `InvalidConfig` if there is none."""
     if name not in DATASETS:
         raise InvalidConfig(f"data.name {name!r} is unknown; choose one of {', '.join(DATASETS)}")
     return DATASETS[name]
@@ -315,25 +308,19 @@ def shortages(splits: Splits) -> list[str]:
             f"no anchor has a positive and a negative: one of {len(splits.train)} training images "
             "must match a second one and not match a third"
         )
-    if (
-        len(splits.validation) < LEAST_VALIDATION
-        or not _matches(splits.validation.relevance)[0].any()
-    ):
+    n = len(splits.validation)
+    if n < MIN_VALIDATION or not _matches(splits.validation.relevance)[0].any():
         lacking.append(
-            f"validation has {len(splits.validation)} images, at least {LEAST_VALIDATION} are "
-            "needed, two of which match"
+            f"validation has {n} images, at least {MIN_VALIDATION} are needed, two of which match"
         )
-    sizes = {name: len(getattr(splits, name)) for name in LEAST}
-    lacking += [
-        f"{name} has {sizes[name]} queries, at least {least} are needed"
-        for name, least in LEAST.items()
-        if sizes[name] < least
-    ]
+    for name, least in MIN_QUERIES.items():
+        if (n := len(getattr(splits, name))) < least:
+            lacking.append(f"{name} has {n} queries, at least {least} are needed")
     return lacking
 
 
 def calibration_note(splits: Splits) -> str | None:
-    """One sentence if no calibration of these queries can certify alpha = 0.1 at delta = 0.1.
+    """Return one sentence if these queries cannot certify alpha = 0.1 at delta = 0.1.
 
     Without a single miss among n queries, 1 - delta ** (1 / n) is the smallest level.
     """
@@ -348,10 +335,11 @@ def calibration_note(splits: Splits) -> str | None:
 
 
 def can_train(images: ImageSet, sampled: bool = False) -> bool:
-    """Return whether some image that is an anchor has a positive and a negative.
+    """Return whether some anchor has a positive and a negative.
 
     Args:
-        sampled: whether a sample is mined, which images without a positive are never drawn into.
+        images: the training images.
+        sampled: whether tuples are mined in samples, which never contain images without a positive.
     """
     relevance = images.relevance
     if sampled:
@@ -362,14 +350,14 @@ def can_train(images: ImageSet, sampled: bool = False) -> bool:
 
 
 def _near(relevance: Relevance) -> Relevance:
-    """The relevance by which images are positives of each other in training."""
+    """Return the relevance by which images are positives of each other in training."""
     if isinstance(relevance, WithinRadius) and relevance.near is not None:
         return replace(relevance, radius=relevance.near)
     return relevance
 
 
 def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
-    """Rows of the images that are an anchor or a positive of some tuple."""
+    """Return the rows of the images that can be the anchor or the positive of a tuple."""
     near, database = _near(relevance), database_of(relevance)
     if database is None:
         return np.flatnonzero(near.totals(near) > 1)
@@ -382,10 +370,9 @@ def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
 
 
 def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
-    """For each image that asks, how many others match it; and how many others there are."""
+    """Return the number of other images that match each query, and the number of others."""
     database = database_of(relevance)
-    if database is None:
-        # Each counts itself, if it matches anything.
+    if database is None:  # an image counts itself, if it matches anything
         return np.maximum(relevance.totals(relevance) - 1, 0), len(relevance) - 1
     searched = relevance.subset(np.flatnonzero(database))
     return relevance.subset(asking(relevance)).totals(searched), len(searched)
@@ -399,11 +386,10 @@ class DataConfig:
         name: of the data set; `rcir data list` shows all.
         root: folder of the data sets' files; the environment variable RCIR_DATA unless given.
         download: fetch what is not there, if that is possible.
-        seed: decides who is in which split, also which classes of a folder or table train; at
-            least 0.
-        options: sizes of the parts, `cluster`, whose queries stay together, and `queries`, which
-            says whether the parts share labels (see `rcir.data.division.divide`), and what else
-            the set's reader takes.
+        seed: at least 0; decides who is in which split, and which classes of a folder or table
+            train.
+        options: of `rcir.data.division.divide` (sizes of the splits, `cluster` and `queries`), and
+            of the set's reader.
     """
 
     name: str = "digits"
@@ -418,10 +404,10 @@ class DataConfig:
 
 
 def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
-    """The same data set with its queries divided by clusters; unchanged if that is None.
+    """Return the same data set with its queries divided by clusters; unchanged if that is None.
 
-    The images that train and validate stay the same, so that an encoder which was trained without
-    can be calibrated with it.
+    Training and validation images stay the same, so that an encoder that was trained without
+    clusters can be calibrated with them.
 
     Example:
         >>> with_cluster(DataConfig("omniglot", seed=1), "drawer").options
@@ -433,7 +419,7 @@ def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
 
 
 def data_root(config: DataConfig) -> Path:
-    """The folder of the data sets' files, absolute: given, named by RCIR_DATA, or `data`."""
+    """Return the absolute folder of the data sets: of the config, else RCIR_DATA, else `data`."""
     return Path(config.root or os.environ.get("RCIR_DATA") or "data").absolute()
 
 
@@ -442,13 +428,12 @@ def load_splits(
     tell: Callable[[str], object] | None = None,
     rejects: Collection[str] = (),
 ) -> Splits:
-    """The splits of the configured data set.
+    """Load the splits of a data set.
 
     Args:
-        config: which.
-        tell: is called with one line if files, or images of an index, are left out.
-        rejects: ids of images that cannot be read. The set is divided with them, and they are left
-            out of the splits.
+        config: the data set, and how it is split.
+        tell: called with one line if files, or images of an index, are left out.
+        rejects: ids of unreadable images; they are divided like the others, then left out.
 
     Raises:
         InvalidConfig: no such data set, or no such option.
@@ -474,7 +459,7 @@ def load_splits(
 
 
 def require_enough(config: DataConfig, splits: Splits) -> None:
-    """Raise `InvalidData`, with what would help, if a part is too small to be used."""
+    """Raise `InvalidData`, with what would help, if a split is too small."""
     if lacking := shortages(splits):
         hint = _hint(config) or "have more images of each class, and more classes"
         n_queries = len(splits.tuning) + len(splits.calibration) + len(splits.test)
@@ -486,22 +471,19 @@ def require_enough(config: DataConfig, splits: Splits) -> None:
 
 
 def _hint(config: DataConfig) -> str:
-    """Return advice to query all classes, if that makes enough of too few; else an empty text."""
-    options = config.options | {"open_set": False}
-    takes = {"open_set", "path"} <= find_dataset(config.name).options_of_reader()
-    if not takes or options == config.options or "train" in config.options:
+    """Return the advice to train on and query all classes, or "" if that does not help."""
+    dataset, options = find_dataset(config.name), config.options | {"open_set": False}
+    takes_it = {"open_set", "path"} <= dataset.options_of_reader()
+    if not takes_it or options == config.options or "train" in config.options:
         return ""
-    root = data_root(config)
     try:
-        splits = find_dataset(config.name).load(root, config.seed, None, **options)
+        is_enough = not shortages(dataset.load(data_root(config), config.seed, None, **options))
     except RcirError:
         return ""
-    if shortages(splits):
-        return ""
-    return (
-        "with open_set false in data.options, by which every class both trains and is queried, "
-        "there are enough"
+    advice = (
+        "with open_set false in data.options, every class trains and is queried: that is enough"
     )
+    return advice if is_enough else ""
 
 
 @dataclass(frozen=True)
@@ -511,10 +493,9 @@ class Findings:
     Attributes:
         parts: number of images of the training half, the queries and, if published, the gallery
             and the validation images.
-        published: number of images that there should be with the options; None if there is no such
-            number: what is missing then shows only where an index lists it.
-        unreadable: of each picture that cannot be decoded, what is wrong with it.
-        alone: number of classes of the evaluation half with one image only: nothing can match it.
+        published: the number of images that the set has with the options; None if unknown.
+        unreadable: the error of each picture that cannot be decoded.
+        alone: number of classes of the evaluation half with a single image, which nothing matches.
         notes: what the reader left out, and why.
     """
 
@@ -544,7 +525,7 @@ def verify(
         name: of the data set.
         root: folder of all data sets.
         options: of the set's reader.
-        progress: wraps the iterator over all pictures, of which the number is given, to show it.
+        progress: wraps the iterator over the pictures; its second argument is their number.
         max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
 
     Raises:
@@ -558,8 +539,8 @@ def verify(
         ...     for place in ("apple/1.png", "apple/2.png", "pear/1.png"):
         ...         (Path(folder) / place).parent.mkdir(exist_ok=True)
         ...         Image.new("L", (8, 8)).save(Path(folder) / place)
-        ...     found = verify("folder", Path(folder), {"path": "."})
-        >>> found.parts, found.unreadable, found.published
+        ...     findings = verify("folder", Path(folder), {"path": "."})
+        >>> findings.parts, findings.unreadable, findings.published
         ({'train': 2, 'queries': 1}, (), None)
     """
     from rcir.data.images import MAX_PIXELS, faults  # imports torch; to list the sets needs none
@@ -580,16 +561,16 @@ def verify(
         if not isinstance(images.images, np.ndarray)
         for image in images.images
     ]
-    found_faults = faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
-    watched = found_faults if progress is None else progress(found_faults, len(pictures))
-    unreadable = tuple(fault for fault in watched if fault is not None)
+    errors = faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
+    if progress is not None:
+        errors = progress(errors, len(pictures))
     labels, alone = source.queries.relevance.single, 0
     if source.gallery == "queries" and labels is not None:
         alone = int(np.sum(np.unique(labels, return_counts=True)[1] == 1))
     return Findings(
         {part: len(images) for part, images in parts.items()},
         dataset.published(options),
-        unreadable,
+        tuple(error for error in errors if error is not None),
         alone,
         source.notes,
     )

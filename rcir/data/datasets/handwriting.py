@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +19,17 @@ from rcir.data.records import ImageSet, Splits
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 CLASS_LIST_SEED = 714
-LEAST_PER_CLASS = 100
+MIN_PER_CLASS = 100
 Gap = Literal["number", "instance"]
-CLASSES = 100  # of two-digit numbers
-ROUNDS = 10  # of drawing anew what came twice
+Composed: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # images, and which are occluded
+MAX_REDRAWS = 10  # of pictures that come twice
 ARCHIVE = Path("omniglot") / "images_background.zip"
 ALPHABETS, DRAWINGS, DRAWING_SIDE = 30, 20, 105
 DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError)
 
 
 def released_classes(digits: int) -> list[int]:
-    """The numbers that training shows, 70% of all, in the order of the released lists.
+    """Return the numbers that training shows, 70% of all, in the order of the released lists.
 
     Example:
         >>> len(released_classes(2)), len(released_classes(3))
@@ -58,7 +58,7 @@ def read_n_digit_mnist(
 
     An image is N MNIST digits in a row, its label the number they show, leading zeros kept. Images
     of the evaluation are made of MNIST's test digits only, and no black squares hide parts of the
-    digits unless asked for.
+    digits unless requested.
 
     Args:
         root: folder that holds MNIST, see `rcir.data.datasets.small_images.read_mnist`.
@@ -66,7 +66,7 @@ def read_n_digit_mnist(
         gap: "number": the evaluation shows numbers that training did not; "instance": both show
             all numbers, of other handwritten digits.
         unseen: "number" only; False evaluates on the numbers of training.
-        corrupt: probability in [0, 1] of a digit of the evaluation to be hit by a black square.
+        corrupt: probability in [0, 1] that a black square hits a digit of the evaluation.
         train_corrupt: the same, of training images as they are stored.
         total_train, total_test: number of images, shared evenly by the classes (rounded down). With
             gap "number" a class has at least 100 images: there are fewer classes then.
@@ -86,18 +86,17 @@ def read_n_digit_mnist(
         raise InvalidConfig(
             f"data.options: digits {digits}, gap {gap!r}; 1 to 4 digits, gap 'number' or 'instance'"
         )
-    least = LEAST_PER_CLASS if gap == "number" else 1
+    least = MIN_PER_CLASS if gap == "number" else 1
     if min(total_train, total_test) < least or draw < 0:
         raise InvalidConfig(
             f"data.options: total_train {total_train}, total_test {total_test}, draw {draw}; at "
             f"least {least} images each, and draw at least 0"
         )
     _require_probabilities(corrupt=corrupt, train_corrupt=train_corrupt)
-    every = np.arange(10**digits)
-    train_classes = every if gap == "instance" else np.array(released_classes(digits))
-    test_classes = train_classes
-    if gap == "number" and unseen:
-        test_classes = np.setdiff1d(every, train_classes)
+    numbers = np.arange(10**digits)
+    train_classes = numbers if gap == "instance" else np.sort(released_classes(digits))
+    is_open = gap == "number" and unseen
+    test_classes = np.setdiff1d(numbers, train_classes) if is_open else train_classes
     rng = np.random.default_rng(draw)
     from rcir.data.datasets.small_images import read_mnist  # slow to import; other sets need none
 
@@ -106,15 +105,31 @@ def read_n_digit_mnist(
     def compose(
         name: str, pool: ImageSet, classes: NDArray[np.int64], total: int, p: float
     ) -> ImageSet:
-        each = total // len(classes)
-        if gap == "number" and each < LEAST_PER_CLASS:
-            each = LEAST_PER_CLASS
-            classes = np.sort(rng.choice(classes, total // each, replace=False))
-        return _compose_n_digits(name, pool, classes, each, digits, p, rng)
+        """Draw the images of all classes; in a class and position no digit image comes twice."""
+        n = total // len(classes)
+        if gap == "number" and n < MIN_PER_CLASS:
+            n = MIN_PER_CLASS
+            classes = np.sort(rng.choice(classes, total // n, replace=False))
+        images, labels = np.asarray(pool.images), np.asarray(pool.labels)
+        rows_of = [np.flatnonzero(labels == digit) for digit in range(10)]
+        available = min(map(len, rows_of))
+        if not 1 <= n <= available:
+            raise InvalidConfig(
+                f"{n} images of each of {len(classes)} numbers: from 1 to {available} can be drawn"
+            )
+        rows = [
+            [rng.choice(rows_of[int(digit)], n, replace=False) for digit in f"{number:0{digits}d}"]
+            for number in classes
+        ]
+        tiles = images[np.array(rows).transpose(0, 2, 1).reshape(-1, digits)]
+        composed, occluded = occlude(_join_tiles(tiles), p, rng)
+        shown = np.repeat(classes, n)
+        ids = [f"{name}-{i:06d}-{number:0{digits}d}" for i, number in enumerate(shown)]
+        return ImageSet(composed, shown.astype(np.int64), ids, {"occluded": occluded})
 
-    train = compose("train", mnist.train, np.sort(train_classes), total_train, train_corrupt)
-    test = compose("test", mnist.queries, np.sort(test_classes), total_test, corrupt)
-    return Source(train, test, gallery="queries" if unseen and gap == "number" else "train")
+    train = compose("train", mnist.train, train_classes, total_train, train_corrupt)
+    test = compose("test", mnist.queries, test_classes, total_test, corrupt)
+    return Source(train, test, gallery="queries" if is_open else "train")
 
 
 def _require_probabilities(**options: float) -> None:
@@ -123,104 +138,34 @@ def _require_probabilities(**options: float) -> None:
             raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
 
 
-def _compose_n_digits(
-    name: str,
-    pool: ImageSet,
-    classes: NDArray[np.int64],
-    each: int,
-    digits: int,
-    corrupt: float,
-    rng: np.random.Generator,
-) -> ImageSet:
-    """`each` images of every class; within a class and position no digit image comes twice."""
-    images, labels = np.asarray(pool.images), np.asarray(pool.labels)
-    rows_of = [np.flatnonzero(labels == digit) for digit in range(10)]
-    if each < 1 or each > min(map(len, rows_of)):
-        raise InvalidConfig(
-            f"{each} images of each of {len(classes)} numbers: from 1 to "
-            f"{min(map(len, rows_of))} can be drawn"
-        )
-    shown_digits = classes[:, None] // 10 ** np.arange(digits)[::-1] % 10
-    rows = np.array(
-        [
-            [rng.choice(rows_of[digit], each, replace=False) for digit in number]
-            for number in shown_digits
-        ]
-    )
-    rows = rows.transpose(0, 2, 1).reshape(-1, digits)
-    composed, occluded = occlude(_side_by_side(images[rows]), corrupt, rng)
-    numbers = np.repeat(classes, each)
-    ids = [f"{name}-{i:06d}-{number:0{digits}d}" for i, number in enumerate(numbers)]
-    return ImageSet(composed, numbers.astype(np.int64), ids, {"occluded": occluded})
-
-
-def _side_by_side(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(n, digits, s, s) as (n, s, digits * s)."""
+def _join_tiles(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Put digits side by side: (n, digits, s, s) becomes (n, s, digits * s)."""
     n, digits, side, _ = images.shape
     return images.transpose(0, 2, 1, 3).reshape(n, side, digits * side)
 
 
-def class_lists(open_set: bool) -> tuple[list[int], list[int], list[int]]:
-    """Classes of training, validation and evaluation.
-
-    Open set: the released 70 training classes (the last 10 of them for validation), and the 30
-    others for evaluation. Otherwise all 100 everywhere.
-    """
-    if not open_set:
-        every = list(range(CLASSES))
-        return every, every, every
-    chosen = released_classes(digits=2)
-    unseen = sorted(set(range(CLASSES)) - set(chosen))
-    return sorted(chosen[:60]), sorted(chosen[60:]), unseen
-
-
-def _compose(
-    digits: NDArray[np.uint8],
-    targets: NDArray[np.int64],
-    pool: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    occlusion: float,
-    rng: np.random.Generator,
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A number for each label, each digit drawn from `pool`; and which of them are hit."""
-    halves = np.empty((len(labels), 2), np.int64)
-    for position, wanted in enumerate((labels // 10, labels % 10)):
-        for digit in range(10):
-            rows = np.flatnonzero(wanted == digit)
-            halves[rows, position] = rng.choice(pool[targets[pool] == digit], len(rows))
-    return occlude(_side_by_side(digits[halves]), occlusion, rng)
-
-
 def _redraw_repeats(
-    queries: Sequence[ImageSet],
-    others: Sequence[ImageSet],
-    draw: Callable[[NDArray[np.int64]], tuple[NDArray[np.uint8], NDArray[np.bool_]]],
+    images: NDArray[np.uint8],
+    occluded: NDArray[np.bool_],
+    labels: NDArray[np.int64],
+    others: NDArray[np.uint8],
+    draw: Callable[[NDArray[np.int64]], Composed],
     rng: np.random.Generator,
-) -> list[ImageSet]:
-    """The queries, with pictures that come twice drawn anew, as far as there are enough.
+) -> None:
+    """Draw pictures again that come twice or are among others, if there are enough different ones.
 
-    Which of several is kept is decided at random, so that no part of the queries is favoured.
+    Which of several stays is decided at random, so that no split of the queries is favoured.
     """
-    images = np.concatenate([part.images for part in queries])
-    labels = np.concatenate([np.asarray(part.labels) for part in queries])
-    occluded = np.concatenate([part.attributes["occluded"] for part in queries])
-    other_pixels = _pixels(np.concatenate([part.images for part in others]))
-    for _ in range(ROUNDS):
+    other_pixels = _pixels(others)
+    for _ in range(MAX_REDRAWS):
         order = rng.permutation(len(images))
         pixels = _pixels(images)[order]
-        again = np.isin(pixels, other_pixels)
-        again[np.delete(np.arange(len(order)), np.unique(pixels, return_index=True)[1])] = True
-        rows = order[again]
+        is_new = np.zeros(len(order), bool)
+        is_new[np.unique(pixels, return_index=True)[1]] = True
+        rows = order[~is_new | np.isin(pixels, other_pixels)]
         if not len(rows):
             break
         images[rows], occluded[rows] = draw(labels[rows])
-    edges = np.cumsum([len(part) for part in queries])[:-1]
-    return [
-        ImageSet(pictures, part.labels, part.ids, {"occluded": hit})
-        for part, pictures, hit in zip(
-            queries, np.split(images, edges), np.split(occluded, edges), strict=True
-        )
-    ]
 
 
 def _pixels(images: NDArray[np.uint8]) -> NDArray[np.bytes_]:
@@ -243,30 +188,29 @@ def load_two_digits(
     test: int = 3000,
     queries: QueryDivision = "shared-labels",
 ) -> Splits:
-    """The splits of two-digit numbers, made of the 1,797 real 8x8 digits that scikit-learn carries.
+    """The splits of two-digit numbers, made of the 1,797 real 8x8 digits of scikit-learn.
 
     The construction of N-digit MNIST (Oh et al., "Modeling uncertainty with hedged instance
     embedding", ICLR 2019, appendix A; class list of its released code): an image is two digits side
     by side, its label the number they show, and a black square of random size hides part of some
     digits, so that some images are truly ambiguous.
 
-    Digit instances are divided four ways before anything is composed (half for training, a tenth
-    for validation, 15% for the gallery, a quarter for queries), so that no handwritten digit is
-    shared. Score function, calibration and test queries are drawn from one population, the numbers
-    that the query instances can form; a picture that is drawn twice, or is one of another part, is
-    drawn anew (unless far more are asked for than there are). The gallery is clean. Training images
-    are part noisy already as they are stored: mining must be able to see, and avoid, a noisy
-    positive, or the variance learns the wrong thing.
+    Digit instances are divided first (half for training, a tenth for validation, 15% for the
+    gallery, a quarter for queries), so that no two of these share a handwritten digit. All query
+    splits are drawn from one population, the numbers that the query instances can form; a picture
+    that is drawn twice, or is in another part, is drawn again (unless far more are requested than
+    exist). The gallery is clean. Some training images are noisy as they are stored: mining must be
+    able to see, and avoid, a noisy positive, or the variance learns the wrong thing.
 
     Args:
         root: unused; the digits come with scikit-learn.
         seed: decides instances, compositions and occlusions.
         open_set: evaluation on classes that training never saw.
-        occlusion: probability in [0, 1] of a digit to be hit, in queries and validation images.
+        occlusion: probability in [0, 1] that a digit of queries and validation images is hit.
         train_occlusion: the same, in training images.
         train, validation, gallery, tuning, calibration, test: numbers of images, at least 1.
-        queries: "new-labels": score function, calibration and test queries show different numbers;
-            each part shows a share of the numbers that is its share of the queries, rounded up.
+        queries: "new-labels": tuning, calibration and test queries show different numbers; each
+            split shows a share of the numbers that is its share of the queries, rounded up.
 
     Raises:
         InvalidConfig: a number is out of its range.
@@ -286,20 +230,40 @@ def load_two_digits(
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(digits))
     pools = np.split(order, np.round(np.array([0.5, 0.6, 0.75]) * len(order)).astype(int))
-    train_classes, validation_classes, evaluation_classes = class_lists(open_set)
+    train_classes = validation_classes = evaluation_classes = np.arange(100)
+    if open_set:  # the last 10 of the 70 released training classes validate
+        released = np.array(released_classes(digits=2))
+        train_classes, validation_classes = np.sort(released[:60]), np.sort(released[60:])
+        evaluation_classes = np.setdiff1d(evaluation_classes, released)
+
+    def draw(labels: NDArray[np.int64], pool: NDArray[np.int64], p: float) -> Composed:
+        """Compose a number for each label, of random digits from the pool."""
+        rows = np.empty((len(labels), 2), np.int64)
+        for position, shown in enumerate((labels // 10, labels % 10)):
+            for digit in range(10):
+                where = np.flatnonzero(shown == digit)
+                rows[where, position] = rng.choice(pool[targets[pool] == digit], len(where))
+        return occlude(_join_tiles(digits[rows]), p, rng)
 
     def compose(
-        name: str, pool: NDArray[np.int64], classes: list[int], n: int, p: float
+        pool: NDArray[np.int64], classes: NDArray[np.int64], n: int, p: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.bool_]]:
+        labels = rng.permutation(np.resize(classes, n))  # as even as can be
+        return labels, *draw(labels, pool, p)
+
+    def image_set(
+        name: str,
+        labels: NDArray[np.int64],
+        images: NDArray[np.uint8],
+        occluded: NDArray[np.bool_],
     ) -> ImageSet:
-        labels = rng.permutation(np.resize(np.asarray(classes, np.int64), n))  # as even as can be
-        images, occluded = _compose(digits, targets, pool, labels, p, rng)
         ids = [f"{name}-{i:05d}-{label:02d}" for i, label in enumerate(labels)]
         return ImageSet(images, labels, ids, {"occluded": occluded})
 
     others = [
-        compose("train", pools[0], train_classes, train, train_occlusion),
-        compose("validation", pools[1], validation_classes, validation, occlusion),
-        compose("gallery", pools[2], evaluation_classes, gallery, 0.0),
+        image_set("train", *compose(pools[0], train_classes, train, train_occlusion)),
+        image_set("validation", *compose(pools[1], validation_classes, validation, occlusion)),
+        image_set("gallery", *compose(pools[2], evaluation_classes, gallery, 0.0)),
     ]
     sizes = {"tuning": tuning, "calibration": calibration, "test": test}
     classes_of = dict.fromkeys(sizes, evaluation_classes)
@@ -307,32 +271,29 @@ def load_two_digits(
         labels = np.resize(evaluation_classes, sum(sizes.values()))
         parts = {"tuning": tuning, "calibration": calibration}
         rows = draw_by_cluster(rng, labels, parts, "labels")
-        classes_of = {
-            name: np.unique(labels[part]).tolist() for name, part in zip(sizes, rows, strict=True)
-        }
-    query_sets = [
-        compose(name, pools[3], classes_of[name], n, occlusion) for name, n in sizes.items()
-    ]
-    query_sets = _redraw_repeats(
-        query_sets,
-        others,
-        lambda labels: _compose(digits, targets, pools[3], labels, occlusion, rng),
-        rng,
+        classes_of = {name: np.unique(labels[part]) for name, part in zip(sizes, rows, strict=True)}
+    drawn = [compose(pools[3], classes_of[name], n, occlusion) for name, n in sizes.items()]
+    labels, images, occluded = map(np.concatenate, zip(*drawn, strict=True))
+    other_images = np.concatenate([part.images for part in others])
+    _redraw_repeats(
+        images, occluded, labels, other_images, lambda of: draw(of, pools[3], occlusion), rng
     )
+    edges = np.cumsum([tuning, calibration])
+    columns = (np.split(values, edges) for values in (labels, images, occluded))
+    query_sets = [image_set(name, *part) for name, *part in zip(sizes, *columns, strict=True)]
     return Splits(*others, *query_sets)
 
 
 def read_omniglot(root: Path) -> Source:
     """Read all drawings: the first half of the alphabets by name trains, the others evaluate.
 
-    Published is one set, without halves; `load_omniglot` draws alphabets instead.
+    The publication does not divide them; `load_omniglot` draws alphabets instead.
 
     Args:
         root: folder that holds `omniglot/images_background.zip`.
     """
-    every = _read_archive(root / ARCHIVE)
-    trains = _alphabets(every) < ALPHABETS // 2
-    return Source.of_halves(every, trains)
+    drawings = _read_archive(root / ARCHIVE)
+    return Source.of_halves(drawings, _alphabets(drawings) < ALPHABETS // 2)
 
 
 def load_omniglot(
@@ -354,15 +315,13 @@ def load_omniglot(
     of each. The same 20 people drew all characters of an alphabet, and a file's name ends in the
     drawer's number, `0001_05.png`.
 
-    Of each character of the other alphabets, `gallery` drawings are searched and the rest are
-    queries, drawn apart at random into tuning, calibration and, all that remain, test.
-
     Args:
         root: folder that holds `omniglot/images_background.zip`.
         seed: decides which alphabet and which drawing is where.
         train, validation: numbers of alphabets; the rest of the 30 are for evaluation.
-        gallery: drawings per character.
-        tuning, calibration: numbers of queries.
+        gallery: drawings of each character of the evaluation that are searched.
+        tuning, calibration: numbers of queries, of the other drawings; all that remain are test
+            queries.
         cluster: "drawer" or "alphabet": tuning, calibration and test queries are then of different
             ones, as many as hold these numbers on average, rounded up. With "drawer", all drawings
             of `gallery` drawers of each alphabet are searched. Training and validation images are
@@ -383,8 +342,8 @@ def load_omniglot(
             f"train {train} + validation {validation} alphabets: each must be at least 1, and some "
             f"of {ALPHABETS} must remain for evaluation"
         )
-    every = _read_archive(root / ARCHIVE)
-    alphabets = _alphabets(every)
+    drawings = _read_archive(root / ARCHIVE)
+    alphabets = _alphabets(drawings)
     rng = np.random.default_rng(seed)
     groups = np.split(rng.permutation(ALPHABETS), [train, train + validation])
     rows = [np.flatnonzero(np.isin(alphabets, group)) for group in groups]
@@ -401,25 +360,23 @@ def load_omniglot(
         )
     sizes = {"tuning": tuning, "calibration": calibration}
     if queries == "new-labels":
-        parts = [pool[part] for part in draw_by_label(rng, every.subset(pool), sizes, cluster)]
+        parts = [pool[part] for part in draw_by_label(rng, drawings.subset(pool), sizes, cluster)]
     elif cluster is not None:
-        pool_clusters = clusters_of(every, cluster)[pool]
+        pool_clusters = clusters_of(drawings, cluster)[pool]
         parts = [pool[part] for part in draw_by_cluster(rng, pool_clusters, sizes)]
     else:
         parts = np.split(pool, [tuning, tuning + calibration])
-    first, second, third = parts
+    query_sets = [drawings.subset(part) for part in parts]
     return Splits(
-        train=every.subset(rows[0]),
-        validation=every.subset(rows[1]),
-        gallery=every.subset(shuffled[:, :gallery].reshape(-1)),
-        tuning=every.subset(first),
-        calibration=every.subset(second),
-        test=every.subset(third),
+        drawings.subset(rows[0]),
+        drawings.subset(rows[1]),
+        drawings.subset(shuffled[:, :gallery].reshape(-1)),
+        *query_sets,
     )
 
 
 def _alphabets(images: ImageSet) -> NDArray[np.int64]:
-    """Numbers of the alphabets, in the order of their names."""
+    """Return the number of each image's alphabet, in the order of their names."""
     return np.unique(images.attributes["alphabet"], return_inverse=True)[1].astype(np.int64)
 
 
@@ -453,8 +410,8 @@ def _read_archive(archive: Path) -> ImageSet:
             f"drawers, {drawers[0]} to {drawers[DRAWINGS - 1]}: fetch it again"
         )
     ids = ["/".join(path.parts[-3:]) for path in paths]
-    named = np.char.add(np.char.add(kinds[alphabets], "/"), drawers)
-    attributes = {"alphabet": kinds[alphabets], "drawer": named}
+    drawer_names = np.char.add(np.char.add(kinds[alphabets], "/"), drawers)
+    attributes = {"alphabet": kinds[alphabets], "drawer": drawer_names}
     return ImageSet(np.stack(drawings), labels.astype(np.int64), ids, attributes, cluster="drawer")
 
 
