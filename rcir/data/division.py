@@ -26,11 +26,7 @@ CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the ra
 
 
 def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
-    """The cluster of every image, (n,): the values of an attribute.
-
-    Raises:
-        InvalidConfig: the images have no such attribute.
-    """
+    """Return the cluster of every image (n,); raise `InvalidConfig` for an unknown attribute."""
     if cluster not in images.attributes:
         raise InvalidConfig(
             f"cluster is {cluster!r}, but the queries have no such attribute; they have "
@@ -45,18 +41,21 @@ def draw_by_cluster(
     parts: Mapping[str, float],
     unit: str = "clusters",
 ) -> list[NDArray[np.int64]]:
-    """Rows of each part, then those that remain, in random order; no cluster is in two parts.
+    """Divide images so that no cluster is in two parts.
 
-    How many clusters a part gets is settled before any is drawn. Adding clusters until they hold
-    enough images would prefer large clusters (the inspection paradox), and the clusters of the
+    The number of clusters of each part is settled before any is drawn. Adding clusters until they
+    hold enough images would prefer large clusters (the inspection paradox), and the clusters of the
     parts would not be exchangeable.
 
     Args:
         rng: decides which cluster is where.
         clusters: (n,) of each image.
-        parts: of each a share of the clusters (below 1), or a number of images: as many clusters
-            as hold it on average, rounded up.
+        parts: the size of each: a share of the clusters (below 1), or a number of images: as many
+            clusters as hold it on average, rounded up.
         unit: what the clusters are called in messages.
+
+    Returns:
+        The rows of each part, then those that remain, in random order.
 
     Raises:
         InvalidData: no cluster would remain.
@@ -67,16 +66,15 @@ def draw_by_cluster(
         >>> [sorted(set(clusters[part].tolist())) for part in rows]
         [['d'], ['a', 'e'], ['b', 'c']]
     """
-    number, n = _numbered(clusters)
-    counts = [_count(asked, n, len(clusters)) for asked in parts.values()]
+    number, n = _number_clusters(clusters)
+    counts = [_count_clusters(share, n, len(clusters)) for share in parts.values()]
     if sum(counts) >= n:
-        sizes = " + ".join(f"{name} {share:g}" for name, share in parts.items())
         remedy = f"at least {len(parts) + 1} {unit} are needed, preferably many"
         if n > len(parts):
             remedy = f"use smaller parts, or have more {unit}"
         raise InvalidData(
-            f"{sizes} of {len(clusters)} queries in {n} {unit}: that is {sum(counts)} {unit}, and "
-            f"some must remain to test on; {remedy}"
+            f"{_state_shares(parts)} of {len(clusters)} queries in {n} {unit}: that is "
+            f"{sum(counts)} {unit}, and some must remain to test on; {remedy}"
         )
     which = np.repeat(np.arange(len(counts) + 1), [*counts, n - sum(counts)])
     order = rng.permutation(len(clusters))
@@ -90,33 +88,34 @@ def draw_by_label(
     parts: Mapping[str, float],
     cluster: str | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Rows of each part, then those that remain, in random order; no label is in two parts.
+    """Divide queries so that no label is in two parts, and no cluster either if one is named.
 
     Args:
         rng: decides which label is where.
         queries: with one label each.
         parts: as in `draw_by_cluster`, of labels.
-        cluster: attribute of the queries whose clusters are not to be divided.
+        cluster: attribute of the queries.
+
+    Returns:
+        As `draw_by_cluster`.
 
     Raises:
-        InvalidConfig: the queries have no labels, or not one each, or no attribute `cluster`, or
-            its clusters hold queries of several labels.
+        InvalidConfig: the queries do not have one label each, or no attribute `cluster`, or one of
+            its clusters has several labels.
         InvalidData: no label would remain.
     """
     relevance = queries.relevance
     if (labels := relevance.single) is None:
         raise InvalidConfig(
             f"queries is 'new-labels', but these queries match by {relevance.kind}, not by one "
-            "label each: use 'shared-labels', and name a cluster if new queries come from "
-            "new clusters"
+            "label each: use 'shared-labels', with a cluster if new queries are of new clusters"
         )
     if cluster is not None:
-        number, n = _numbered(clusters_of(queries, cluster))
+        number, n = _number_clusters(clusters_of(queries, cluster))
         if np.unique(np.stack([number, labels]), axis=1).shape[1] > n:
             raise InvalidConfig(
-                f"queries is 'new-labels' and cluster is {cluster!r}, but clusters hold queries of "
-                "several labels, so that labels cannot be divided without dividing clusters: use "
-                "only one of the two options"
+                f"queries is 'new-labels' and cluster is {cluster!r}, but some clusters have "
+                "several labels, so that dividing labels would divide them: use only one option"
             )
     return draw_by_cluster(rng, labels, parts, "labels")
 
@@ -124,20 +123,23 @@ def draw_by_label(
 def draw_gallery(
     rng: np.random.Generator, relevance: Relevance, clusters: NDArray[Any], share: float
 ) -> list[NDArray[np.int64]] | None:
-    """Rows of the clusters that are searched, which hold every label, and the others.
+    """Draw whole clusters for the gallery, which hold every label.
 
     Clusters are put into a random order. Those that show a label first are searched, and then as
-    many others as are missing. None if every label needs more than one and a half times as many
-    clusters as were asked for, for instance if each label is in one cluster alone.
+    many others as are missing.
 
     Args:
         rng: decides the order.
-        relevance: of n images; labels are minded where they are what matches.
+        relevance: of n images; labels count only if images match by one label each.
         clusters: (n,) of each image.
         share: of the clusters, or a number of images, see `draw_by_cluster`.
+
+    Returns:
+        The rows of the gallery, and the others. None if the labels need more than one and a half
+        times as many clusters as requested, for instance if each label has a cluster of its own.
     """
-    number, n = _numbered(clusters)
-    count = _count(share, n, len(clusters))
+    number, n = _number_clusters(clusters)
+    count = _count_clusters(share, n, len(clusters))
     place = rng.permutation(n)[number]
     searched = np.zeros(n, bool)
     if relevance.single is not None:
@@ -154,12 +156,11 @@ def draw_gallery(
 
 
 def cluster_warning(splits: Splits, attribute: str | None) -> str | None:
-    """One sentence on what a calibration of these splits does not cover; None if nothing is known.
+    """Return one sentence on what a calibration of these splits does not cover, or None.
 
     Args:
-        splits: of a data set; drawn by the named clusters, if one is named.
-        attribute: the one that the calibration takes for the cluster of a query; None if each
-            query is taken to be independent of the others.
+        splits: of a data set; drawn by the named clusters, if there are.
+        attribute: states the cluster of each query; None if queries are taken to be independent.
 
     Raises:
         InvalidConfig: the calibration queries have no such attribute.
@@ -176,31 +177,35 @@ def cluster_warning(splits: Splits, attribute: str | None) -> str | None:
             f"the guarantee is for further queries of these {n:,} only; for queries of new ones, "
             f"name it: --cluster {queries.cluster}"
         )
-    query_clusters = np.unique(clusters_of(queries, attribute))
-    parts = (splits.train, splits.validation, splits.gallery)
-    other_clusters = [part.attributes[attribute] for part in parts if attribute in part.attributes]
-    shared = (
-        int(np.isin(query_clusters, np.concatenate(other_clusters)).sum()) if other_clusters else 0
-    )
+    query_clusters = set(clusters_of(queries, attribute).tolist())
+    shared: set[Any] = set()
+    for part in (splits.train, splits.validation, splits.gallery):
+        if attribute in part.attributes:
+            shared |= query_clusters.intersection(part.attributes[attribute].tolist())
     if not shared:
         return None
     return (
-        f"{shared:,} of the {len(query_clusters):,} clusters ({attribute}) of the calibration "
+        f"{len(shared):,} of the {len(query_clusters):,} clusters ({attribute}) of the calibration "
         "queries are also in the gallery or among the training images: nothing is guaranteed for "
         "new clusters that are in neither"
     )
 
 
-def _numbered(clusters: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-    """The number of each image's cluster, and how many clusters there are."""
+def _number_clusters(clusters: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+    """Return the number of each image's cluster, and the number of clusters."""
     names, number = np.unique(clusters, return_inverse=True)
     return number.astype(np.int64), len(names)
 
 
-def _count(share: float, clusters: int, images: int) -> int:
+def _count_clusters(share: float, clusters: int, images: int) -> int:
+    """Return the number of clusters that make a share, or hold a number of images on average."""
     if share < 1:
         return max(1, round(share * clusters))
     return max(1, math.ceil(share * clusters / max(1, images)))
+
+
+def _state_shares(parts: Mapping[str, float]) -> str:
+    return " + ".join(f"{name} {share:g}" for name, share in parts.items())
 
 
 @dataclass(frozen=True)
@@ -210,11 +215,10 @@ class Source:
     Attributes:
         train: the images of the training half.
         queries: the images of the evaluation half.
-        gallery: what is searched: images that are published for it, or "queries" if it is to be
-            drawn from the evaluation half (zero-shot: classes that training never saw), or "train"
-            if from the training half (closed set: evaluation on the classes of training).
+        gallery: published images; or the half that it is drawn from: "queries" (zero-shot: classes
+            that training never saw) or "train" (closed set: the classes of training).
         notes: what a reader left out, and why; shown by `rcir data check`.
-        validation: images that are published for it; None if they are to be drawn from `train`.
+        validation: published images; None if they are drawn from `train`.
     """
 
     train: ImageSet
@@ -227,7 +231,7 @@ class Source:
     def of_halves(
         cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
     ) -> Source:
-        """Make one of some images that train, (n,), and the others, which evaluate (zero-shot)."""
+        """Make a zero-shot set of images of which some train, (n,), and the others evaluate."""
         train, queries = (images.subset(np.flatnonzero(half)) for half in (trains, ~trains))
         return cls(train, queries, "queries", notes)
 
@@ -243,41 +247,40 @@ def divide(
     cluster: str | None = None,
     queries: QueryDivision = "shared-labels",
 ) -> Splits:
-    """The splits of a data set, drawn at random.
+    """Draw the splits of a data set at random.
 
-    Every part is given as a share (below 1, at least one is taken) or as a number (from 1 on).
+    Every size is a share (below 1; at least one is drawn) or a number (from 1 on).
 
     Validation images must match each other and be as new to training as queries are:
 
-    - Where the labels of both halves are disjoint, whole classes validate: of a share, at least
-      three, with two images or more as far as there are such. Of fewer than six classes a share of
-      the images of each validates instead, two or more, where two classes have as many to spare.
+    - Where the labels of both halves are disjoint, whole classes validate: of a share at least
+      three, with two images or more where possible. If there are fewer than six classes, a share of
+      the images of each validates instead, two or more, if two classes have as many to spare.
     - Of places (`WithinRadius`), whole cells of a grid validate, so that only images near a cell's
-      border match a training image. The cells are 40 times the radius wide; where no such cells
-      hold about as many images as asked, half as wide, and so on down to 1.25 times the radius.
-    - Else, and where the gallery is drawn from the training half, single images validate.
+      border match a training image. The cells are 40 times the radius wide; where such cells do not
+      hold about the requested number, half as wide, and so on down to 1.25 times the radius.
+    - Otherwise, and where the gallery is drawn from the training half, single images validate.
 
     Published validation images are used as they are.
 
     Args:
         source: the data set.
-        seed: decides who is in which part.
-        validation: of the training half: of its classes, or of its images, see above; of places,
-            from half to one and a half times as many are taken.
-        gallery: of the half that it is drawn from, unless it is published. In a zero-shot set a
-            share is that of every class, rounded up; a number, from the number of classes on, is
-            met exactly and spread alike. An image alone in its class is searched, not asked.
+        seed: decides who is in which split.
+        validation: of the training half: of its classes or its images, see above; of places, half
+            to one and a half times as many are drawn.
+        gallery: of the half that it is drawn from, unless it is published. In a zero-shot set, a
+            share is that of every class, rounded up; a number, at least that of the classes, is met
+            exactly and spread evenly. Images of singleton classes go to the gallery.
         tuning, calibration: of the queries; those that remain are the test queries.
         cluster: attribute of the queries: tuning, calibration and test queries are then of
-            different clusters. A share is one of the clusters; a number means as many clusters as
-            hold it on average, rounded up. A gallery that is drawn from the evaluation half is of
-            clusters of its own, which hold every label; where that would take far more clusters
-            than asked for (see `rcir.data.division.draw_gallery`), and in all other sets, it is
-            the same as without. Training and validation images are always the same as without.
+            different clusters. A share is that of the clusters; a number means as many clusters as
+            hold it on average, rounded up. A gallery that is drawn from the evaluation half then
+            has clusters of its own, which hold every label, unless that takes too many clusters
+            (see `rcir.data.division.draw_gallery`). All other images are the same as without.
         queries: "new-labels": tuning, calibration and test queries are of different labels, for a
-            guarantee that is for queries of new labels. A share is one of the labels of the
-            queries; a number means as many labels as hold it on average, rounded up. All other
-            images are the same as with "shared-labels", and the gallery has all labels.
+            guarantee for queries of new labels. A share is that of the labels of the queries; a
+            number means as many labels as hold it on average, rounded up. All other images are the
+            same as with "shared-labels", and the gallery has all labels.
 
     Raises:
         InvalidData: a part would be empty, or nothing would remain.
@@ -289,77 +292,71 @@ def divide(
         >>> images = ImageSet(np.zeros((60, 8, 8), np.uint8), labels, [str(n) for n in range(60)])
         >>> halves = images.subset(np.arange(30)), images.subset(np.arange(30, 60))
         >>> splits = divide(Source(*halves, "queries"), validation=0.2, tuning=4)
-        >>> {part: len(found) for part, found in vars(splits).items()}
+        >>> {name: len(part) for name, part in vars(splits).items()}
         {'train': 20, 'validation': 10, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
-    train, pool = source.train, source.queries
-    chosen, rest = np.empty(0, np.int64), np.arange(len(train))
+    train, pool, validating = source.train, source.queries, source.validation
     if source.gallery == "train":
-        shares = {"gallery": gallery}
-        if source.validation is None:
-            shares = {"validation": validation, **shares}
-        *drawn, held, rest = _draw(rng, len(train), shares)
-        chosen = drawn[0] if drawn else chosen
-        searched = train.subset(held)
+        shares = {} if validating is not None else {"validation": validation}
+        *drawn, searched, rest = _draw(rng, len(train), shares | {"gallery": gallery})
+        searched_images = train.subset(searched)
     else:
         if source.gallery == "queries":
             _require_pairs(pool)
-        if source.validation is None:
-            chosen, rest = _draw_validation(rng, source, validation)
+        drawn, rest = [], np.arange(len(train))
+        if validating is None:
+            *drawn, rest = _draw_validation(rng, source, validation)
         if isinstance(source.gallery, ImageSet):
-            searched = source.gallery
+            searched_images = source.gallery
         else:
-            held, asked = _draw_of_each_class(rng, pool, gallery)
+            searched, others = _draw_of_each_class(rng, pool, gallery)
             if cluster is not None:
-                pool_clusters = clusters_of(pool, cluster)
-                apart = draw_gallery(rng, pool.relevance, pool_clusters, gallery)
-                held, asked = apart or (held, asked)
-            searched, pool = pool.subset(held), pool.subset(asked)
+                clusters = clusters_of(pool, cluster)
+                by_cluster = draw_gallery(rng, pool.relevance, clusters, gallery)
+                searched, others = by_cluster or (searched, others)
+            searched_images, pool = pool.subset(searched), pool.subset(others)
     parts = {"tuning": tuning, "calibration": calibration}
     for name, share in parts.items():
         _number(name, share, len(pool), "queries")
     if queries == "new-labels":
-        first, second, third = draw_by_label(rng, pool, parts, cluster)
+        rows = draw_by_label(rng, pool, parts, cluster)
     elif cluster is not None:
-        first, second, third = draw_by_cluster(rng, clusters_of(pool, cluster), parts)
+        rows = draw_by_cluster(rng, clusters_of(pool, cluster), parts)
     else:
-        first, second, third = _draw(rng, len(pool), parts, "queries")
-    return Splits(
-        train=train.subset(rest),
-        validation=train.subset(chosen) if source.validation is None else source.validation,
-        gallery=searched,
-        tuning=pool.subset(first),
-        calibration=pool.subset(second),
-        test=pool.subset(third),
-    )
+        rows = _draw(rng, len(pool), parts, "queries")
+    if validating is None:
+        validating = train.subset(drawn[0])
+    return Splits(train.subset(rest), validating, searched_images, *map(pool.subset, rows))
 
 
 def _draw(
     rng: np.random.Generator, n: int, parts: dict[str, float], what: str = "images"
 ) -> list[NDArray[np.int64]]:
-    """Rows of each part, then those that remain, in random order."""
+    """Return the rows of each part, then those that remain, in random order."""
     numbers = [_number(name, share, n, what) for name, share in parts.items()]
-    if sum(numbers) >= n:
-        raise _too_much(parts, n, what)
+    _require_rest(sum(numbers), parts, n, what)
     return np.split(rng.permutation(n), np.cumsum(numbers))
 
 
-def _too_much(parts: dict[str, float], n: int, what: str) -> InvalidData:
-    shares_stated = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+def _require_rest(number: int, parts: Mapping[str, float], n: int, what: str) -> None:
+    """Raise `InvalidData` if parts leave none of n images or classes."""
+    if number < n:
+        return
     remedy = "ask for less"
-    if n <= len(parts):  # each takes one at least
+    if n <= len(parts):  # each part has at least one
         remedy = f"have at least {len(parts) + 1} {what}, preferably many"
         if what == "queries":
             remedy += "; they are the images of the classes that evaluate which are not searched"
-    return InvalidData(f"{shares_stated} must leave some of {n} {what} over: {remedy}")
+    raise InvalidData(f"{_state_shares(parts)} must leave some of {n} {what} over: {remedy}")
 
 
 def _number(name: str, share: float, n: int, what: str) -> int:
+    """Return the number of n that a share or a number stands for."""
     if isinstance(share, bool) or not (0 < share < 1 or (share >= 1 and share % 1 == 0)):
         raise InvalidData(
-            f"{name} is {share if isinstance(share, bool) else f'{share:g}'}, of {n} {what}: give "
-            "a share between 0 and 1, or a whole number from 1 on"
+            f"{name} is {share}, of {n} {what}: give a share between 0 and 1, or a whole number "
+            "from 1 on"
         )
     return max(1, round(share * n)) if share < 1 else int(share)
 
@@ -367,39 +364,34 @@ def _number(name: str, share: float, n: int, what: str) -> int:
 def _draw_validation(
     rng: np.random.Generator, source: Source, share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of the training half that validate, and the others."""
-    images, relevance = source.train, source.train.relevance
-    query_relevance = source.queries.relevance
+    """Return the rows of the training half that validate, and the others."""
+    relevance = source.train.relevance
     if isinstance(relevance, WithinRadius):
         return _draw_cells(rng, relevance, share)
-    labels = relevance.single
-    if labels is None or (
-        isinstance(source.gallery, ImageSet)
-        and query_relevance.single is not None
-        and np.isin(query_relevance.single, labels).any()
-    ):
-        return _draw(rng, len(images), {"validation": share})
+    labels, query_labels = relevance.single, source.queries.relevance.single
+    is_closed = isinstance(source.gallery, ImageSet) and query_labels is not None
+    if labels is None or (is_closed and np.isin(query_labels, labels).any()):
+        return _draw(rng, len(source.train), {"validation": share})
     return _draw_classes(rng, labels, share)
 
 
 def _draw_classes(
     rng: np.random.Generator, labels: NDArray[np.int64], share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of whole classes, or of a part of each where there are few, and the others."""
+    """Return the rows of whole classes, or of a part of each of few classes, and the others."""
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
     n = len(counts)
     number = _number("validation", share, n, "classes")
     if share < 1:
         spare = counts >= 2 * PAIR  # some images train, others validate
         if n < 2 * CLASSES and spare.sum() >= 2:
-            wanted = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
-            wanted = np.where(spare, np.minimum(wanted, counts - PAIR), 0)
-            order, place = _shuffled(rng, which, counts)
-            part = place < wanted[which[order]]
+            sizes = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
+            sizes = np.where(spare, np.minimum(sizes, counts - PAIR), 0)
+            order, place = _shuffle(rng, which, counts)
+            part = place < sizes[which[order]]
             return [np.sort(order[part]), np.sort(order[~part])]
         number = max(number, min(CLASSES, n // 2))
-    if number >= n:
-        raise _too_much({"validation": share}, n, "classes")
+    _require_rest(number, {"validation": share}, n, "classes")
     order = rng.permutation(n)
     matched = order[counts[order] >= PAIR]
     if np.isin(order[:number], matched).sum() < min(CLASSES, number):
@@ -410,7 +402,7 @@ def _draw_classes(
     return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
 
 
-def _shuffled(
+def _shuffle(
     rng: np.random.Generator, which: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all rows in random order, and the place of each among those of its class, from 0."""
@@ -424,22 +416,21 @@ def _shuffled(
 def _draw_cells(
     rng: np.random.Generator, where: WithinRadius, share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of whole cells of a grid, and the others."""
+    """Return the rows of whole cells of a grid, and the others."""
     n = len(where)
     number = _number("validation", share, n, "images")
-    if number >= n:
-        raise _too_much({"validation": share}, n, "images")
+    _require_rest(number, {"validation": share}, n, "images")
     for times in CELLS:
         steps = (where.places - where.places.min(0)) // (times * where.radius)
         _, cell, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
-        part, n_taken = np.zeros(len(counts), bool), 0
+        is_drawn, n_drawn = np.zeros(len(counts), bool), 0
         for chosen in rng.permutation(len(counts)):
-            if n_taken < number and n_taken + counts[chosen] <= min(1.5 * number, n - 1):
-                part[chosen] = True
-                n_taken += counts[chosen]
-        if 2 * n_taken >= number:
-            of_part = part[cell.reshape(-1)]
-            return [np.flatnonzero(of_part), np.flatnonzero(~of_part)]
+            if n_drawn < number and n_drawn + counts[chosen] <= min(1.5 * number, n - 1):
+                is_drawn[chosen] = True
+                n_drawn += counts[chosen]
+        if 2 * n_drawn >= number:
+            validates = is_drawn[cell.reshape(-1)]
+            return [np.flatnonzero(validates), np.flatnonzero(~validates)]
     raise InvalidData(
         f"validation {share:g} of {n} images, about {number}, cannot be drawn apart from those "
         f"that train: too many places lie within {times:g} times the radius of {where.radius:g}; "
@@ -454,22 +445,21 @@ def _require_pairs(images: ImageSet) -> None:
     if n == len(images):
         raise InvalidData(
             f"no query remains: each of the {n} classes to evaluate on has one image, and it is "
-            "searched; at least two of a class are needed, one to search and one to ask"
+            "searched; have at least two of a class, one to search and one to query"
         )
 
 
 def _draw_of_each_class(
     rng: np.random.Generator, images: ImageSet, share: float
 ) -> list[NDArray[np.int64]]:
-    """Rows of a share of every class, and the others; of a number, spread alike."""
+    """Return the rows of a share of every class, or of a number spread evenly, and the others."""
     if (labels := images.relevance.single) is None:
         return _draw(rng, len(images), {"gallery": share})
     n = len(images)
     number = _number("gallery", share, n, "images")
-    if number >= n:
-        raise _too_much({"gallery": share}, n, "images")
+    _require_rest(number, {"gallery": share}, n, "images")
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order, place = _shuffled(rng, which, counts)
+    order, place = _shuffle(rng, which, counts)
     which = which[order]
     if share < 1:
         # 0.07 of 100 is 7, and a little more in floating point.
