@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
-from functools import singledispatch
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,12 +32,12 @@ EXACT_FLOATS = 2**53  # up to here, every whole number is a float of 64 bits
 
 
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
-    """The relevance of gallery items, and the names of their labels.
+    """Return the relevance of gallery items, and the names of their labels.
 
     Args:
         labels: a label for each, whole numbers or texts; a list of texts for each, where items
-            match that share one; a `Relevance`, such as places (`WithinRadius`); or None, where the
-            labels of a query are to be the ids of its true matches.
+            match that share one; a `Relevance`, such as places (`WithinRadius`); or None, if the
+            labels of a query will be the ids of its true matches.
         ids: of the items.
 
     Raises:
@@ -57,22 +56,22 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iu":
             return SameLabel(values.astype(np.int64)), {}
-        unique_labels, codes = _numbered(values)
+        unique_labels, codes = _number_texts(values)
         return SameLabel(codes), dict(enumerate(unique_labels))
-    names = sorted({name for some in values for name in some})
-    column = {name: number for number, name in enumerate(names)}
-    lists = [[column[name] for name in some] for some in values]
-    return SharedLabel.of_lists(lists, len(names)), dict(enumerate(names))
+    unique_labels = sorted({name for names in values for name in names})
+    column = {name: number for number, name in enumerate(unique_labels)}
+    lists = [[column[name] for name in names] for names in values]
+    return SharedLabel.of_lists(lists, len(unique_labels)), dict(enumerate(unique_labels))
 
 
 def query_relevance(
     labels: object, gallery: Relevance, names: Mapping[int, str]
 ) -> tuple[Relevance, dict[int, str]]:
-    """The relevance of queries of a gallery, and the names of the labels of both.
+    """Return the relevance of queries of a gallery, and the names of the labels of both.
 
     Args:
-        labels: of the kind that the gallery's are, see `gallery_relevance`. One that no gallery
-            item has matches nothing; where labels are lists it is left out.
+        labels: of the kind of the gallery's, see `gallery_relevance`. A label that no gallery item
+            has matches nothing; from lists it is left out.
         gallery, names: the gallery's relevance, and the names of its labels.
 
     Raises:
@@ -85,7 +84,7 @@ def query_relevance(
         (array([1, 0]), {0: 'fig', 1: 'pear', 2: 'plum'})
     """
     if labels is None:
-        raise InvalidData("the queries have no labels: what is a true match cannot be told")
+        raise InvalidData("the queries have no labels, which define true matches: pass labels")
     if isinstance(labels, Relevance):
         require_same_kind(labels, gallery)
         return labels, dict(names)
@@ -97,17 +96,17 @@ def query_relevance(
         raise _mismatch(values, gallery)
     lists = [[name] for name in values.tolist()] if isinstance(values, np.ndarray) else values
     column = {name: number for number, name in names.items()} if of_items else _numbers_of(names)
-    absent = [name for some in lists for name in some if name not in column]
+    absent = [name for names in lists for name in names if name not in column]
     if absent and of_items:
         examples = ", ".join(printable(str(name)) for name in absent[:3])
         raise InvalidData(
-            f"{len(absent)} true matches are no gallery items ({examples}): give ids of the "
-            "gallery, or labels to both"
+            f"{len(absent)} true matches are not in the gallery ({examples}): use ids of the "
+            "gallery, or label both"
         )
-    if not all(isinstance(name, str) for some in lists for name in some):
+    if not all(isinstance(name, str) for names in lists for name in names):
         raise _mismatch(values, gallery)
     _require_same_spelling(absent, column)
-    columns = [[column[name] for name in some if name in column] for some in lists]
+    columns = [[column[name] for name in names if name in column] for names in lists]
     n_labels = gallery.labels.shape[1]
     return SharedLabel.of_lists(columns, n_labels, gallery.of_items), dict(names)
 
@@ -131,10 +130,8 @@ def reported_relevance(
         [1, 0]
     """
     if isinstance(gallery, SharedLabel):
-        lists = [
-            [] if label is None else [label] if isinstance(label, str) else label
-            for label in labels
-        ]
+        known = ([] if label is None else label for label in labels)
+        lists = [[label] if isinstance(label, str) else label for label in known]
         return query_relevance(lists, gallery, names)
     if not isinstance(gallery, SameLabel):
         raise InvalidData(
@@ -143,10 +140,10 @@ def reported_relevance(
         )
     codes = np.full(len(labels), UNMATCHED, np.int64)
     rows = [row for row, label in enumerate(labels) if label is not None]
-    all_names = dict(names)
-    if rows:
-        labelled, all_names = query_relevance([labels[row] for row in rows], gallery, names)
-        codes[rows] = np.asarray(labelled.single)
+    if not rows:
+        return SameLabel(codes), dict(names)
+    relevance, all_names = query_relevance([labels[row] for row in rows], gallery, names)
+    codes[rows] = np.asarray(relevance.single)
     return SameLabel(codes), all_names
 
 
@@ -157,40 +154,38 @@ def added_relevance(
     names: Mapping[int, str],
     numbered: bool = False,
 ) -> tuple[Relevance, dict[int, str]]:
-    """The relevance of n items that come into a gallery, and the names of all labels.
+    """Return the relevance of n items that are added to a gallery, and the names of all labels.
 
     Args:
-        labels: of the kind that the gallery's are.
+        labels: of the kind of the gallery's.
         n: number of items.
         gallery, names: the gallery's relevance, and the names of its labels.
-        numbered: whether whole numbers are labels as well where these have names, as in a data set
-            that gave both; else names are all that is known of them.
+        numbered: whether whole numbers are labels even if these have names, as in a data set that
+            has both.
 
     Raises:
-        InvalidData: they are of another kind or number; or are lists, and one is new, of which it
-            is not known whether queries before had it.
+        InvalidData: they are of another kind or number; or are lists with a new label, which
+            earlier queries may have had.
     """
     if isinstance(labels, Relevance):
         relevance, all_names = labels, dict(names)
     else:
         values = _listed(labels)
         lists = [] if isinstance(values, np.ndarray) else values
-        new = {name for some in lists for name in some}.difference(names.values())
-        if new:
+        if new := sorted({name for each in lists for name in each}.difference(names.values())):
             raise InvalidData(
-                f"labels that no gallery item has ({', '.join(map(printable, sorted(new)[:3]))}): "
-                "which queries before had them is not known; build the retriever again"
+                f"no gallery item has the labels {', '.join(map(printable, new[:3]))}, and which "
+                "earlier queries had them is unknown: build the retriever again"
             )
         numbers = numbered and isinstance(values, np.ndarray) and values.dtype.kind in "iu"
         relevance, all_names = query_relevance(values, gallery, {} if numbers else names)
         all_names = dict(names) if numbers else all_names
     if len(relevance) != n:
-        raise InvalidData(f"{n} images, {len(relevance)} labels: give one each")
-    gallery.joined(relevance)  # raises where they are of another kind
+        raise InvalidData(f"got {len(relevance)} labels for {n} images")
+    gallery.joined(relevance)  # raises if they are of another kind
     return relevance, all_names
 
 
-@singledispatch
 def example_labels(relevance: Relevance, names: Mapping[int, str]) -> str:
     """Return up to three labels, or places, of some images, for messages.
 
@@ -203,33 +198,21 @@ def example_labels(relevance: Relevance, names: Mapping[int, str]) -> str:
         >>> example_labels(relevance, names)
         "'date', 'fig', 'pear', ... (4 labels)"
     """
-    return relevance.kind
-
-
-@example_labels.register
-def _(relevance: SameLabel, names: Mapping[int, str]) -> str:
-    labels = np.unique(relevance.labels[relevance.labels != UNMATCHED])
-    return _examples([names.get(label, label) for label in labels.tolist()], "labels")
-
-
-@example_labels.register
-def _(relevance: SharedLabel, names: Mapping[int, str]) -> str:
-    labels = np.unique(relevance.labels.tocoo().coords[1])
-    what = "ids of matches" if relevance.of_items else "labels"
-    return _examples([names.get(label, label) for label in labels.tolist()], what)
-
-
-@example_labels.register
-def _(relevance: WithinRadius, names: Mapping[int, str]) -> str:
-    places = relevance.places[:3].round(3).tolist()
-    return _examples(places, "places", len(relevance))
-
-
-def _examples(values: Sequence[Any], what: str, number: int | None = None) -> str:
-    """Return the first three values, and the number of all, by default that of the values."""
-    number = len(values) if number is None else number
-    shown = ", ".join(printable(repr(value)) for value in values[:3]) or f"no {what}"
-    return f"{shown}, ... ({number} {what})" if number > 3 else shown
+    what = "labels"
+    if isinstance(relevance, WithinRadius):
+        n, what, examples = len(relevance), "places", relevance.places[:3].round(3).tolist()
+    else:
+        if isinstance(relevance, SameLabel):
+            labels = relevance.labels[relevance.labels != UNMATCHED]
+        elif isinstance(relevance, SharedLabel):
+            labels = relevance.labels.tocoo().coords[1]
+            what = "ids of matches" if relevance.of_items else what
+        else:
+            return relevance.kind
+        unique_labels = np.unique(labels).tolist()
+        n, examples = len(unique_labels), [names.get(x, x) for x in unique_labels[:3]]
+    shown = ", ".join(printable(repr(example)) for example in examples) or f"no {what}"
+    return f"{shown}, ... ({n} {what})" if n > 3 else shown
 
 
 def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
@@ -237,45 +220,40 @@ def require_same_kind(queries: Relevance | None, gallery: Relevance) -> None:
     kind = None if queries is None else queries.kind
     if kind != gallery.kind:
         raise InvalidData(
-            f"the gallery's images match by {gallery.kind}, the queries by {kind}: both must know "
-            "the same of their images"
+            f"the gallery's images match by {gallery.kind}, the queries by {kind}: label both alike"
         )
     if isinstance(queries, WithinRadius) and isinstance(gallery, WithinRadius):
-        (query_form, gallery_form) = ((of.radius, of.places.shape[1]) for of in (queries, gallery))
-        if query_form != gallery_form:
+        (radius, dim), expected = ((x.radius, x.places.shape[1]) for x in (queries, gallery))
+        if (radius, dim) != expected:
             raise InvalidData(
-                f"the queries have a radius of {query_form[0]} and places of {query_form[1]} "
-                f"coordinates, the gallery {gallery_form[0]} and {gallery_form[1]}: both must "
-                "match alike"
+                f"the queries have a radius of {radius} and places of {dim} coordinates, the "
+                f"gallery {expected[0]} and {expected[1]}: make them equal"
             )
 
 
 def _same_label(
     values: NDArray[Any], gallery: SameLabel, names: Mapping[int, str]
 ) -> tuple[SameLabel, dict[int, str]]:
-    """One label each: whole numbers, or the names of labels; a new name gets the next number."""
+    """Return what `query_relevance` does, for one label each; a new name gets the next number."""
     numbers = values.dtype.kind in "iu"
     if numbers == bool(names):
         raise _mismatch(values, gallery)
     if numbers:
         return SameLabel(values.astype(np.int64)), {}
     number = _numbers_of(names)
-    unique_labels, codes = _numbered(values)
+    unique_labels, codes = _number_texts(values)
     new = [name for name in unique_labels if name not in number]
     _require_same_spelling(new, number)
-    following = max(names) + 1
-    number |= {name: following + place for place, name in enumerate(new)}
+    new_names = dict(enumerate(new, max(names) + 1))
+    number |= {name: code for code, name in new_names.items()}
     table = np.array([number[name] for name in unique_labels], np.int64)
-    all_names = dict(names) | {number[name]: name for name in new}
-    return SameLabel(table[codes]), all_names
+    return SameLabel(table[codes]), dict(names) | new_names
 
 
-def _numbered(values: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
+def _number_texts(values: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct texts in order, and the place of each text among them."""
-    texts = values.tolist()
-    distinct = sorted(set(texts))
-    place = {text: number for number, text in enumerate(distinct)}
-    return distinct, np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
+    distinct, codes = np.unique(values, return_inverse=True)
+    return distinct.tolist(), codes.astype(np.int64)
 
 
 def _numbers_of(names: Mapping[int, str]) -> dict[str, int]:
@@ -307,14 +285,15 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
     dtype = values.dtype if isinstance(values, np.ndarray) else "lists"
     return InvalidData(
         f"labels of the queries are of type {dtype}, and the gallery's images match by "
-        f"{gallery.kind}: give labels of the type that the gallery has"
+        f"{gallery.kind}: use labels of the gallery's type"
     )
 
 
 def _listed(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[str]]:
-    """One label each, as an array of whole numbers or texts; or lists of texts.
+    """Return one label each, as an array of whole numbers or texts; or lists of texts.
 
     Args:
+        labels: as people have them.
         as_ids: whether the texts are ids, which are compared as they are.
     """
     labels = as_numpy(labels)
@@ -323,15 +302,15 @@ def _listed(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[st
             f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
         )
     plain = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind != "O"
-    several = [] if plain else [_is_list(each) for each in labels]
-    if any(several):
-        if not all(several) or not all(isinstance(name, str) for some in labels for name in some):
+    are_lists = [] if plain else [_is_list(label) for label in labels]
+    if any(are_lists):
+        if not all(are_lists) or not all(isinstance(x, str) for names in labels for x in names):
             raise InvalidData(
                 f"labels are {str(labels)[:40]}: give {LABEL_KINDS}, one for each image"
             )
-        lists = [list(some) for some in labels]
+        lists = [list(names) for names in labels]
         return lists if as_ids else as_label_lists(lists, "labels")
-    if as_ids and all(isinstance(each, str) for each in labels):
+    if as_ids and all(isinstance(label, str) for label in labels):
         return np.array(labels, np.str_)
     values = as_labels(labels, "labels")
     return values if isinstance(values, np.ndarray) else np.array(values, np.str_)
@@ -345,8 +324,8 @@ def as_labels(
 ) -> NDArray[np.int64] | list[str]:
     """Return labels as they are compared: whole numbers, or texts.
 
-    Blanks around a text do not count, nor how Unicode composes its letters (NFC). Floats that are
-    whole numbers are these numbers. Texts are never numbers: "007", "7" and "7.0" are three labels.
+    Blanks around a text are ignored, and letters are composed (NFC). Floats that are whole numbers
+    are these numbers. Texts are never numbers: "007", "7" and "7.0" are three labels.
 
     Args:
         values: n numbers or texts.
@@ -389,7 +368,7 @@ def as_labels(
 def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
     """Return names, such as those of groups, as texts that are compared as labels are.
 
-    Of other types than numbers and texts, such as dates, they are the texts that Python has.
+    Values of other types than numbers and texts, such as dates, are written by `str`.
 
     Args:
         values, what, first: see `as_labels`.
@@ -435,8 +414,8 @@ def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[lis
     """Return the labels of items that may have several, as texts that are compared as labels are.
 
     Args:
-        values: a list for each item, or a text with `SEPARATORS`; None, NaN or nothing between
-            separators is no label.
+        values: a list for each item, or a text with `SEPARATORS`; None, NaN and blank texts are not
+            labels.
         what, first: see `as_labels`.
 
     Raises:
@@ -478,7 +457,7 @@ def _entries(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]
     entries = list(values)
     kinds = set(map(type, entries))
     if any(hasattr(kind, "item") for kind in kinds):  # scalars of NumPy and PyTorch
-        entries = [each.item() if hasattr(each, "item") else each for each in entries]
+        entries = [entry.item() if hasattr(entry, "item") else entry for entry in entries]
         kinds = set(map(type, entries))
     return entries, kinds
 
@@ -551,10 +530,10 @@ def _refuse(
     why: str,
     advice: str,
 ) -> None:
-    """Raise `InvalidData` if some entries are wrong; the first three are named."""
-    if not any(wrong):
+    """Raise `InvalidData` if some entries are wrong; the message names the first three."""
+    places = np.flatnonzero(wrong).tolist()
+    if not places:
         return
-    places = [place for place, is_wrong in enumerate(wrong) if is_wrong]
     examples = ", ".join(
         f"row {rows[place]} ({printable(repr(entries[place]))[:40]})" for place in places[:3]
     )

@@ -1,8 +1,8 @@
 """Relevance of images: by the same label, a shared label, a place nearby, or a table.
 
-Labels are sparse tables. Rare labels make few pairs of images, which a sparse product finds. A
-label that every third image has makes more pairs than can be listed: those are counted as bits, 64
-images at a time.
+Shared labels are sparse tables. Rare labels make few pairs of images, which a sparse product finds.
+A label of every third image makes more pairs than can be listed: matches are then counted as bits,
+64 images at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rcir.errors import InvalidData
 
 Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-BLOCK = 2**22  # entries, or bytes, of what is held at a time, about
+BLOCK = 2**22  # entries, or bytes, that are in memory at a time, about
 WORD = 64
 CELL = 10.0  # side of the cells that stand for labels of places, of the radius
 CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
@@ -34,13 +34,13 @@ PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound th
 class Relevance(Protocol):
     """Relevance of n images: which of them, and of others, match which.
 
-    A gallery's matches are never stored: they follow from what is known of each image, so that
-    memory grows with the number of images, not of pairs.
+    Matches are never stored: they follow from what is known of each image, so that memory grows
+    with the number of images, not of pairs.
     """
 
     @property
     def kind(self) -> str:
-        """The kind of thing that images match by, as errors name it."""
+        """What images match by, for messages."""
         ...
 
     @property
@@ -53,18 +53,15 @@ class Relevance(Protocol):
         ...
 
     def subset(self, rows: Rows) -> Self:
-        """The same of some images, in that order."""
+        """Return the relevance of some images, in that order."""
         ...
 
     def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
-        """Return whether candidates match.
+        """Return whether candidates match (n, k).
 
         Args:
             gallery: of the images that were searched.
             positions: (n, k) positions in the gallery; -1 for none, which matches nothing.
-
-        Returns:
-            (n, k).
         """
         ...
 
@@ -73,15 +70,14 @@ class Relevance(Protocol):
         ...
 
     def pairs(self, rows: Rows) -> Pairs:
-        """True matches of some images among the images of this set.
+        """Return the matches of some images among the images of this set.
 
         Args:
-            rows: (m,) of this set, in any order.
+            rows: (m,) of this set, in any order; no more than memory allows.
 
         Returns:
             indptr (m + 1,) and columns (total,): `columns[indptr[i] : indptr[i + 1]]` are the
             images that match `rows[i]`, ascending; itself is one of them, unless it has no label.
-            Memory grows with their number: ask for as many rows as that allows.
         """
         ...
 
@@ -90,7 +86,7 @@ class Relevance(Protocol):
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its state as arrays, by name; `relevance_of` makes it again."""
+        """Return the state as arrays, by name; `relevance_of` restores it."""
         ...
 
 
@@ -100,89 +96,76 @@ def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 
 def require_kind(relevance: Relevance, others: Relevance) -> None:
-    """Raise `InvalidData` unless others match by the same kind of thing."""
+    """Raise `InvalidData` unless others match in the same way."""
     if relevance.kind != others.kind:
         raise InvalidData(
             f"images that match by {relevance.kind} cannot be joined with images that match by "
-            f"{others.kind}: give the same kind"
+            f"{others.kind}"
         )
 
 
-def count_overlaps(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    """Count the rows of `theirs` that share a label with each row of `own`.
+def count_overlaps(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
+    """Count the rows of `others` that share a label with each row of `labels`, (n,).
 
     Args:
-        own: (n, number of labels) bool.
-        theirs: (m, number of labels) bool.
-
-    Returns:
-        (n,).
+        labels: (n, number of labels) bool.
+        others: (m, number of labels) bool.
 
     Example:
         >>> labels = csr_array(np.array([[1, 0], [1, 1], [0, 0]], bool))
         >>> count_overlaps(labels, labels).tolist()
         [2, 2, 0]
     """
-    # Rows of the same labels have the same count.
-    first, which = combinations(own)
-    own = own[first]
-    # A word of bits takes about as long as a pair.
-    words = own.nnz * (theirs.shape[0] // WORD)
-    steps = _pairs(own, np.bincount(theirs.indices, minlength=theirs.shape[1])).sum()
-    count = _count_pairs if steps <= words else _count_bits
-    return count(own, theirs)[which]
+    first, which = combinations(labels)  # rows of the same labels have the same count
+    labels = labels[first]
+    words = labels.nnz * (others.shape[0] // WORD)  # a word of bits takes about as long as a pair
+    n_pairs = _count_steps(labels, np.bincount(others.indices, minlength=others.shape[1])).sum()
+    if n_pairs > words:
+        return _count_bits(labels, others)[which]
+    counts = [np.diff(product.indptr) for product in products(labels, others.T.tocsr())]
+    return np.concatenate([*counts, np.empty(0, np.int64)])[which]
 
 
-def products(own: csr_array, by_label: csr_array) -> Iterator[tuple[slice, csr_array]]:
-    """Runs of rows of `own`, and their product with `by_label`, the other rows transposed: what
-    shares a label."""
-    block = np.cumsum(_pairs(own, np.diff(by_label.indptr))) // BLOCK
-    edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), own.shape[0]]
+def products(labels: csr_array, by_label: csr_array) -> Iterator[csr_array]:
+    """Yield the product with the transposed labels of other rows, some rows at a time."""
+    block = np.cumsum(_count_steps(labels, np.diff(by_label.indptr))) // BLOCK
+    edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), labels.shape[0]]
     for start, stop in pairwise(edges):
-        yield slice(start, stop), own[start:stop] @ by_label
+        yield labels[start:stop] @ by_label
 
 
-def _pairs(own: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(n,) of each row of `own`: the steps of a sparse product with rows of such frequencies."""
-    total = np.concatenate([[0], np.cumsum(frequency[own.indices])])
-    steps: NDArray[np.int64] = np.diff(total[own.indptr])
-    return steps
+def _count_steps(labels: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Count the steps that a sparse product takes for each row, (n,), by the labels' frequency."""
+    total = row_pointers(frequency[labels.indices])
+    return np.diff(total[labels.indptr])
 
 
-def _count_pairs(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    counted = np.zeros(own.shape[0], np.int64)
-    for rows, product in products(own, theirs.T.tocsr()):
-        counted[rows] = np.diff(product.indptr)
-    return counted
-
-
-def _count_bits(own: csr_array, theirs: csr_array) -> NDArray[np.int64]:
-    counted = np.zeros(own.shape[0], np.int64)
-    counts = np.diff(own.indptr)
-    # Those of many labels first: what has another label is then at the start of a block.
-    rows = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    width = max(WORD, BLOCK // own.shape[1] // WORD * WORD)
-    width = min(width, -(-theirs.shape[0] // WORD) * WORD)
-    each = max(1, BLOCK // (width // 8))
-    for start in range(0, theirs.shape[0], width):
-        some = theirs[start : start + width]
-        # Bits that say which rows have a label, (number of labels, width / 64).
-        bits = np.zeros((some.shape[1], width), np.bool_)
-        bits[some.indices, np.repeat(np.arange(some.shape[0]), np.diff(some.indptr))] = True
-        having = np.packbits(bits, axis=1).view(np.uint64)
-        for first in range(0, len(rows), each):
-            block = rows[first : first + each]
-            starts = own.indptr[block]
-            shared = having[own.indices[starts]]
-            for number in range(1, counts[block[0]]):
-                n = np.count_nonzero(counts[block] > number)
-                shared[:n] |= having[own.indices[starts[:n] + number]]
-            counted[block] += np.bitwise_count(shared).sum(1, dtype=np.int64)
-    return counted
+def _count_bits(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
+    """Return what `count_overlaps` does: the union of the rows that have each label, as bits."""
+    counts, n_labels = np.zeros(labels.shape[0], np.int64), np.diff(labels.indptr)
+    # Rows of many labels first: rows that have another label are then at the start of a block.
+    rows = np.argsort(-n_labels, kind="stable")[: np.count_nonzero(n_labels)]
+    width = max(WORD, BLOCK // labels.shape[1] // WORD * WORD)
+    width = min(width, -(-others.shape[0] // WORD) * WORD)
+    step = max(1, BLOCK // (width // 8))
+    for start in range(0, others.shape[0], width):
+        other_rows, other_labels = others[start : start + width].nonzero()
+        is_labelled = np.zeros((others.shape[1], width), np.bool_)
+        is_labelled[other_labels, other_rows] = True
+        bits = np.packbits(is_labelled, axis=1).view(np.uint64)  # (number of labels, width / 64)
+        for first in range(0, len(rows), step):
+            block = rows[first : first + step]
+            starts = labels.indptr[block]
+            union = bits[labels.indices[starts]]
+            for number in range(1, n_labels[block[0]]):
+                n = np.count_nonzero(n_labels[block] > number)
+                union[:n] |= bits[labels.indices[starts[:n] + number]]
+            counts[block] += np.bitwise_count(union).sum(1, dtype=np.int64)
+    return counts
 
 
 def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first row of each different combination of labels, and the combination of each row.
+    """Return the first row of each combination of labels, and the combination of each row.
 
     Example:
         >>> first, which = combinations(csr_array(np.array([[1, 0], [1, 1], [1, 0]], bool)))
@@ -192,12 +175,11 @@ def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64
     ordered = labels.sorted_indices()
     counts = np.diff(ordered.indptr).astype(np.int64)
     which = np.zeros(len(counts), np.int64)
-    # One label after the other: rows that agreed so far and have the same next one still agree.
+    # Label by label: rows that agreed so far and have the same next label still agree.
     for number in range(counts.max(initial=0)):
         rows = np.flatnonzero(counts > number)
         following = ordered.indices[ordered.indptr[rows] + number]
-        same = which[rows] * labels.shape[1] + following
-        which[rows] = np.unique(same, return_inverse=True)[1]
+        which[rows] = np.unique(which[rows] * labels.shape[1] + following, return_inverse=True)[1]
     _, first, which = np.unique(
         which * (counts.max(initial=0) + 1) + counts, return_index=True, return_inverse=True
     )
@@ -211,11 +193,11 @@ class WithinRadius:
     Args:
         places: (n, d) coordinates, d = 2 for easting and northing in metres.
         radius: distance up to which images match, in the same unit; above 0.
-        near: distance up to which images are positives of each other in training, at most the
-            radius, which it is unless given. Other matches are not negatives either.
-        database: (n,) bool, of images that train or validate: whether each is searched, or asks.
-            Tuples then have an anchor that asks, and a positive and negatives that are searched,
-            and validation searches likewise (Arandjelovic et al., CVPR 2016). None: all do both.
+        near: distance up to which images are positives of each other in training, at most and by
+            default the radius. Other matches are not negatives either.
+        database: (n,) bool, of images that train or validate: whether each is searched or a query.
+            The anchors of tuples are then queries, their positives and negatives are searched, and
+            validation searches likewise (Arandjelovic et al., CVPR 2016). None: all are both.
 
     Example:
         >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
@@ -239,8 +221,7 @@ class WithinRadius:
             )
         if self.database is not None and self.database.shape != (len(self.places),):
             raise InvalidData(
-                f"{len(self.places)} places, but database has shape {self.database.shape}: say of "
-                "each whether it is searched"
+                f"database has shape {self.database.shape}; it must be ({len(self.places)},)"
             )
         if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
             raise InvalidData(
@@ -257,15 +238,12 @@ class WithinRadius:
 
     @property
     def cells(self) -> NDArray[np.int64]:
-        """(n,) number of each place's cell in a grid with sides of 10 times the radius.
-
-        Places have no labels; cells are the units that new places come in.
-        """
+        """(n,) number of each place's cell, of 10 times the radius: the unit of new places."""
         steps = np.floor(self.places / (CELL * self.radius)).astype(np.int64)
         return steps @ CELL_FACTOR ** np.arange(steps.shape[1], dtype=np.int64)  # modulo 2^64
 
     def positives(self, anchors: Rows, others: Rows) -> NDArray[np.bool_]:
-        """(m,) whether others are positives of anchors in training, pair by pair."""
+        """Return whether others are positives of anchors in training, pair by pair, (m,)."""
         steps = self.places[others] - self.places[anchors]
         near = self.radius if self.near is None else self.near
         positive: NDArray[np.bool_] = np.square(steps).sum(-1) <= near**2
@@ -287,8 +265,8 @@ class WithinRadius:
     def pairs(self, rows: Rows) -> Pairs:
         if not len(rows):
             return np.zeros(1, np.int64), np.empty(0, np.int64)
-        some = KDTree(self.places[rows])
-        near = some.sparse_distance_matrix(self._tree, self.radius, output_type="ndarray")
+        tree = KDTree(self.places[rows])
+        near = tree.sparse_distance_matrix(self._tree, self.radius, output_type="ndarray")
         order = np.lexsort((near["j"], near["i"]))
         counts = np.bincount(near["i"], minlength=len(rows))
         return row_pointers(counts), near["j"][order].astype(np.int64)
@@ -302,7 +280,7 @@ class WithinRadius:
         if others.radius != self.radius or others.places.shape[1] != self.places.shape[1]:
             raise InvalidData(
                 f"{self.places.shape[1]} coordinates and radius {self.radius} cannot be joined "
-                f"with {others.places.shape[1]} and {others.radius}: give the same"
+                f"with {others.places.shape[1]} and {others.radius}"
             )
         return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
 
@@ -311,12 +289,12 @@ class WithinRadius:
 
 
 def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
-    """(n,) whether each image is searched rather than asks; None where all images do both."""
+    """Return whether each image (n,) is searched, not a query; None if all images are both."""
     return relevance.database if isinstance(relevance, WithinRadius) else None
 
 
 def asking(relevance: Relevance) -> NDArray[np.int64]:
-    """Rows of the images that ask: the anchors of tuples, and the queries of a validation."""
+    """Return the rows of the queries: the anchors of tuples, and the queries of a validation."""
     database = database_of(relevance)
     return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
 
@@ -370,7 +348,7 @@ class SameLabel:
 
     @cached_property
     def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The images by label, then row; and their labels."""
+        """Return the images by label, then row; and their labels."""
         order = np.argsort(self.labels, kind="stable")
         return order, self.labels[order]
 
@@ -386,8 +364,8 @@ class SameLabel:
 class SharedLabel:
     """Images match if they have a label in common, such as one of several findings of an X-ray.
 
-    A table of true matches is of this kind, too: each gallery item is a label, which it alone has,
-    and queries have those of the items that they match.
+    A table of true matches is of this kind too: each gallery item has a label of its own, and
+    queries have those of the items that they match.
 
     Args:
         labels: (n, number of labels) bool, sparse.
@@ -433,28 +411,28 @@ class SharedLabel:
     def of(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
-        theirs = gallery.labels[positions.reshape(-1)]
-        own = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
-        shared = np.diff(theirs.multiply(own).tocsr().indptr) > 0
-        matches: NDArray[np.bool_] = shared.reshape(positions.shape) & (positions >= 0)
+        queries = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
+        shared = gallery.labels[positions.reshape(-1)].multiply(queries).tocsr()
+        shares = (np.diff(shared.indptr) > 0).reshape(positions.shape)
+        matches: NDArray[np.bool_] = shares & (positions >= 0)
         return matches
 
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
-        """(n,) number of true matches of each image in a gallery.
+        """Count the matches of each image in a gallery, (n,).
 
         Raises:
-            InvalidData: the gallery has items that the table of true matches does not know.
+            InvalidData: the gallery has items that the table of true matches lacks.
         """
         more = gallery.labels.shape[1] - self.labels.shape[1]
         if self.of_items and more:
             raise InvalidData(
-                f"{more} items came into the gallery after the table of true matches was made: "
-                "which queries they match is not known; give labelled queries anew"
+                f"{more} items were added to the gallery after the table of true matches was made, "
+                "which does not state the queries that they match: give labelled queries anew"
             )
         return count_overlaps(self.labels, gallery.labels)
 
     def pairs(self, rows: Rows) -> Pairs:
-        shared = [product.sorted_indices() for _, product in products(self.labels[rows], self._by)]
+        shared = [product.sorted_indices() for product in products(self.labels[rows], self._by)]
         counts = [np.diff(product.indptr) for product in shared]
         columns = [product.indices for product in shared]
         none = np.empty(0, np.int64)
@@ -474,7 +452,7 @@ class SharedLabel:
         if others.labels.shape[1] != self.labels.shape[1]:
             raise InvalidData(
                 f"images of {self.labels.shape[1]} labels cannot be joined with images of "
-                f"{others.labels.shape[1]}: give the same labels"
+                f"{others.labels.shape[1]}"
             )
         return SharedLabel(vstack([self.labels, others.labels], format="csr"))
 
@@ -486,7 +464,7 @@ class SharedLabel:
 
 
 def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
-    """The relevance that was given as `Relevance.arrays`; raises KeyError for other arrays."""
+    """Restore the relevance that `Relevance.arrays` returned; raise KeyError for other arrays."""
     if "labels" in arrays:
         return SameLabel(_read_only(arrays["labels"]))
     if "places" in arrays:
@@ -501,7 +479,7 @@ def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """A gallery's calibration depends on it."""
+    """Protect labels of a gallery, on which its calibration depends, from changes."""
     values.setflags(write=False)
     return values
 
@@ -525,11 +503,11 @@ def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np
         [[1, 2, 2, 0, 0]]
     """
     counts = np.zeros(positions.shape, np.int64)
-    for some in _blocks(positions, among):
-        part = positions[some]
+    for rows in _blocks(positions, among):
+        part = positions[rows]
         voters = np.repeat(part[:, :among], part.shape[1], axis=0)
         matches = gallery.subset(part.reshape(-1)).of(gallery, voters).sum(axis=1)
-        counts[some] = np.where(part >= 0, matches.reshape(part.shape), 0)
+        counts[rows] = np.where(part >= 0, matches.reshape(part.shape), 0)
     return counts
 
 
@@ -537,15 +515,15 @@ def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np
 def _(gallery: SharedLabel, positions: Rows, among: int) -> NDArray[np.int64]:
     """Count by one sparse product per block, thirty times as fast as pair by pair."""
     counts = np.zeros(positions.shape, np.int64)
-    for some in _blocks(positions, among):
-        part = positions[some]
+    for rows in _blocks(positions, among):
+        part = positions[rows]
         shared = _labels_by_query(gallery, part) @ _labels_by_query(gallery, part[:, :among]).T
-        counts[some] = np.diff(shared.tocsr().indptr).reshape(part.shape)
+        counts[rows] = np.diff(shared.tocsr().indptr).reshape(part.shape)
     return counts
 
 
 def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
-    """The labels of each candidate, in columns that no two queries share; none of position -1."""
+    """Return the labels of each candidate, in columns of its query only; none for position -1."""
     n, k = positions.shape
     labels = gallery.labels[positions.reshape(-1)]
     owners = np.repeat(np.arange(n * k), np.diff(labels.indptr))
@@ -557,7 +535,7 @@ def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
 
 
 def _blocks(positions: Rows, among: int) -> list[slice]:
-    """Slices of the queries that have about `PAIRS_TOGETHER` pairs each."""
+    """Return slices of the queries that have about `PAIRS_TOGETHER` pairs each."""
     n, k = positions.shape
     rows = max(1, PAIRS_TOGETHER // max(1, k * min(among, k)))
     return [slice(start, start + rows) for start in range(0, n, rows)]

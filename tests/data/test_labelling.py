@@ -163,7 +163,7 @@ def test_ids_of_true_matches_are_compared_as_they_are():
     gallery, names = gallery_relevance(None, ids)
     queries, _ = query_relevance([["a "], ["nan", "e\u0301"]], gallery, names)
     assert queries.totals(gallery).tolist() == [1, 2]
-    with pytest.raises(InvalidData, match="no gallery items"):
+    with pytest.raises(InvalidData, match="not in the gallery"):
         query_relevance([["a"]], gallery, names)
 
 
