@@ -387,7 +387,7 @@ def _draw_classes(
         if n < 2 * CLASSES and spare.sum() >= 2:
             sizes = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
             sizes = np.where(spare, np.minimum(sizes, counts - PAIR), 0)
-            order, place = _shuffle(rng, which, counts)
+            order, place = shuffle_by_class(rng, which, counts)
             part = place < sizes[which[order]]
             return [np.sort(order[part]), np.sort(order[~part])]
         number = max(number, min(CLASSES, n // 2))
@@ -402,7 +402,7 @@ def _draw_classes(
     return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
 
 
-def _shuffle(
+def shuffle_by_class(
     rng: np.random.Generator, which: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all rows in random order, and the place of each among those of its class, from 0."""
@@ -459,7 +459,7 @@ def _draw_of_each_class(
     number = _number("gallery", share, n, "images")
     _require_rest(number, {"gallery": share}, n, "images")
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order, place = _shuffle(rng, which, counts)
+    order, place = shuffle_by_class(rng, which, counts)
     which = which[order]
     if share < 1:
         # 0.07 of 100 is 7, and a little more in floating point.

@@ -6,9 +6,8 @@ import csv
 import io
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +32,7 @@ def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
 
 
 def allowed_rejects(max_rejects: float, n: int) -> int:
-    """The number of n images that may be unreadable; a share above 0 allows at least one.
+    """Return the number of n images that may be unreadable; a share above 0 allows at least one.
 
     Example:
         >>> allowed_rejects(0.01, 250), allowed_rejects(0.01, 9), allowed_rejects(3, 250)
@@ -49,13 +48,11 @@ def unreadable(
     preprocessing: Preprocessing,
     progress: Callable[[int], object] = lambda checked: None,
 ) -> dict[str, str]:
-    """Decode images, and return the ids of those that cannot be read, each with the reason.
-
-    Arrays of images are not checked: they have been read.
+    """Decode images, except arrays, and return the ids of unreadable ones with their errors.
 
     Args:
-        parts: images; those that are in several are decoded again.
-        preprocessing: says which images are read.
+        parts: image sets; images of several sets are decoded again.
+        preprocessing: limits the size of images.
         progress: called with the number of images that were checked since the last call.
     """
     rejects: dict[str, str] = {}
@@ -63,21 +60,21 @@ def unreadable(
         if isinstance(part.images, np.ndarray):
             continue
         for start in range(0, len(part), CHUNK):
-            some = part.images[start : start + CHUNK]
-            for row, reason in preprocessing.faults(some).items():
+            chunk = part.images[start : start + CHUNK]
+            for row, reason in preprocessing.faults(chunk).items():
                 rejects[part.ids[start + row]] = reason
-            progress(len(some))
+            progress(len(chunk))
     return rejects
 
 
 def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path) -> str | None:
-    """Write the table of rejects, and return one line for the screen; None without any.
+    """Write the table of rejects, and return one line for the screen; None if there are none.
 
     Args:
         rejects: ids and reasons.
         n: number of images, these included.
         max_rejects: see `allowed_rejects`.
-        table: CSV file with the columns id and reason; without rejects, an old one is removed.
+        table: CSV file with the columns id and reason; an old one is removed without rejects.
 
     Raises:
         InvalidImage: there are more than allowed.
@@ -86,15 +83,15 @@ def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path
         table.unlink(missing_ok=True)
         return None
     write_rejects(table, rejects)
-    counted = f"{len(rejects):,} of {n:,} images cannot be read"
+    counts = f"{len(rejects):,} of {n:,} images cannot be read"
     if len(rejects) > (allowed := allowed_rejects(max_rejects, n)):
         examples = "; ".join(f"{name}: {reason}" for name, reason in [*rejects.items()][:3])
         raise InvalidImage(
-            f"{counted}, and --max-rejects {max_rejects:g} allows {allowed:,}. {table} lists all "
-            f"of them: replace or remove them, or leave them out with --max-rejects "
+            f"{counts}, and --max-rejects {max_rejects:g} allows {allowed:,}. {table} lists all "
+            "of them: replace or remove them, or leave them out with --max-rejects "
             f"{len(rejects)}. The first: {examples}"
         )
-    return f"{counted} and are left out; {table} lists them"
+    return f"{counts} and are left out; {table} lists them"
 
 
 def write_rejects(table: Path, rejects: Mapping[str, str]) -> None:
@@ -107,11 +104,7 @@ def write_rejects(table: Path, rejects: Mapping[str, str]) -> None:
 
 
 def read_rejects(table: Path) -> dict[str, str]:
-    """The rejects that a table lists; none if it is not there.
-
-    Raises:
-        InvalidData: it is damaged.
-    """
+    """Return the rejects of a table, none if it does not exist; raise `InvalidData` for damage."""
     if not table.exists():
         return {}
     try:
@@ -122,7 +115,7 @@ def read_rejects(table: Path) -> dict[str, str]:
 
 
 def without(images: ImageSet, ids: Collection[str]) -> ImageSet:
-    """The images without those of some ids.
+    """Return the images without those of some ids.
 
     Example:
         >>> pictures = np.zeros((3, 2, 2), np.uint8)
@@ -134,10 +127,5 @@ def without(images: ImageSet, ids: Collection[str]) -> ImageSet:
 
 
 def splits_without(splits: Splits, ids: Collection[str]) -> Splits:
-    """The splits without the images of some ids."""
-    if not ids:
-        return splits
-    parts: dict[str, Any] = {
-        field.name: without(getattr(splits, field.name), ids) for field in fields(splits)
-    }
-    return replace(splits, **parts)
+    """Return the splits without the images of some ids."""
+    return Splits(*(without(part, ids) for part in vars(splits).values())) if ids else splits

@@ -1,7 +1,7 @@
-"""The same picture in two places where a guarantee needs different ones, and how it is recognised.
+"""Duplicates: the same picture in two places where a guarantee needs different ones.
 
-A calibration query that is also searched finds itself; one that fitted the score function was
-fitted to; one that comes five times is one query, counted as five.
+A calibration query that is also in the gallery finds itself; the score function is fitted to one
+that is also in the tuning split; one that comes five times is one query, counted as five.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
-    """A digest of each image, by which the same picture is found again.
+    """Return a digest of each image, which is equal for duplicates.
 
-    That of a path is of the file's bytes, so that it is read but not decoded; that of an array or
-    a PIL image is of shape and pixels as `read_image` gives them. A picture that was encoded anew,
-    and a file beside the array of its pixels, have different digests.
+    For a path it is a digest of the file's bytes, which are not decoded; for an array or a PIL
+    image, of shape and pixels as `read_image` returns them. Two encodings of a picture, or a file
+    and the array of its pixels, have different digests.
 
     Args:
-        images: n of what `read_image` takes; paths are read in threads. Or vectors, an array (n, d)
-            of floats: the digest of each is of its numbers.
+        images: n inputs of `read_image`; paths are read in threads. Or vectors, an array (n, d) of
+            floats: a digest of the numbers of each.
 
     Returns:
-        (n,) of dtype "S32": BLAKE2b of 128 bits in hexadecimal digits, so that numpy's `isin` and
-        `unique` take them.
+        (n,) of dtype "S32": BLAKE2b of 128 bits in hexadecimal digits, so that NumPy's `isin` and
+        `unique` accept them.
 
     Raises:
         InvalidImage: a file cannot be read, or something else is not an image.
@@ -91,23 +91,21 @@ def _digest(image: ImageLike) -> str:
 
 
 def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
-    """Return splits whose queries are all different, and occur nowhere else.
+    """Leave out queries that occur in an earlier split, or twice.
 
-    Left out are queries of the tuning split that are in the gallery; calibration queries that are
-    in the gallery, in the tuning split, or earlier among the calibration queries; and test queries
-    that are in any of these, or earlier among the test queries. Pictures that train or validate are
-    left out of all three. The other parts stay as they are.
+    The order is training, validation, gallery, tuning, calibration, test. Tuning queries may come
+    twice in their split; calibration and test queries may not.
 
-    Given all those parts, what remains of the calibration queries is drawn from the pictures that
-    are not among them, and what remains of the test queries too: that is what the guarantee speaks
-    of. Of a picture with copies the first is kept, so that it calibrates more often than it tests;
-    where more than a few are left out, remove copies from the data set before it is divided.
+    Given the earlier splits, the remaining calibration and test queries are drawn from the pictures
+    that are not in them, for which the guarantee holds. The first of several copies stays, so that
+    it calibrates more often than it tests: if more than a few queries are left out, remove copies
+    from the data set before it is divided.
 
     Returns:
-        The splits, and how many queries were left out, by the name of their part.
+        The splits, and the number of queries that were left out, by the name of their split.
 
     Raises:
-        InvalidData: no query of a part remains.
+        InvalidData: no query of a split remains.
         InvalidImage: a file cannot be read.
 
     Example:
@@ -120,34 +118,34 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
         ({'tuning': 0, 'calibration': 2, 'test': 1}, ['4'], ['5', '6'])
     """
     others = (splits.train, splits.validation, splits.gallery)
-    elsewhere = np.concatenate([digests(part.images) for part in others])
+    earlier = np.concatenate([digests(part.images) for part in others])
     remaining: dict[str, ImageSet] = {}
     left_out: dict[str, int] = {}
     for name in ("tuning", "calibration", "test"):
         queries: ImageSet = getattr(splits, name)
         query_digests = digests(queries.images)
-        keep = ~_among(query_digests, elsewhere)
+        is_new = ~_is_among(query_digests, earlier)
         if name != "tuning":
-            keep &= ~_repeated(query_digests)
-        if len(queries) and not keep.any():
+            is_new &= ~_is_repeated(query_digests)
+        if len(queries) and not is_new.any():
             raise InvalidData(
-                f"all {len(queries)} {name} queries are pictures that stand elsewhere too, in "
-                "training, gallery, or other queries: give others"
+                f"all {len(queries)} {name} queries are duplicates of training or gallery images, "
+                "or of other queries: give others"
             )
-        left_out[name] = int(np.count_nonzero(~keep))
-        remaining[name] = queries.subset(np.flatnonzero(keep)) if left_out[name] else queries
-        elsewhere = np.concatenate([elsewhere, query_digests])
+        left_out[name] = int(np.count_nonzero(~is_new))
+        remaining[name] = queries.subset(np.flatnonzero(is_new)) if left_out[name] else queries
+        earlier = np.concatenate([earlier, query_digests])
     return replace(splits, **remaining), left_out
 
 
 def require_no_repeats(
     gallery: Digests | None, tuning: Digests, calibration: Digests, recurring: bool = False
 ) -> None:
-    """Raise `InvalidData` for pictures that calibrate, or are fitted to, and occur elsewhere too.
+    """Raise `InvalidData` for duplicates of tuning or calibration queries.
 
     Args:
-        gallery: digests of the pictures that are searched; None if they are not known.
-        tuning, calibration: digests of the queries of tuning split and calibration split.
+        gallery: digests of the gallery's pictures; None if unknown.
+        tuning, calibration: digests of the queries.
         recurring: allow calibration queries that are in the tuning split too, or come twice.
 
     Example:
@@ -157,20 +155,20 @@ def require_no_repeats(
         rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
     """
     _require_new("queries of the tuning split", tuning, gallery)
-    before, known = None if recurring else tuning, "are in the tuning split too"
-    _require_new("calibration queries", calibration, gallery, before, known)
+    before = None if recurring else tuning
+    _require_new("calibration queries", calibration, gallery, before, "are in the tuning split too")
 
 
 def require_new(
     gallery: Digests | None, before: Digests, added: Digests, recurring: bool = False
 ) -> None:
-    """Raise `InvalidData` for pictures that are added to those calibrated with, and are known.
+    """Raise `InvalidData` for duplicates among queries that are added to a calibration.
 
     Args:
         gallery: as in `require_no_repeats`.
         before: digests of all queries that the retriever was tuned or calibrated with.
         added: digests of the queries to add.
-        recurring: allow queries that were among those before, or come twice.
+        recurring: allow queries that are among those before, or come twice.
 
     Example:
         >>> require_new(None, np.array([b"1", b"2"]), np.array([b"3", b"2"]))
@@ -178,8 +176,8 @@ def require_new(
             ...
         rcir.errors.InvalidData: 1 of 2 queries to add were tuned or calibrated with before (row ...
     """
-    known = "were tuned or calibrated with before"
-    _require_new("queries to add", added, gallery, None if recurring else before, known)
+    before = None if recurring else before
+    _require_new("queries to add", added, gallery, before, "were tuned or calibrated with before")
 
 
 def _require_new(
@@ -187,36 +185,36 @@ def _require_new(
     queries: Digests,
     gallery: Digests | None,
     before: Digests | None = None,
-    known: str = "",
+    problem: str = "",
 ) -> None:
-    """Refuse queries of the gallery, and if there are others before, these and repeated ones."""
+    """Refuse queries that are in the gallery or, with `before`, among these or repeated."""
     if gallery is not None:
-        therefore = "and each finds itself: leave them out of the queries, or out of the gallery"
-        _refuse(_among(queries, gallery), f"{what} are pictures of the gallery", therefore)
+        advice = "and each finds itself: leave them out of the queries, or out of the gallery"
+        _refuse(_is_among(queries, gallery), f"{what} are pictures of the gallery", advice)
     if before is not None:
-        advice = f"leave them out, {RECURRING}"
-        _refuse(_among(queries, before), f"{what} {known}", f"so that they prove nothing: {advice}")
-        fewer = f"so that there are fewer than it seems: {advice}"
-        _refuse(_repeated(queries), f"{what} came before among them", fewer)
+        advice = f"so that they prove nothing: leave them out, {RECURRING}"
+        _refuse(_is_among(queries, before), f"{what} {problem}", advice)
+        advice = f"so that there are fewer than it seems: leave them out, {RECURRING}"
+        _refuse(_is_repeated(queries), f"{what} came before among them", advice)
 
 
 def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:
     """Warn of queries that are hardly apart from their nearest gallery item.
 
-    A picture that was encoded anew has another digest and, nearly, the same embedding.
+    Another encoding of a picture has another digest and nearly the same embedding.
 
     Args:
-        queries: how they are called.
+        queries: the name of the queries, for the message.
         distances: (n, depth) of each to its gallery items, ascending.
         known: whether it is known that none of them is itself in the gallery.
     """
     rows = np.flatnonzero(distances[:, 0] <= _near(distances))
     if len(rows):
-        other = "though the picture is another one" if known else "which may be the same picture"
+        other = "though the file is another one" if known else "which may be the same picture"
         warnings.warn(
-            f"{len(rows)} of {len(distances)} {queries} ({_row_list(rows)}) lie within {NEAR:g} of "
-            f"the usual distance of their nearest gallery image, {other}. If they are copies of "
-            "it, encoded anew, each finds itself, and the guarantee is not for new pictures: leave "
+            f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) lie within {NEAR:g} "
+            f"of the usual distance of their nearest gallery image, {other}. If they are other "
+            "encodings of it, each finds itself, and the guarantee is not for new pictures: leave "
             "them out",
             stacklevel=3,
         )
@@ -228,16 +226,16 @@ def warn_of_twins(
     """Warn of queries that are hardly apart from another query, see `warn_of_copies`.
 
     Args:
-        queries: how they are called.
+        queries: the name of the queries, for the message.
         nearest: (n,) distance of each to the nearest query that it must not be.
         distances: (n, depth) of each to its gallery items, ascending.
     """
     rows = np.flatnonzero(nearest <= _near(distances))
     if len(rows):
         warnings.warn(
-            f"{len(rows)} of {len(nearest)} {queries} ({_row_list(rows)}) lie within {NEAR:g} of "
+            f"{len(rows)} of {len(nearest)} {queries} ({_list_rows(rows)}) lie within {NEAR:g} of "
             "the usual distance of another query, or of one of the tuning split, though the files "
-            "or pixels differ. If they are copies, encoded anew, there are fewer queries than it "
+            "or pixels differ. If they are other encodings of it, there are fewer queries than it "
             "seems: leave them out",
             stacklevel=3,
         )
@@ -258,11 +256,11 @@ def warn_of_bursts(
     items. Permuting them gives the distribution of the number of mates.
 
     Args:
-        queries: how they are called.
-        among: distances and numbers (0, 1, ...) of some other queries, all for each of some
-            queries, nearest first.
+        queries: the name of the queries, for the message.
+        among: distances and numbers (0, 1, ...) of the other queries of a sample, nearest first,
+            for each query of another sample.
         gallery: distances and positions of the nearest gallery items of the same queries.
-        n_queries, n_items: how many there are in total.
+        n_queries, n_items: their total numbers.
     """
     p_value, mates = _test_of_bursts(among, gallery, n_queries, n_items)
     if p_value <= LEVEL and mates >= MATES:
@@ -282,15 +280,15 @@ def warn_of_gallery_bursts(
 ) -> None:
     """Warn of queries from the gallery that find other members of their own burst there.
 
-    More queries have near-copies among their matches (`rcir.data.bursts.count_mates`) than three
-    times the share of independent queries that are taken for such, at a level of 0.01. Of fewer
-    bursts, delta hardly suffers.
+    The share of queries with near-copies among their matches (`rcir.data.bursts.count_mates`) is
+    then more than three times that of independent queries, at a level of 0.01. Fewer bursts hardly
+    affect delta.
 
     Args:
-        queries: how they are called.
+        queries: the name of the queries, for the message.
         distances: (n, depth) of each to its gallery items, ascending.
         relevant: (n, depth) True for the matches.
-        remedy: what to do about it.
+        remedy: what to do, for the message.
     """
     nearest = np.where(relevant & (distances > 0), distances, np.inf)
     nearest = np.sort(nearest, axis=1)[:, :NEIGHBOURS]
@@ -300,7 +298,7 @@ def warn_of_gallery_bursts(
     p_value = bdtrc(len(rows) - 1, len(distances), 3 * FALSE_RATE) if len(rows) else 1.0
     if p_value <= LEVEL:
         warnings.warn(
-            f"{len(rows)} of {len(distances)} {queries} ({_row_list(rows)}) have matches in the "
+            f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) have matches in the "
             "gallery that are far nearer than all others. If these are photographs of one moment "
             "or frames of one video, each query finds its own burst, which no new picture does, "
             f"and the guarantee is not for new pictures: {remedy}",
@@ -339,29 +337,29 @@ def _test_of_bursts(
 
 
 def _near(distances: NDArray[np.floating[Any]]) -> float:
-    """The distance up to which queries may be copies."""
+    """Return the distance up to which queries may be copies."""
     return NEAR * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
 
 
-def _among(own_digests: Digests, others: Digests) -> NDArray[np.bool_]:
+def _is_among(queries: Digests, others: Digests) -> NDArray[np.bool_]:
     """Return whether each is one of others, which are more numerous and looked up, not sorted."""
-    shared = set(own_digests.tolist()).intersection(others.tolist())
-    return np.array([digest in shared for digest in own_digests.tolist()], bool)
+    shared = set(queries.tolist()).intersection(others.tolist())
+    return np.array([digest in shared for digest in queries.tolist()], bool)
 
 
-def _repeated(own_digests: Digests) -> NDArray[np.bool_]:
+def _is_repeated(queries: Digests) -> NDArray[np.bool_]:
     """Return whether each came before."""
-    again = np.ones(len(own_digests), bool)
-    again[np.unique(own_digests, return_index=True)[1]] = False
-    return again
+    is_repeated = np.ones(len(queries), bool)
+    is_repeated[np.unique(queries, return_index=True)[1]] = False
+    return is_repeated
 
 
-def _refuse(wrong: NDArray[np.bool_], what: str, therefore: str) -> None:
+def _refuse(wrong: NDArray[np.bool_], what: str, advice: str) -> None:
     rows = np.flatnonzero(wrong)
     if len(rows):
-        raise InvalidData(f"{len(rows)} of {len(wrong)} {what} ({_row_list(rows)}), {therefore}")
+        raise InvalidData(f"{len(rows)} of {len(wrong)} {what} ({_list_rows(rows)}), {advice}")
 
 
-def _row_list(rows: NDArray[np.int64]) -> str:
+def _list_rows(rows: NDArray[np.int64]) -> str:
     listed = ", ".join(map(str, rows[:SHOWN].tolist())) + ", ..." * (len(rows) > SHOWN)
     return f"row{'s' * (len(rows) > 1)} {listed}"

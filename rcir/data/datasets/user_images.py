@@ -13,35 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import ArrowException
 
-from rcir.data.division import Source
+from rcir.data.division import Source, shuffle_by_class
 from rcir.data.folders import SPLITS, Pictures, scan_folder
-from rcir.data.labelling import (
-    as_ids,
-    as_label_lists,
-    as_labels,
-    as_texts,
-    gallery_relevance,
-)
+from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts, gallery_relevance
 from rcir.data.listing import require_images
 from rcir.data.names import composed, require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
-from rcir.data.tables import (
-    column_values,
-    finite_numbers,
-    missing_column,
-    read_csv,
-    read_parquet,
-)
+from rcir.data.tables import column_values, finite_numbers, missing_column, read_csv, read_parquet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 TABLES = (".csv", ".tsv", ".parquet")
 COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
 HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
-NEEDED = (
-    "use class folders, FOLDER/apple/1.jpg, or a table (data set 'table') that names the label or "
-    "the place of each picture"
-)
 
 
 def read_folder(
@@ -57,23 +41,21 @@ def read_folder(
         fruit/pear/conference/2.jpg   class "pear/conference"
 
     `rcir.data.folders.scan_folder` has the rules: what a picture, a class and a split is, and what
-    is skipped. Whether a picture can be decoded shows only when it is used.
+    is skipped. Pictures are decoded when they are used.
 
-    With folders of splits, these are used: `train` trains; `query`, or else `test`, or else `val`
-    is the evaluation half; `val` beside another one is the validation split. Without `gallery`, it
-    is drawn from the evaluation half, or from `train` if every class of the former is also one of
-    `train`.
-
-    Else `open_set` decides: True, and a random half of the classes, rounded up, trains and the
-    others, that training never sees, evaluate. False, and the pictures of every class are halved at
-    random, the larger half to train and be searched.
+    Folders of splits are used if there are any: `train` trains; `query`, or else `test`, or else
+    `val` is the evaluation half; `val` beside another one is the validation split. Without
+    `gallery`, the gallery is drawn from the evaluation half, or from `train` if that has all of its
+    classes.
 
     Args:
         root: where a relative `path` starts.
         path: the folder.
         train: names of the classes that train, instead of a random half of them.
-        open_set: see above.
-        seed: decides which classes train, or, where `open_set` is False, which pictures.
+        open_set: without folders of splits, True trains on a random half of the classes, rounded
+            up, and evaluates on the others. False halves the pictures of every class at random; the
+            larger half trains and is searched.
+        seed: decides the random halves.
 
     Returns:
         Pictures as paths; ids: the paths in the folder; the attribute "class": the class's name.
@@ -96,7 +78,7 @@ def read_folder(
     folder = root / path
     if not folder.is_dir():
         raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")
-    images, notes = _class_folders(folder)
+    images, notes = _read_class_folders(folder)
     splits = images.attributes.get("split")
     if train is not None and (splits is not None or not open_set):
         reason = "open_set is false" if splits is None else f"{folder} has folders of splits"
@@ -104,18 +86,18 @@ def read_folder(
             f"data.options.train names classes that train, but {reason}: leave it out"
         )
     if splits is not None:
-        return published(images, splits, str(folder), notes)
+        return _use_splits(images, splits, str(folder), notes)
     if open_set:
-        return halves_of_classes(images, train, seed, notes)
-    return halves_of_each_class(images, seed, notes)
+        return _halve_classes(images, train, seed, notes)
+    return _halve_each_class(images, seed, notes)
 
 
 def read_class_folders(
     folder: str | os.PathLike[str], tell: Callable[[str], object] | None = None
 ) -> ImageSet:
-    """The pictures of class folders, with their classes as labels, for instance of a gallery.
+    """Read class folders, with the classes as labels, for instance of a gallery.
 
-    The rules are those of `rcir.data.folders.scan_folder`; pictures that lie in no class folder are
+    The rules are those of `rcir.data.folders.scan_folder`; pictures outside of class folders are
     left out.
 
     Args:
@@ -132,38 +114,37 @@ def read_class_folders(
     """
     if not Path(folder).is_dir():
         raise DataUnavailable(f"there is no folder {folder}: give the folder of the class folders")
-    images, notes = _class_folders(Path(folder))
+    images, notes = _read_class_folders(Path(folder))
     if notes and tell is not None:
         tell(f"note: {printable('; '.join(notes))}")
     return images
 
 
-def _class_folders(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
-    """Return the pictures in class folders, and what to say of the others."""
-    scanned = scan_folder(folder)
-    notes = scanned.notes
-    if "label" not in scanned.columns:
-        raise InvalidData(f"{folder} has {len(scanned)} pictures but no class folders: {NEEDED}")
-    outside = {row for row, label in enumerate(scanned.columns["label"]) if label is None}
+def _read_class_folders(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """Return the pictures in class folders, and notes on the others."""
+    pictures = scan_folder(folder)
+    notes = pictures.notes
+    if "label" not in pictures.columns:
+        raise InvalidData(
+            f"{folder} has {len(pictures)} pictures but no class folders: use class folders, "
+            "FOLDER/apple/1.jpg, or a table (data set 'table') with the label or place of each"
+        )
+    outside = {row for row, label in enumerate(pictures.columns["label"]) if label is None}
     if outside:
         notes += (f"left out: pictures outside of class folders ({len(outside):,})",)
-    inside = scanned.without(outside)
-    columns = {name: np.array(values, np.str_) for name, values in inside.columns.items()}
+    pictures = pictures.without(outside)
+    columns = {name: np.array(values, np.str_) for name, values in pictures.columns.items()}
     labels = columns.pop("label").tolist()
-    return labelled(inside.paths, inside.ids, labels, columns), notes
+    return _label_images(pictures.paths, pictures.ids, labels, columns), notes
 
 
-def labelled(
+def _label_images(
     paths: Sequence[Path],
     ids: Sequence[str],
     classes: Sequence[str],
-    attributes: dict[str, NDArray[np.str_]] | None = None,
+    attributes: Mapping[str, NDArray[np.str_]],
 ) -> ImageSet:
-    """Images of one label each, with the attribute "class", its name.
-
-    Args:
-        classes: n names; sorted, they get the labels 0, 1, ...; whole numbers in order of size.
-    """
+    """Number the sorted names of the classes, whole numbers by size, and keep them as "class"."""
     require_utf8(classes, "the labels", "rename them")
     names, labels = np.unique(np.array([*map(composed, classes)], str), return_inverse=True)
     try:
@@ -171,19 +152,19 @@ def labelled(
     except ValueError:
         order = np.arange(len(names))
     numbers = np.argsort(order)[labels].astype(np.int64)
-    return ImageSet(paths, numbers, ids, {"class": names[labels], **(attributes or {})})
+    return ImageSet(paths, numbers, ids, {"class": names[labels], **attributes})
 
 
-def halves_of_classes(
+def _halve_classes(
     images: ImageSet, train: Sequence[str] | None, seed: int, notes: tuple[str, ...]
 ) -> Source:
-    """A random half of the classes, or those named, train; the others evaluate."""
+    """Train on a random half of the classes, or the named ones; the others evaluate."""
     names, labels = images.attributes["class"], np.asarray(images.labels)
     n = int(labels.max()) + 1
     if n < 2:
         raise InvalidData(
-            f"all {len(labels)} images are of one class, {str(names[0])!r}: at least two are "
-            "needed, one to train and one to evaluate on; preferably many"
+            f"all {len(labels)} images are of one class, {str(names[0])!r}: have at least two, one "
+            "to train and one to evaluate on; preferably many"
         )
     if train is None:
         order = np.random.default_rng((seed, HALVES)).permutation(n)
@@ -199,55 +180,43 @@ def halves_of_classes(
     return Source.of_halves(images, trains, notes)
 
 
-def halves_of_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
-    """Half of the images of every class, rounded up, trains and is searched; the others ask."""
-    order = np.random.default_rng((seed, HALVES)).permutation(len(images))
-    labels = np.asarray(images.labels)[order]
-    order = order[np.argsort(labels, kind="stable")]
-    counts = np.bincount(labels)
-    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+def _halve_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
+    """Train on a random half of every class, the larger one, and evaluate on the others."""
+    labels = np.asarray(images.labels)
+    rng = np.random.default_rng((seed, HALVES))
+    order, place = shuffle_by_class(rng, labels, np.bincount(labels))
     first, second = np.sort(order[place % 2 == 0]), np.sort(order[place % 2 == 1])
     if not len(second):
         raise InvalidData(
-            f"each of the {len(first)} images is alone in its class: at least two of a class are "
-            "needed, one to search and one to ask"
+            f"each of the {len(first)} images is alone in its class: have at least two of a class, "
+            "one to search and one to query"
         )
     return Source(images.subset(first), images.subset(second), "train", notes)
 
 
-def published(images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[str, ...]) -> Source:
-    """Make a source of images whose splits are published.
-
-    Args:
-        images: n images.
-        splits: (n,) values of `rcir.data.folders.SPLITS`; others are left out.
-        where: what states the splits, for messages.
-        notes: see `Source`.
-
-    Raises:
-        InvalidData: there are no training images, or none to evaluate on.
-    """
-    rows = {name: np.flatnonzero(splits == name) for name in dict.fromkeys(SPLITS.values())}
-    rows = {name: of for name, of in rows.items() if len(of)}
-    evaluation = "query" if "query" in rows else "test" if "test" in rows else "val"
-    if not {"train", evaluation} <= rows.keys() or {"query", "test"} <= rows.keys():
-        counts = ", ".join(f"{name} ({len(of):,})" for name, of in rows.items())
+def _use_splits(
+    images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[str, ...]
+) -> Source:
+    """Divide images by their splits (n,), values of `SPLITS`; others are left out."""
+    parts = {
+        name: images.subset(np.flatnonzero(splits == name))
+        for name in dict.fromkeys(SPLITS.values())
+        if (splits == name).any()
+    }
+    evaluation = "query" if "query" in parts else "test" if "test" in parts else "val"
+    if not {"train", evaluation} <= parts.keys() or {"query", "test"} <= parts.keys():
+        counts = ", ".join(f"{name} ({len(part):,})" for name, part in parts.items())
         raise InvalidData(
             f"{where}: the splits are {counts}: have train and exactly one of query and test (or "
             "val) to evaluate on, or no splits, and images are divided at random"
         )
     if evaluation == "val":
         notes += ("there is no split test: val is used to evaluate",)
-    train, queries = images.subset(rows["train"]), images.subset(rows[evaluation])
-    validation = None
-    if evaluation != "val" and "val" in rows:
-        validation = images.subset(rows["val"])
-    gallery: ImageSet | Literal["queries", "train"] = "queries"
-    if "gallery" in rows:
-        gallery = images.subset(rows["gallery"])
-    elif train.labels is not None and np.isin(np.asarray(queries.labels), train.labels).all():
-        gallery = "train"
-    return Source(train, queries, gallery, notes, validation)
+    train, queries = parts["train"], parts[evaluation]
+    is_closed = train.labels is not None and np.isin(np.asarray(queries.labels), train.labels).all()
+    drawn_from: Literal["queries", "train"] = "train" if is_closed else "queries"
+    validation = None if evaluation == "val" else parts.get("val")
+    return Source(train, queries, parts.get("gallery", drawn_from), notes, validation)
 
 
 def read_table(
@@ -266,13 +235,12 @@ def read_table(
     | cluster | kept as an attribute: images of one cluster were made together |
     | split | train, val, test, query or gallery, in any capitals, see `read_folder` |
 
-    Needed are `path` and exactly one of `label`, `labels`, and `x` with `y`.
+    The columns `path` and exactly one of `label`, `labels`, and `x` with `y` are required.
 
-    With a column `split` its parts are used; without gallery rows, the gallery is drawn from the
-    queries, or from the training images if every `label` of a query is also one of theirs. Else:
-    of a column `label`, the labels are halved, or with `open_set` False the images of each label,
-    as `read_folder` does; of `labels` or places, a random half of the images,
-    rounded up, trains and is searched, the others ask.
+    A column `split` is used like folders of splits (`read_folder`). Without it, the labels of a
+    column `label` are halved, or the images of each label if `open_set` is False; of `labels` or
+    places, a random half of the images, rounded up, trains and is searched, and the others are
+    queries.
 
     Args:
         root: where a relative `path` starts.
@@ -310,7 +278,7 @@ def read_table(
     matching = tuple(name for name in ("label", "labels", "x", "y") if name in table)
     if matching not in (("label",), ("labels",), ("x", "y")):
         raise InvalidData(
-            f"{file} has the columns {', '.join(map(printable, table))}: give path and exactly one "
+            f"{file} has the columns {', '.join(map(printable, table))}: have path and exactly one "
             "of label, labels, and x with y"
         )
     paths = require_images(file.parent, table["path"], file.name, "correct the column path")
@@ -322,7 +290,7 @@ def read_table(
     }
     notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
     if "label" in table:
-        images = labelled(paths, ids, table["label"], attributes)
+        images = _label_images(paths, ids, table["label"], attributes)
     elif "labels" in table:
         if alone := table["labels"].count([]):
             notes.append(f"{alone} images have no label and match nothing")
@@ -336,19 +304,17 @@ def read_table(
         images = replace(images, cluster="cluster")
 
     if "split" in table:
-        splits = _splits(file, table["split"])
-        return published(images, splits, f"{file}, column split", tuple(notes))
+        splits = _read_splits(file, table["split"])
+        return _use_splits(images, splits, f"{file}, column split", tuple(notes))
     if "label" in table and open_set:
-        return halves_of_classes(images, None, seed, tuple(notes))
+        return _halve_classes(images, None, seed, tuple(notes))
     if "label" in table:
-        return halves_of_each_class(images, seed, tuple(notes))
+        return _halve_each_class(images, seed, tuple(notes))
     if len(images) < 2:
-        raise InvalidData(f"{file} has one row: at least two are needed, preferably thousands")
+        raise InvalidData(f"{file} has one row: have at least two, preferably thousands")
     order = np.random.default_rng((seed, HALVES)).permutation(len(images))
-    first, second = np.split(order, [(len(order) + 1) // 2])
-    return Source(
-        images.subset(np.sort(first)), images.subset(np.sort(second)), "train", tuple(notes)
-    )
+    halves = (images.subset(np.sort(half)) for half in np.split(order, [(len(order) + 1) // 2]))
+    return Source(*halves, "train", tuple(notes))
 
 
 def _read_pictures(file: Path) -> dict[str, list[Any]]:
@@ -360,10 +326,10 @@ def _read_pictures(file: Path) -> dict[str, list[Any]]:
     if "path" not in table:
         raise missing_column(file, "path", list(table))
     columns: dict[str, list[Any]] = {
-        name: [None if isinstance(each, float) and np.isnan(each) else each for each in values]
+        name: [None if isinstance(value, float) and np.isnan(value) else value for value in values]
         for name, values in table.items()
     }
-    columns |= _names(file, table)
+    columns |= _read_names(file, table)
     if "label" in table:
         labels = as_labels(table["label"], f"{file}: column label", first=1)
         columns["label"] = [str(label) for label in labels]
@@ -378,7 +344,7 @@ def _read_pictures(file: Path) -> dict[str, list[Any]]:
 def _read_columns(file: Path) -> dict[str, list[Any]]:
     """Return the columns of a table by name, as they are."""
     if file.suffix.lower() not in TABLES:
-        raise InvalidData(f"{file} is none of {', '.join(TABLES)}: give one of these, or a folder")
+        raise InvalidData(f"{file} must end in {', '.join(TABLES)}, or be a folder")
     columns: dict[str, list[Any]] = {}
     try:
         if file.suffix.lower() != ".parquet":
@@ -386,10 +352,8 @@ def _read_columns(file: Path) -> dict[str, list[Any]]:
         else:
             table = read_parquet(file)
             for name, column in zip(table.column_names, table.columns, strict=True):
-                is_known = name in COLUMNS
-                columns[name] = (
-                    column_values(file, name, column) if is_known else column.to_pylist()
-                )
+                is_used = name in COLUMNS
+                columns[name] = column_values(file, name, column) if is_used else column.to_pylist()
     except InvalidData:
         raise
     except (ValueError, OSError, ArrowException) as error:
@@ -399,10 +363,10 @@ def _read_columns(file: Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Return the columns `path` and, if there is one, `key`, of which the last has unique names.
+def _read_names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """Return the columns `path` and, if there is one, `key`; the last one must be unique.
 
-    A backslash separates folders, as Windows writes it, unless it is part of a file's name.
+    A backslash separates folders, as on Windows, unless it is part of a file's name.
     """
     columns = {
         name: [text.strip() for text in as_ids(table[name], f"{file}: column {name}", first=1)]
@@ -414,18 +378,17 @@ def _names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, list[str
         for name in columns["path"]
     ]
     column, ids = list(columns.items())[-1]
-    if len(set(ids)) < len(ids):
-        twice = [name for name, count in Counter(ids).items() if count > 1]
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
         raise InvalidData(
-            f"{file}: column {column} names images, and {len(twice)} names are there twice, such "
-            f"as {printable(twice[0])}, row {len(ids) - ids[::-1].index(twice[0])}: leave out "
-            "copies, or add a column key"
+            f"{file}: column {column} has {len(twice)} names twice, such as "
+            f"{printable(twice[0])}, row {len(ids) - ids[::-1].index(twice[0])}: leave out copies, "
+            "or add a column key"
         )
     require_utf8(ids, str(file))
     return columns
 
 
-def _splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
+def _read_splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
     names = as_texts(values, f"{file}: column split", first=1)
     for row, name in enumerate(names, 1):
         if name.lower() not in SPLITS:
@@ -437,13 +400,13 @@ def _splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
 
 
 def list_pictures(source: Path) -> Pictures:
-    """The pictures of a folder, or of a table that lists them.
+    """List the pictures of a folder or of a table.
 
-    Of a folder, those in class folders have the column ``label``, and those of a folder that is
-    divided into splits the column ``split``, see `rcir.data.folders.scan_folder`. Of a table
-    (.csv, .tsv or .parquet) with a column ``path``, relative to the table's folder, all other
-    columns are kept: ``labels`` as lists, ``x`` and ``y`` as numbers, and of a .csv or .tsv the
-    others as text. A column ``key`` names the pictures, instead of their paths.
+    A folder has the columns of `rcir.data.folders.scan_folder`: ``label`` if it has class folders,
+    and ``split`` if it is divided into splits. A table (.csv, .tsv or .parquet) has a column
+    ``path``, relative to its folder, and all its other columns: ``labels`` as lists, ``x`` and
+    ``y`` as numbers, and from .csv or .tsv the others as text. A column ``key`` names the pictures
+    instead of their paths.
 
     Raises:
         DataUnavailable: there is no such folder or table, or an image of the table is missing.
