@@ -1,4 +1,4 @@
-"""The one record type of all data sets, and the parts a data set is split into."""
+"""The record type of all data sets, and the splits of a data set."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with what retrieval needs to know of each.
+    """Images with their metadata.
 
     Attributes:
-        images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence of what `read_image`
-            takes, for instance paths (then decoded when needed, sizes may differ). Or vectors, an
+        images: an array (n, H, W) or (n, H, W, 3) of uint8, or any sequence of inputs of
+            `read_image`, for instance paths (decoded when needed; sizes may differ). Or vectors, an
             array (n, d) of floats, for a retriever without an encoder.
-        labels: (n,) int64; None where an image has not one label but several, or a place.
-        ids: n names, unique within the set; what a retrieval returns.
-        attributes: further facts per image, each an array of length n; for instance "occluded".
-            "class" is the name of the image's label, see `label_names`.
-        relevance: which images match which; those of equal labels, unless given.
+        labels: (n,) int64; None if images do not have one label each, but several, or a place.
+        ids: n names, unique within the set, which a retrieval returns.
+        attributes: further arrays of length n by name, for instance "occluded". "class" is the name
+            of the image's label, see `label_names`.
+        relevance: which images match which; by default those of equal labels.
         cluster: name of the attribute that states which images resemble each other because they
-            were made together, for instance by one person; None where that is not known.
+            were made together, for instance by one person; None if unknown.
     """
 
     images: Sequence[ImageLike] | NDArray[Any]
@@ -43,33 +43,29 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.relevance is None:
             if self.labels is None:
-                raise InvalidData("there are neither labels nor a relevance: give one of them")
+                raise InvalidData("there are neither labels nor a relevance: pass one of them")
             object.__setattr__(self, "relevance", SameLabel(self.labels))
         lengths = {} if self.labels is None else {"labels": len(self.labels)}
         lengths |= {"ids": len(self.ids), "relevance": len(self.relevance)}
         lengths |= {name: len(values) for name, values in self.attributes.items()}
         for name, length in lengths.items():
             if length != len(self.images):
-                raise InvalidData(f"{len(self.images)} images but {length} {name}: give one each")
+                raise InvalidData(f"got {length} {name} for {len(self.images)} images")
         if self.cluster is not None and self.cluster not in self.attributes:
-            raise InvalidData(
-                f"cluster is {self.cluster!r}, which is no attribute; there are "
-                f"{', '.join(self.attributes) or 'none'}"
-            )
+            names = ", ".join(self.attributes) or "none"
+            raise InvalidData(f"cluster is {self.cluster!r}; the attributes are {names}")
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def pictures(self) -> bool:
-        """True if the images are pictures, not vectors in their place."""
+        """True if the images are pictures, not vectors."""
         return not (isinstance(self.images, np.ndarray) and self.images.dtype.kind == "f")
 
     @property
     def label_names(self) -> dict[int, str]:
-        """The name of each label that is there, by the attribute "class".
-
-        Empty where there is no such attribute, or it does not name labels one to one.
+        """The name of each label by the attribute "class"; empty unless it names them one to one.
 
         Example:
             >>> names = {"class": np.array(["pear", "apple", "pear"])}
@@ -87,14 +83,14 @@ class ImageSet:
         return dict(zip(labels.tolist(), names, strict=True))
 
     def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[Any]:
-        """The images of some rows, in that order; one array where the set is one array."""
+        """Return the images of some rows, in that order; an array if the set is an array."""
         if isinstance(self.images, np.ndarray):
-            picked: NDArray[Any] = self.images[rows]
-            return picked
+            images: NDArray[Any] = self.images[rows]
+            return images
         return [self.images[row] for row in rows]
 
     def subset(self, rows: NDArray[np.integer]) -> ImageSet:
-        """The image set of some rows, in that order."""
+        """Return the image set of some rows, in that order."""
         return ImageSet(
             self.pick(rows),
             None if self.labels is None else self.labels[rows],
@@ -107,11 +103,11 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Splits:
-    """The parts of a data set, drawn apart from each other.
+    """The disjoint splits of a data set.
 
     `train` fits the encoder; `validation` (searched against itself, each image left out of its own
-    search) chooses the epoch; `gallery` is what is searched; `tuning`, `calibration` and `test`
-    are queries: the first fits the score function, the second certifies, the third measures.
+    search) chooses the epoch; `gallery` is searched; `tuning`, `calibration` and `test` are
+    queries: the first fits the score function, the second certifies, the third measures.
     """
 
     train: ImageSet

@@ -45,7 +45,7 @@ _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
 @dataclass(frozen=True, eq=False)
 class VectorTable:
-    """n vectors, and what a file says of them; None where it says nothing.
+    """n vectors, and the other columns of a file; None for columns that it lacks.
 
     Attributes:
         file: its name, for messages.
@@ -54,7 +54,7 @@ class VectorTable:
         labels: (n,) whole numbers or texts, column `label`; or n lists of texts, column `labels`.
         places: (n, 2), columns `x` and `y`.
         uncertainty: (n,), column of that name.
-        group, cluster: (n,) texts, columns of that name; of the clusters, another one can be named.
+        group, cluster: (n,) texts, columns of that name, or the column that was named for clusters.
         times: n capture times, column `time`, as they are in the file; see `seconds`.
         model: what embedded them.
         columns: the names of all columns or arrays of the file.
@@ -98,7 +98,7 @@ def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
         if path.suffix.lower() not in readers:
-            raise InvalidData(f"{path} is none of {', '.join(readers)}: give one of these")
+            raise InvalidData(f"{path} must end in {', '.join(readers)}")
         names = (*COLUMNS_READ, cluster or CLUSTER)
         columns, model, present = readers[path.suffix.lower()](path, names)
         for name in ("vector", cluster or "vector"):
@@ -124,7 +124,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_matches(path: Path) -> list[tuple[str, str]]:
-    """The true matches that a table lists: pairs of a query's id and a gallery item's.
+    """Read a table of true matches: pairs of the ids of a query and a gallery item.
 
     Args:
         path: .csv or .parquet with the columns `query` and `gallery`.
@@ -169,16 +169,16 @@ def _npz(path: Path, names: Sequence[str]) -> _Columns:
 
 
 def _npy(path: Path, names: Sequence[str]) -> _Columns:
-    beside = path.with_suffix(".csv")
-    if not beside.is_file():
-        raise InvalidData(f"beside {path} there is no {beside.name}, with a row for each vector")
-    table = read_csv(beside)
+    csv_file = path.with_suffix(".csv")
+    if not csv_file.is_file():
+        raise InvalidData(f"{path} needs a table {csv_file.name} beside it, a row for each vector")
+    table = read_csv(csv_file)
     columns = {name: values for name, values in table.items() if name in names}
     return columns | {"vector": read_array(path)}, None, list(table)
 
 
 def _matrix(path: Path, column: Any) -> NDArray[Any]:
-    """(n, d) of a column of lists."""
+    """Return a column of lists as an array (n, d)."""
     import pyarrow as pa
 
     if not len(column):
@@ -207,36 +207,30 @@ def _table(
     for name, values in columns.items():
         n = 1 if isinstance(values, np.ndarray) and not values.ndim else len(values)
         if n != len(vectors):
-            raise InvalidData(
-                f"{path}: {len(vectors)} vectors and {n} values of {name}: give one each"
-            )
+            raise InvalidData(f"{path}: got {n} values of {name} for {len(vectors)} vectors")
         if isinstance(values, np.ndarray):
             columns[name] = values.reshape(len(vectors), *values.shape[1:])
     kinds = [name for name in KINDS if name in columns]
     if kinds not in ([], ["label"], ["labels"], ["x", "y"]):
         raise InvalidData(
-            f"{path} has the columns {', '.join(kinds)}; give at most one of: label, labels, x "
-            "with y"
+            f"{path} has the columns {', '.join(kinds)}; it may have one of: label, labels, x and y"
         )
-
-    def read(name: str, reader: Callable[..., Any]) -> Any:
-        if name not in columns:
-            return None
-        values = reader(columns[name], f"{path}: column {name}", first=1)
+    readers: dict[str, Callable[..., Any]] = {
+        **{"id": as_ids, "label": as_labels, "labels": as_label_lists},
+        **{"group": as_texts, CLUSTER: as_texts},
+    }
+    read = {
+        name: reader(columns[name], f"{path}: column {name}", first=1)
+        for name, reader in readers.items()
+        if name in columns
+    }
+    for name, values in read.items():
         if isinstance(values, list) and name != "labels":
             require_utf8(values, f"{path}, column {name}", "correct it")
-        return values
-
-    def texts(name: str, reader: Callable[..., Any]) -> Any:
-        values = read(name, reader)
-        return np.array(values) if isinstance(values, list) else values
-
-    ids = read("id", as_ids)
-    if ids is not None and len(set(ids)) < len(ids):
-        twice = [name for name, count in Counter(ids).items() if count > 1]
+            read[name] = values if name == "id" else np.array(values)
+    if twice := [name for name, count in Counter(read.get("id", ())).items() if count > 1]:
         examples = ", ".join(map(printable, twice[:3]))
         raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
-    lists = read("labels", as_label_lists)
     numbers = {
         name: finite_numbers(path, name, columns[name])
         for name in ("x", "y", "uncertainty")
@@ -245,20 +239,20 @@ def _table(
     return VectorTable(
         file=path.name,
         vectors=vectors,
-        ids=ids,
-        labels=texts("label", as_labels) if lists is None else lists,
+        ids=read.get("id"),
+        labels=read.get("label", read.get("labels")),
         places=np.column_stack([numbers["x"], numbers["y"]]) if "x" in numbers else None,
         uncertainty=numbers.get("uncertainty"),
-        group=texts("group", as_texts),
-        cluster=texts(CLUSTER, as_texts),
-        times=None if "time" not in columns else list(columns["time"]),
+        group=read.get("group"),
+        cluster=read.get(CLUSTER),
+        times=list(columns["time"]) if "time" in columns else None,
         model=model,
         columns=tuple(present),
     )
 
 
 def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
-    """(n, d) finite floats; whole numbers become such."""
+    """Return vectors (n, d) of finite floats."""
     vectors = np.asarray(column)
     if vectors.dtype.kind not in "fiu" or vectors.ndim != 2:
         raise InvalidData(
@@ -271,13 +265,13 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
     if len(wrong):
         raise InvalidData(
             f"{path}: {len(wrong)} of {len(vectors)} vectors are NaN or infinite, first in row "
-            f"{wrong[0] + 1}: leave them out, or embed them anew"
+            f"{wrong[0] + 1}: leave them out, or embed them again"
         )
     return vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
 
 
 def shard_name(number: int) -> str:
-    """The name of the file of a shard, by its number from 0.
+    """Return the file name of a shard, by its number from 0.
 
     Example:
         >>> shard_name(3)
@@ -289,7 +283,7 @@ def shard_name(number: int) -> str:
 def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     """Read the vectors of a file, or of all shards in a folder, as one table.
 
-    The vectors of shards are mapped from a temporary file: one shard at a time is in memory.
+    The vectors of shards are mapped from a temporary file; one shard at a time is in memory.
 
     Args:
         path, cluster: see `read_vectors`; or a folder that `rcir embed --shards` wrote.
@@ -314,17 +308,17 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
             stored.append(table.vectors)
         tables.append(replace(table, vectors=table.vectors[:0].copy()))
         del table
-        default_memory_pool().release_unused()  # PyArrow keeps what was freed otherwise
-    joined: dict[str, Any] = {"vectors": stored.vectors}
+        default_memory_pool().release_unused()  # else PyArrow keeps freed memory
+    joined: dict[str, Any] = {}
     for name in SHARED_FIELDS:
-        parts = [getattr(one, name) for one in tables]
+        parts = [getattr(table, name) for table in tables]
         if parts[0] is not None:
-            lists = isinstance(parts[0], list)
-            joined[name] = list(chain.from_iterable(parts)) if lists else np.concatenate(parts)
-    ids = joined.get("ids")
-    if ids is not None and len(set(ids)) < len(ids):
+            are_lists = isinstance(parts[0], list)
+            joined[name] = list(chain.from_iterable(parts)) if are_lists else np.concatenate(parts)
+    ids = joined.get("ids", ())
+    if len(set(ids)) < len(ids):
         raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
-    return VectorTable(path.name, model=tables[0].model, columns=tables[0].columns, **joined)
+    return replace(tables[0], file=path.name, vectors=stored.vectors, **joined)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -350,14 +344,12 @@ def _shards(folder: Path) -> list[Path]:
 
 def _require_alike(file: Path, table: VectorTable, first: VectorTable) -> None:
     """Raise `InvalidData` unless two shards have the same columns, model and length of vectors."""
-    different = [
-        name
-        for name in SHARED_FIELDS
-        if (getattr(first, name) is None) != (getattr(table, name) is None)
-    ]
-    different += ["model"] * (table.model != first.model)
-    different += ["length of vectors"] * (table.vectors.shape[1] != first.vectors.shape[1])
-    if different:
+    facts, expected = (
+        {name: getattr(shard, name) is None for name in SHARED_FIELDS}
+        | {"model": shard.model, "length of vectors": shard.vectors.shape[1]}
+        for shard in (table, first)
+    )
+    if different := [name for name in facts if facts[name] != expected[name]]:
         raise InvalidData(
             f"{file}: its {different[0]} is not as in {first.file}: shards are of one set of "
             "vectors, embedded by one model"
@@ -375,25 +367,24 @@ def write_vectors(
     source: str | None = None,
     rejects: Mapping[str, str] | None = None,
 ) -> None:
-    """Write vectors of pictures, with what is known of each, as one Parquet file or not at all.
+    """Write vectors of pictures, with their metadata, as one Parquet file or not at all.
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
     if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
-    ``y`` (float64), any other as its values are. The schema's metadata names the model as
-    ``rcir.model``, and the number of files as ``rcir.shards`` where there are several.
+    ``y`` (float64), any other in the type of its values. The schema's metadata has the model
+    (``rcir.model``), the number of shards if there are several (``rcir.shards``), and ``source``
+    and ``rejects`` as ``rcir.source`` and ``rcir.rejects``.
 
     Args:
-        path: of the file; one that is there is replaced.
+        path: of the file; an existing one is replaced.
         vectors: (n, d), of unit length.
         ids: n names.
-        columns: further columns by name, n values each; None where a value is not known.
-        uncertainty: (n,), larger is less certain; None from an encoder that states none.
-        model: what made the vectors; those of another model are not compared with these.
-        shards: number of files that these vectors and others are written to, see
-            `rcir.data.vector_files`.
-        source: a digest of what they were made of, for the metadata (``rcir.source``).
-        rejects: ids and reasons of the pictures that cannot be read, for the metadata
-            (``rcir.rejects``).
+        columns: further columns by name, n values each; None for unknown values.
+        uncertainty: (n,), larger is less certain; None if the encoder states none.
+        model: what made the vectors; vectors of different models are not compared.
+        shards: number of files of the set of vectors.
+        source: a digest of what the vectors were made of.
+        rejects: ids and reasons of the pictures that cannot be read.
 
     Raises:
         InvalidData: columns differ in length, or one has the name of those above.
@@ -414,9 +405,9 @@ def write_vectors(
     n, d = vectors.shape
     for name, values in {"ids": ids, "uncertainty": uncertainty, **columns}.items():
         if values is not None and len(values) != n:
-            raise InvalidData(f"{n} vectors but {len(values)} values of {name}: give one each")
+            raise InvalidData(f"got {len(values)} values of {name} for {n} vectors")
     if reserved := sorted({"id", "vector", "uncertainty"} & columns.keys()):
-        raise InvalidData(f"column {reserved[0]!r} is written by itself: rename it")
+        raise InvalidData(f"the name of column {reserved[0]!r} is reserved: rename it")
     flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     arrays = {
         "id": pyarrow.array(list(ids), pyarrow.string()),
