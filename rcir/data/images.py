@@ -101,7 +101,7 @@ class Resizing:
     crop_rounding: CropRounding = "nearest"
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that a picture of some height and width is resized to, before the cut.
+        """Return the size that a picture is scaled to before the crop.
 
         Rounded as torchvision does for squares, and as timm and OpenCLIP do for other rectangles.
         """
@@ -118,37 +118,35 @@ class Resizing:
         return int(least[1] * height / width), least[1]
 
     def window(self, height: int, width: int) -> tuple[slice, slice]:
-        """Rows and columns of the centre of a scaled picture."""
+        """Return the rows and columns of the centre of a scaled picture."""
         rounded = round if self.crop_rounding == "nearest" else int
         top, left = rounded((height - self.size[0]) / 2), rounded((width - self.size[1]) / 2)
         return slice(top, top + self.size[0]), slice(left, left + self.size[1])
 
     def batch(self, images: NDArray[np.uint8]) -> Tensor:
-        """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size)."""
-        height, width = images.shape[1:3]
-        scaled = self.scaled(height, width)
+        """Resize uint8 (n, H, W) or (n, H, W, 3) to (n, channels, *size)."""
+        scaled = self.scaled(*images.shape[1:3])
         resized = resize(images, scaled, self.interpolation)
         return resized if scaled == self.size else resized[..., *self.window(*scaled)].contiguous()
 
-    def one(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(H, W) or (H, W, 3) as (*size) or (*size, 3)."""
+    def image(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Resize (H, W) or (H, W, 3) to (*size) or (*size, 3)."""
         resized = self.batch(pixels[None])[0]
-        array: NDArray[np.uint8] = (
-            resized[0] if pixels.ndim == 2 else resized.permute(1, 2, 0)
-        ).numpy()
-        return array
+        return _channels_last(resized)
 
 
 def resize(
     images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation
 ) -> Tensor:
-    """uint8 (n, H, W) or (n, H, W, 3) as (n, channels, *size), antialiased unless "nearest"."""
+    """Resize uint8 (n, H, W) or (n, H, W, 3) to (n, channels, *size); see `Resizing`."""
+    if interpolation.startswith("pillow-"):
+        method = Image.Resampling[interpolation.removeprefix("pillow-").upper()]
+        pictures = (Image.fromarray(image).resize(size[::-1], method) for image in images)
+        images = np.stack([np.asarray(picture) for picture in pictures])
     values = np.require(images, requirements=["C", "W"]).reshape(-1)
-    # Shaped by torch: of one image, numpy's strides may hide that it is stored channels last.
+    # Shaped by torch: of one image, NumPy's strides may hide that it is stored channels last.
     tensor = torch.from_numpy(values).view(images.shape)
     tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-    if interpolation.startswith("pillow-"):
-        return _by_pillow(images, size, interpolation)
     if tuple(tensor.shape[-2:]) == tuple(size):
         return tensor.contiguous()
     if interpolation == "nearest":
@@ -156,22 +154,19 @@ def resize(
     return interpolate(tensor, size=size, mode=interpolation, antialias=True)
 
 
-def _by_pillow(
-    images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation
-) -> Tensor:
-    method = Image.Resampling[interpolation.removeprefix("pillow-").upper()]
-    resized = [np.asarray(Image.fromarray(each).resize(size[::-1], method)) for each in images]
-    tensor = torch.from_numpy(np.stack(resized))
-    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
+def _channels_last(image: Tensor) -> NDArray[np.uint8]:
+    """Return an image (channels, H, W) as (H, W) or (H, W, 3)."""
+    array: NDArray[np.uint8] = (image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy()
+    return array
 
 
 def mode_of(channels: int) -> str:
-    """Pillow's mode of grey or RGB images."""
+    """Return Pillow's mode of grey or RGB images."""
     return "L" if channels == 1 else "RGB"
 
 
 def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3) of a PIL image, converted; transparent parts show white behind them."""
+    """Convert a PIL image to (H, W) or (H, W, 3); transparent parts are put on white."""
     if image.mode == "La":
         image = image.convert("LA")
     if image.mode in WITH_TRANSPARENCY and image.has_transparency_data:
@@ -186,7 +181,7 @@ def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
 def as_pixels(
     array: NDArray[Any], channels: int, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
-    """A uint8 array (H, W), (H, W, 1) or (H, W, 3), converted; `InvalidImage` for any other."""
+    """Convert a uint8 array (H, W), (H, W, 1) or (H, W, 3); `InvalidImage` for any other."""
     if array.dtype != np.uint8:
         nan = array.dtype.kind == "f" and bool(np.isnan(array).any())
         raise InvalidImage(
@@ -205,8 +200,8 @@ def as_pixels(
     return np.asarray(Image.fromarray(array).convert(mode_of(channels)))
 
 
-def _upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
-    """Pixels of a PIL image, turned as its EXIF orientation says."""
+def _turn_upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
+    """Turn the pixels of a PIL image upright by its EXIF orientation."""
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return pixels if turn is None else np.asarray(Image.fromarray(pixels).transpose(turn))
 
@@ -214,9 +209,9 @@ def _upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]
 def _jpeg_pixels(
     file: BinaryIO, image: JpegImagePlugin.JpegImageFile, channels: int
 ) -> NDArray[np.uint8] | None:
-    """Decode by torchvision: the same values, faster; None for what it refuses (Pillow judges)."""
+    """Decode by torchvision: the same values, faster. None if it refuses: Pillow decides then."""
     length = file.seek(0, os.SEEK_END)
-    if length > MAX_BYTES or image.mode not in ("L", "RGB"):  # of CMYK there are two conventions
+    if length > MAX_BYTES or image.mode not in ("L", "RGB"):  # CMYK has two conventions
         return None
     file.seek(0)
     content = bytearray(file.read(length))
@@ -227,14 +222,14 @@ def _jpeg_pixels(
         return None
     if pixels.shape[:0:-1] != image.size:
         return None
-    array: NDArray[np.uint8] = (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
+    array = _channels_last(pixels)
     return as_pixels(array, channels, array.size)
 
 
 def decode_jpeg(content: Tensor, channels: int) -> Tensor:
-    """uint8 (channels, H, W) of a file's bytes; `RuntimeError` for what torchvision refuses."""
-    # Slow to import; other files need none. The package, of which all threads wait for the same:
-    # they would wait for each other where one takes the package and one a module in it.
+    """Decode a file's bytes to uint8 (channels, H, W); `RuntimeError` if torchvision refuses."""
+    # Slow to import, and not needed by other files. All threads import the package itself: if one
+    # imported the package and one a module in it, they would wait for each other.
     import torchvision
 
     mode = "GRAY" if channels == 1 else "RGB"
@@ -243,18 +238,18 @@ def decode_jpeg(content: Tensor, channels: int) -> Tensor:
 
 
 class UntrustedImage(BytesIO):
-    """The bytes of an image file, of one of `UNTRUSTED_FORMATS`, decoded in bounded time.
+    """The bytes of an image file of one of `UNTRUSTED_FORMATS`, decoded in bounded time.
 
-    A small file can take minutes: each repeated scan of a progressive JPEG file decodes all of its
-    pixels, and Pillow reads the parts of a header one by one.
+    A small file can take minutes: each scan of a progressive JPEG file decodes all of its pixels,
+    and Pillow reads the parts of a header one by one.
 
     Args:
         content: the file.
         deadline: value of `time.monotonic()` after which reading fails.
 
     Raises:
-        InvalidImage: a JPEG file has more than `MAX_SEGMENTS` segments or `MAX_SCANS` scans; while
-            it is read: it has too many parts, or the time is over.
+        InvalidImage: a JPEG file has more than `MAX_SEGMENTS` segments or `MAX_SCANS` scans; when
+            it is read: it has too many parts, or the deadline has passed.
     """
 
     def __init__(self, content: bytes, deadline: float) -> None:
@@ -267,12 +262,12 @@ class UntrustedImage(BytesIO):
         self._reads += 1
         if self._reads > MAX_READS:
             raise InvalidImage(
-                f"{image_name(self)} has more than {MAX_READS:,} parts: save it anew"
+                f"{image_name(self)} has more than {MAX_READS:,} parts: save it again"
             )
         if time.monotonic() > self._deadline:
             raise InvalidImage(
-                f"{image_name(self)} takes too long to decode: save it anew, scale it down, or try "
-                "again when the server is less busy"
+                f"{image_name(self)} takes too long to decode: save it again, scale it down, or "
+                "retry when the server is less busy"
             )
         return super().read(size)
 
@@ -287,7 +282,7 @@ class UntrustedImage(BytesIO):
             if segments > MAX_SEGMENTS or scans > MAX_SCANS:
                 raise InvalidImage(
                     f"{image_name(self)} has more than {MAX_SEGMENTS:,} segments or {MAX_SCANS} "
-                    "scans: save it anew"
+                    "scans: save it again"
                 )
             if kind != 0xD9:
                 place += max(2, int.from_bytes(content[place : place + 2]))
@@ -299,17 +294,16 @@ def read_image(
     size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
-    """One image as an array of 8-bit values.
+    """Read one image as an array of 8-bit values.
 
     The pixels are the same whether a picture is passed as a path, as bytes or as a PIL image: it is
-    decoded at its full scale, composited on white where it is transparent, converted, turned
-    upright by its EXIF orientation, and resized last.
+    decoded at its full scale, composited on white if it is transparent, converted, turned upright
+    by its EXIF orientation, and resized last.
 
     Args:
-        source: the path of a file of one of `FORMATS`, whatever its name, or what such a file
-            holds, as bytes; a PIL image; or a uint8 array (H, W), (H, W, 1) or (H, W, 3). AVIF is
-            read if Pillow was built with it, HEIC with the extra "heif"; as untrusted bytes,
-            neither is.
+        source: the path of a file of one of `FORMATS`, whatever its name, or the bytes of such a
+            file; a PIL image; or a uint8 array (H, W), (H, W, 1) or (H, W, 3). AVIF is read if
+            Pillow was built with it, HEIC with the extra "heif"; neither is as untrusted bytes.
         channels: 1 for grey, 3 for RGB; the image is converted.
         size: (height, width) to resize to (bilinear, antialiased); None for the image's own.
         max_pixels: a larger picture is refused by its header, before anything is decoded.
@@ -322,14 +316,13 @@ def read_image(
         InvalidImage: not an image of one of the formats, truncated, empty, stored with more than 8
             bits per channel (as the file states), or of a wrong type.
     """
-    resizing = None if size is None else Resizing(size)
-    return _read(source, channels, resizing, max_pixels)
+    return _read(source, channels, None if size is None else Resizing(size), max_pixels)
 
 
 def image_size(
     source: str | os.PathLike[str] | bytes | UntrustedImage, max_pixels: int = MAX_PIXELS
 ) -> tuple[int, int]:
-    """Width and height that the file of an image declares; nothing is decoded.
+    """Return the width and height that an image's file declares; nothing is decoded.
 
     Raises:
         InvalidImage: as `read_image` does.
@@ -351,10 +344,9 @@ def read_images(
     resizing: Resizing,
     max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
-    """Images as `read_image` gives them, resized; paths are read in as many threads as torch uses.
+    """Read images and resize them; paths are read in as many threads as torch uses.
 
-    Beside the result, one image for each thread is in memory, and one of more than
-    `LARGE_PIXELS`.
+    Besides the result, memory holds one image for each thread, one of them above `LARGE_PIXELS`.
 
     Returns:
         (n, *resizing.size) for one channel, (n, *resizing.size, 3) for three.
@@ -367,16 +359,13 @@ def read_images(
     def work(row: int) -> None:
         images[row] = _read(sources[row], channels, resizing, max_pixels)
 
-    # A PIL image may be given twice, and is decoded when first used: not by two threads at once.
-    paths = all(isinstance(source, str | os.PathLike) for source in sources)
-    threads = min(torch.get_num_threads(), len(sources)) if paths else 1
-    if threads <= 1:
-        for row in range(len(sources)):
-            work(row)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(work, range(len(sources))):  # in order, and so is the first error
-                pass
+    # A PIL image is decoded when it is first used, and may come twice: not in two threads.
+    are_paths = all(isinstance(source, str | os.PathLike) for source in sources)
+    threads = min(torch.get_num_threads(), len(sources)) if are_paths else 1
+    rows = range(len(sources))
+    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+        for _ in map(work, rows) if pool is None else pool.map(work, rows):
+            pass  # in order, and so is the first error
     return images
 
 
@@ -397,8 +386,8 @@ def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterat
 def capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
     """Return when photographs were taken, such as "2026-11-26 09:47:00", by their EXIF data.
 
-    None for those that state no original date, or none that can be read. No pixels are decoded, so
-    that the EXIF data of a PNG file is not read if it follows the pixels.
+    None without a readable original date. No pixels are decoded, so that the EXIF data of a PNG
+    file is not read if it follows the pixels.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_capture_time, paths))
@@ -419,7 +408,7 @@ def _capture_time(path: str | os.PathLike[str]) -> str | None:
 def open_image(
     source: str | os.PathLike[str] | bytes | UntrustedImage,
 ) -> Iterator[BufferedReader | BytesIO]:
-    """The file of an image, open to be read; what goes wrong meanwhile becomes `InvalidImage`."""
+    """Open the file of an image; errors in the context become `InvalidImage`."""
     if isinstance(source, UntrustedImage):
         source.seek(0)
         with _pillow(image_name(source), UNTRUSTED_FORMATS):
@@ -437,7 +426,7 @@ def open_image(
 
 
 def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:
-    """The name of an image's file in errors."""
+    """Return the name of an image's file for messages."""
     if isinstance(source, UntrustedImage):
         source = source.getvalue()
     return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
@@ -448,9 +437,9 @@ def _formats(source: object) -> tuple[str, ...]:
 
 
 def _opened(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
-    """Open an image as `Image.open` does, whose own limit of pixels no argument changes.
+    """Open an image as `Image.open` does, whose limit of pixels cannot be changed by an argument.
 
-    Of all that Pillow reads, some formats run other programs, as EPS runs Ghostscript.
+    Only these formats are tried: for others, Pillow may run programs, such as Ghostscript for EPS.
     """
     start = file.read(16)
     for name in formats:
@@ -480,11 +469,11 @@ def _read(
     source: ImageLike, channels: int, resizing: Resizing | None, max_pixels: int
 ) -> NDArray[np.uint8]:
     if isinstance(source, np.ndarray):
-        return _resized(as_pixels(source, channels, max_pixels), resizing)
+        return _resize(as_pixels(source, channels, max_pixels), resizing)
     if isinstance(source, Image.Image):
         with _pillow("the PIL image"):
             _check(source, "the PIL image", max_pixels)
-            return _resized(_upright(to_pixels(source, channels), source), resizing)
+            return _resize(_turn_upright(to_pixels(source, channels), source), resizing)
     if isinstance(source, str | os.PathLike | bytes | UntrustedImage):
         with open_image(source) as file, _opened(file, _formats(source)) as image:
             _check(image, image_name(source), max_pixels, file)
@@ -500,15 +489,15 @@ def _read(
                     pixels = _jpeg_pixels(file, image, channels)
                 if pixels is None:
                     pixels = to_pixels(image, channels)
-                return _resized(_upright(pixels, image), resizing)
+                return _resize(_turn_upright(pixels, image), resizing)
     raise InvalidImage(
-        f"an image is given as {type(source).__name__}; give a path, the bytes of a file, a PIL "
-        "image or a uint8 array"
+        f"an image is a {type(source).__name__}; pass a path, the bytes of a file, a PIL image or "
+        "a uint8 array"
     )
 
 
-def _resized(pixels: NDArray[np.uint8], resizing: Resizing | None) -> NDArray[np.uint8]:
-    return pixels if resizing is None else resizing.one(pixels)
+def _resize(pixels: NDArray[np.uint8], resizing: Resizing | None) -> NDArray[np.uint8]:
+    return pixels if resizing is None else resizing.image(pixels)
 
 
 class _InPillow(type):
@@ -519,16 +508,16 @@ class _InPillow(type):
 class _PillowWarning(Warning, metaclass=_InPillow):
     """Stands for every category of warnings in a thread that runs Pillow, and for none in others.
 
-    `warnings.catch_warnings` is no way to silence Pillow: it replaces the filters of all threads,
-    and where two threads overlap, the last one puts back those that ignore everything.
+    `warnings.catch_warnings` cannot silence Pillow: it replaces the filters of all threads, and if
+    two threads overlap, the last one restores filters that ignore everything.
     """
 
 
 @contextmanager
 def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
-    """Run Pillow on an image: whatever it raises becomes `InvalidImage`.
+    """Run Pillow on an image: its errors become `InvalidImage`.
 
-    It does not warn of large images, which `_check` judges, nor of metadata that is not used.
+    Its warnings are ignored, of large images, which `_check` refuses, and of unused metadata.
     """
     if all(category is not _PillowWarning for _, _, category, _, _ in warnings.filters):
         warnings.simplefilter("ignore", _PillowWarning)
@@ -541,7 +530,7 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
         raise InvalidImage(f"{name} may be HEIC, which is not read: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidImage(
-            f"{name} is not an image, whatever its name says, of a format that is read: give a "
+            f"{name} is not an image of a supported format, whatever its name says: use "
             f"{', '.join(formats)}"
         ) from error
     except Image.DecompressionBombError as error:  # some formats have Pillow's own limit
@@ -555,7 +544,7 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
 
 
 def _check(image: Image.Image, name: str, max_pixels: int, file: BinaryIO | None = None) -> None:
-    """Refuse by the header, before anything is decoded."""
+    """Raise `InvalidImage` for what the header states, before anything is decoded."""
     width, height = image.size
     _check_pixels(name, width, height, max_pixels)
     if width * height == 0:
@@ -576,9 +565,9 @@ def _check_pixels(name: str, width: int, height: int, max_pixels: int) -> None:
 
 
 def _bits(image: Image.Image, file: BinaryIO | None) -> int:
-    """Bits per channel that a file states; of a PIL image without a file, those that it holds.
+    """Return the bits per channel of a file, or of a PIL image without one.
 
-    Pillow's mode does not tell: it cuts colours of 16 bits to the upper 8 of them.
+    Pillow's mode does not show them: it reduces colours of 16 bits to the upper 8.
     """
     if image.mode.startswith(("I", "F")):
         return 16 if image.mode.startswith("I;16") else 32
