@@ -151,8 +151,8 @@ def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
     Args:
         times: n texts such as "2026-11-26 09:47:00", numbers of seconds, or times of Python, NumPy
             or pandas; None, NaN, NaT and blank texts are unknown.
-        what: how they are called in messages.
-        first: the number of the first row in messages.
+        what: the name of the times, for messages.
+        first: the number of the first row, for messages.
 
     Raises:
         InvalidData: a value is none of these.
@@ -164,11 +164,9 @@ def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
     try:
         values = np.asarray(as_numpy(times))
     except ValueError:
-        raise InvalidData(
-            f"{what} holds lists of different lengths: give one of each item"
-        ) from None
+        raise InvalidData(f"{what} has lists of different lengths; it must be (n,)") from None
     if values.ndim != 1:
-        raise InvalidData(f"{what} has shape {values.shape}: give one of each item")
+        raise InvalidData(f"{what} has shape {values.shape}; it must be (n,)")
     if values.dtype.kind == "M":
         seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
         return np.where(np.isnat(values), np.nan, seconds)
@@ -180,8 +178,8 @@ def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
             seconds[row] = _seconds(value)
         except (TypeError, ValueError, OverflowError):
             raise InvalidData(
-                f"{what} holds {printable(str(value))!r} in row {row + first}: give times such as "
-                '"2026-11-26 09:47:00", seconds, or nothing; or clusters instead of times'
+                f"{what} has {printable(str(value))!r} in row {row + first}: use times such as "
+                '"2026-11-26 09:47:00", seconds, or blanks; or pass clusters instead of times'
             ) from None
     return seconds
 
@@ -217,7 +215,7 @@ def _nearest_of_label(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return distances and positions (n, `NEIGHBOURS`) of others of the label, and how many (n,).
 
-    Exact copies are left out. Labels with equally many items are computed together.
+    Exact copies are left out. Labels with the same number of items are computed together.
     """
     n, dim = vectors.shape
     distances = np.full((n, NEIGHBOURS), np.inf)

@@ -369,8 +369,11 @@ def _draw_validation(
     if isinstance(relevance, WithinRadius):
         return _draw_cells(rng, relevance, share)
     labels, query_labels = relevance.single, source.queries.relevance.single
-    is_closed = isinstance(source.gallery, ImageSet) and query_labels is not None
-    if labels is None or (is_closed and np.isin(query_labels, labels).any()):
+    if labels is None or (
+        isinstance(source.gallery, ImageSet)
+        and query_labels is not None
+        and np.isin(query_labels, labels).any()
+    ):
         return _draw(rng, len(source.train), {"validation": share})
     return _draw_classes(rng, labels, share)
 

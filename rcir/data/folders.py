@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ SHOWN_ENDINGS = 3
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures and what is known of them.
+    """Pictures with their metadata.
 
     Attributes:
         paths: n image files.
         ids: n names, unique: the path in the folder, with slashes, or from the table.
-        columns: what is known, by name, n values each; None where it is not known of a picture.
+        columns: metadata by name, n values each; None where a value is unknown.
         notes: what was left out, and what else a user should know, one sentence each.
     """
 
@@ -56,19 +57,17 @@ class Pictures:
         return len(self.paths)
 
     def __getitem__(self, rows: slice) -> Pictures:
-        """Return some of them."""
+        """Return some of the pictures, without notes."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         return Pictures(self.paths[rows], self.ids[rows], columns)
 
     def without(self, rows: Collection[int]) -> Pictures:
-        """Return those that are not in some rows."""
+        """Return the pictures that are not in some rows, without notes."""
         if not rows:
             return self
-        others = [row for row in range(len(self)) if row not in rows]
-        columns = {name: [values[row] for row in others] for name, values in self.columns.items()}
-        return Pictures(
-            [self.paths[row] for row in others], [self.ids[row] for row in others], columns
-        )
+        kept = [row not in rows for row in range(len(self))]
+        columns = {name: [*compress(values, kept)] for name, values in self.columns.items()}
+        return Pictures([*compress(self.paths, kept)], [*compress(self.ids, kept)], columns)
 
 
 def scan_folder(folder: Path) -> Pictures:

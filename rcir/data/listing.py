@@ -36,8 +36,8 @@ class Row(NamedTuple):
     Attributes:
         file: the image file, relative to the set's folder, with slashes; it is also the id.
         split: "train", "query", "gallery" or `LEFT_OUT`.
-        label: a whole number, or what the set's relevance is made of. Of an image that is left out,
-            the kind of such images.
+        label: a whole number, or what the set's relevance is made of; for an image that is left
+            out, the kind of such images.
         attributes: values of the set's attributes.
     """
 
@@ -64,40 +64,40 @@ def source_of(
         splits: that the set has. Without "gallery", training never sees the labels of the queries.
         attributes: names of the attributes of each row.
         cluster: the attribute that states clusters.
-        relevance: makes the relevance of a split from the labels of its rows; by default, labels
-            are whole numbers, and images with equal ones match.
+        relevance: makes the relevance of a split from the labels of its rows; by default, images
+            with equal labels match.
 
     Raises:
         DataUnavailable: images are missing.
         InvalidData: a split is empty, an image is listed twice, or a label is in both halves.
     """
-    listed: dict[str, list[Row]] = {split: [] for split in (*splits, LEFT_OUT)}
+    by_split: dict[str, list[Row]] = {split: [] for split in (*splits, LEFT_OUT)}
     for row in rows:
-        listed[row.split].append(row)
-    left_out = Counter(row.label for row in listed.pop(LEFT_OUT))
-    if not all(listed.values()):
-        counts = ", ".join(f"{split} ({len(of_split)})" for split, of_split in listed.items())
+        by_split[row.split].append(row)
+    left_out = Counter(row.label for row in by_split.pop(LEFT_OUT))
+    if not all(by_split.values()):
+        counts = ", ".join(f"{split} ({len(images)})" for split, images in by_split.items())
         raise InvalidData(f"{folder} lists images of {counts}: each split needs some")
     if "gallery" not in splits and relevance is None:
-        seen = {row.label for row in listed["train"]}
-        if both := [row.file for row in listed["query"] if row.label in seen]:
+        train_labels = {row.label for row in by_split["train"]}
+        if both := [row.file for row in by_split["query"] if row.label in train_labels]:
             raise InvalidData(
                 f"{folder}: {len(both)} images of the evaluation, for instance {both[0]}, have "
                 "labels that are in both halves: fetch the index files again"
             )
-    files = [row.file for of_split in listed.values() for row in of_split]
-    if len(set(files)) < len(files):
-        (twice, _), *_ = Counter(files).most_common(1)
-        raise InvalidData(f"{folder}: an index file lists {twice} twice: fetch it again")
+    files = [row.file for images in by_split.values() for row in images]
+    file, count = Counter(files).most_common(1)[0]
+    if count > 1:
+        raise InvalidData(f"{folder}: an index file lists {file} twice: fetch it again")
     paths = iter(require_images(folder, files, "the index files", "get all files of the set"))
     parts = {}
-    for split, of_split in listed.items():
-        labels = [row.label for row in of_split]
-        columns = zip(*(row.attributes for row in of_split), strict=True)
+    for split, images in by_split.items():
+        labels = [row.label for row in images]
+        columns = zip(*(row.attributes for row in images), strict=True)
         parts[split] = ImageSet(
-            [next(paths) for _ in of_split],
+            [next(paths) for _ in images],
             np.array(labels, np.int64) if relevance is None else None,
-            [row.file for row in of_split],
+            [row.file for row in images],
             dict(zip(attributes, map(np.array, columns), strict=True)),
             None if relevance is None else relevance(split, labels),  # type: ignore[arg-type]
             cluster,

@@ -137,7 +137,8 @@ def products(labels: csr_array, by_label: csr_array) -> Iterator[csr_array]:
 def _count_steps(labels: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
     """Count the steps that a sparse product takes for each row, (n,), by the labels' frequency."""
     total = row_pointers(frequency[labels.indices])
-    return np.diff(total[labels.indptr])
+    steps: NDArray[np.int64] = np.diff(total[labels.indptr])
+    return steps
 
 
 def _count_bits(labels: csr_array, others: csr_array) -> NDArray[np.int64]:

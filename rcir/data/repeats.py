@@ -176,8 +176,8 @@ def require_new(
             ...
         rcir.errors.InvalidData: 1 of 2 queries to add were tuned or calibrated with before (row ...
     """
-    before = None if recurring else before
-    _require_new("queries to add", added, gallery, before, "were tuned or calibrated with before")
+    problem = "were tuned or calibrated with before"
+    _require_new("queries to add", added, gallery, None if recurring else before, problem)
 
 
 def _require_new(

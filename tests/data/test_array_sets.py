@@ -225,7 +225,7 @@ def small_svhn(tmp_path, monkeypatch, server_address):
     rng = np.random.default_rng(0)
     folder = tmp_path / "svhn"
     folder.mkdir()
-    files, lists = {}, dict(SVHN.split_list)
+    lists = dict(SVHN.split_list)
     for name, n in (("train", 30), ("test", 20)):
         images = rng.integers(0, 256, (32, 32, 3, n), np.uint8)
         labels = rng.permutation(np.arange(n) % 10 + 1).astype(np.uint8)
@@ -233,8 +233,6 @@ def small_svhn(tmp_path, monkeypatch, server_address):
         savemat(path, {"X": images, "y": labels[:, None]})
         checksum = hashlib.md5(path.read_bytes()).hexdigest()
         lists[name] = [f"{server_address}/there/{path.name}", path.name, checksum]
-        files[name] = tuple(lists[name])
-    monkeypatch.setattr(small_images, "SVHN_FILES", files)
     monkeypatch.setattr(SVHN, "split_list", lists)
     return tmp_path
 

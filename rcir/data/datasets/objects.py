@@ -38,8 +38,8 @@ CLOTHES_CLEAN = {"train": "train", "query": "val", "gallery": "test"}
 def read_cub(root: Path) -> Source:
     """Caltech-UCSD Birds-200-2011 (Wah et al., 2011): 11,788 photographs of 200 kinds of birds.
 
-    The halves are those of Song et al. (CVPR 2016): kinds 1 to 100 train, 101 to 200 evaluate. Of a
-    copy with fewer kinds, those that have images are halved; the first half is rounded up.
+    The halves are those of Song et al. (CVPR 2016): kinds 1 to 100 train, 101 to 200 evaluate. If a
+    copy has fewer kinds, they are halved; the first half is rounded up.
 
     Args:
         root: folder that holds `CUB_200_2011`: in it `images` and the official text files.
@@ -156,10 +156,9 @@ def read_products(root: Path) -> Source:
 def read_clothes(root: Path, noisy: bool = True) -> Source:
     """Clothing1M (Xiao et al., CVPR 2015): a million photographs of 14 kinds of clothes.
 
-    The labels of a million were taken from the text around them, about four in ten of them wrong;
-    the labels of another 72,409 were corrected by people. The noisy and the clean training images
-    train, the validation images are queries, the test images are searched: the protocol of Taha et
-    al. (2019), closed set, where all halves show the same kinds.
+    A million labels were taken from the surrounding text, about four in ten of them wrong; another
+    72,409 were corrected by people. The noisy and the clean training images train, the validation
+    images are queries, the test images are searched: the closed-set protocol of Taha et al. (2019).
 
     Args:
         root: folder that holds `Clothing1M`: in it `images` and, there or in `annotations`, the

@@ -87,14 +87,14 @@ def _people(path: Path) -> dict[str, int]:
 
 
 def read_market(root: Path) -> Source:
-    """Market-1501 (Zheng et al., ICCV 2015): train on 751 people, ask for 750 among 15,913 images.
+    """Market-1501 (Zheng et al., ICCV 2015): 751 people train, 750 are queried in 15,913 images.
 
     A file's name states person and camera, `0002_c1s1_000451_03.jpg`: person 2, camera 1, and
     which of the camera's sequences, `c1s1`. Person -1 is a bad detection; person 0 in the gallery
     is a distractor, which no query shows.
 
-    The published protocol also takes the images out of a query's results that show the same person
-    by the same camera; that is not done here, they count as matches.
+    The published protocol also drops results that show the same person by the same camera; here
+    they count as matches.
 
     Args:
         root: folder that holds `Market-1501-v15.09.15`: in it `bounding_box_train`, `query` and
@@ -136,8 +136,7 @@ def read_chestx(root: Path) -> Source:
     or if neither has one. Images of six labels train, and those with none of the six evaluate. The
     six are Normal (no finding), Atelectasis, Calcification, Cardiomegaly, Emphysema and
     Fibrosis, the halves of the code of Cai et al. (AAAI 2025). Both official halves are pooled
-    first. A training image may show other findings besides, so those of the evaluation are not all
-    new.
+    first. A training image may also show findings of the evaluation.
 
     Args:
         root: folder that holds `ChestX-Det`: in it `ChestX_Det_train.json`, `ChestX_Det_test.json`
@@ -148,14 +147,13 @@ def read_chestx(root: Path) -> Source:
         counts.
     """
     folder = root / "ChestX-Det"
-    number_of = {name: number for number, name in enumerate(FINDINGS)}
 
     def rows() -> Iterator[Row]:
         for places, path in zip(CHESTX_PLACES, require_files(folder, CHESTX_FILES), strict=True):
             place = next((name for name in places if (folder / name).is_dir()), places[0])
             for name, findings in _annotations(path):
                 split = "query" if TRAINING_FINDINGS.isdisjoint(findings) else "train"
-                yield Row(f"{place}/{name}", split, sorted({number_of[each] for each in findings}))
+                yield Row(f"{place}/{name}", split, sorted({FINDINGS.index(x) for x in findings}))
 
     def relevance(_: str, findings: Sequence[list[int]]) -> SharedLabel:
         return SharedLabel.of_lists(findings, len(FINDINGS))
@@ -179,7 +177,7 @@ def _annotations(path: Path) -> Iterator[tuple[str, list[str]]]:
                 raise InvalidData(f"{path}, entry {number} lacks a file_name or the list syms")
         if unknown := [finding for finding in findings if finding not in FINDINGS]:
             raise InvalidData(
-                f"{path}, entry {number} ({name}): {unknown[0]!r} is none of the findings "
+                f"{path}, entry {number} ({name}): {unknown[0]!r} is not one of the findings "
                 f"{', '.join(FINDINGS)}"
             )
         yield name, findings

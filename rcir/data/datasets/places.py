@@ -138,13 +138,10 @@ def _pittsburgh_sides(
 def read_msls(root: Path, cities: str | Sequence[str] | None = None) -> Source:
     """Mapillary Street-Level Sequences (Warburg et al., CVPR 2020): street views of 30 cities.
 
-    Copenhagen (cph) and San Francisco (sf), the official validation cities, evaluate here: their
-    queries ask, their database images are searched. All other cities of `train_val` train. The
-    positions of the six official test cities are withheld by the publishers, who score uploaded
-    results: nothing can be calibrated or measured there.
-
-    Images match if they were taken within 25 m of each other, in the same city. Panoramas are left
-    out, as in the official evaluation.
+    Copenhagen (cph) and San Francisco (sf), the official validation cities, evaluate here; all
+    other cities of `train_val` train. The publishers keep the positions of the six official test
+    cities, which therefore cannot be used. Images match within 25 m in the same city. Panoramas are
+    left out, as in the official evaluation.
 
     Args:
         root: folder that holds `msls/train_val/<city>/{database,query}`, each with
@@ -205,9 +202,9 @@ def _city_table(folder: Path) -> pd.DataFrame:
     wrong |= table[["pano", "sequence_key"]].isna().any(axis=1)
     if wrong.any():
         raise InvalidData(
-            f"{folder}: {wrong.sum()} images, the first is {table.key[wrong.argmax()]}, have no "
-            "position in postprocessed.csv or no sequence in seq_info.csv, or raw.csv does not say "
-            "whether they are panoramas: unpack the archives again"
+            f"{folder}: {wrong.sum()} images, first {table.key[wrong.argmax()]}, lack a position "
+            "in postprocessed.csv, a sequence in seq_info.csv, or pano in raw.csv: unpack the "
+            "archives again"
         )
     table[["easting", "northing"]] = places
     return table

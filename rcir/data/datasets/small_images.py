@@ -24,13 +24,8 @@ from rcir.errors import DataUnavailable, InvalidData
 
 CIFAR10_URL = CIFAR10.url.replace("python", "binary")
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-CIFAR10_FILES = {
-    "train": [f"data_batch_{n}.bin" for n in range(1, 6)],
-    "test": ["test_batch.bin"],
-}
-CIFAR10_SIDE, CIFAR10_PIXELS, CIFAR10_CLASSES = 32, 3 * 32 * 32, 10
-# Address, file name and MD5 of each half, as torchvision has them.
-SVHN_FILES = {name: tuple(SVHN.split_list[name]) for name in ("train", "test")}
+CIFAR10_FILES = ([f"data_batch_{n}.bin" for n in range(1, 6)], ["test_batch.bin"])
+CIFAR10_RECORD, CIFAR10_CLASSES = 1 + 3 * 32 * 32, 10  # bytes of label and pixels
 Part = tuple[NDArray[np.uint8], NDArray[Any]]  # images and labels
 
 
@@ -55,14 +50,14 @@ def _read_mnist(root: Path, name: str, kind: type[MNIST], download: bool) -> Sou
     n_present = [sum((place / file).is_file() for file, _ in kind.resources) for place in places]
     folder = places[int(np.argmax(n_present))]
     images, labels, test_images, test_labels = (
-        _idx(_verified(folder, file, checksum, [m + file for m in kind.mirrors], download))
+        _read_idx(_verify(folder, file, checksum, [m + file for m in kind.mirrors], download))
         for file, checksum in kind.resources
     )
-    return _source((images, labels), (test_images, test_labels))
+    return _make_source((images, labels), (test_images, test_labels))
 
 
-def _idx(path: Path) -> NDArray[np.uint8]:
-    """An official IDX file of bytes: four bytes of type and rank, the sizes, the values."""
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an official IDX file of bytes: four bytes of type and rank, the sizes, the values."""
     content = gzip.decompress(path.read_bytes())
     rank = content[3]
     shape = np.frombuffer(content, ">u4", rank, offset=4)
@@ -77,11 +72,10 @@ def read_cifar10(root: Path, download: bool = False) -> Source:
 
     Args:
         root: folder that holds `cifar-10-batches-bin`.
-        download: fetch the official archive where a file of it is not there.
+        download: fetch the official archive if a file of it is missing.
     """
     folder = root / "cifar-10-batches-bin"
-    paths = {part: [folder / file for file in files] for part, files in CIFAR10_FILES.items()}
-    if download and not all(path.is_file() for part in paths.values() for path in part):
+    if download and not all((folder / file).is_file() for files in CIFAR10_FILES for file in files):
         try:
             download_and_extract_archive(
                 CIFAR10_URL, str(root), md5=CIFAR10_MD5, remove_finished=True
@@ -90,25 +84,24 @@ def read_cifar10(root: Path, download: bool = False) -> Source:
             raise DataUnavailable(
                 f"{CIFAR10_URL} cannot be fetched into {root}: {error}"
             ) from error
-    return _source(_cifar10_part(paths["train"]), _cifar10_part(paths["test"]))
 
+    def part(files: Sequence[str]) -> Part:
+        records = []
+        for path in (folder / file for file in files):
+            if not path.is_file():
+                raise DataUnavailable(f"{path} is not there ({CIFAR10_URL} has it)")
+            content = np.fromfile(path, np.uint8)
+            is_damaged = not len(content) or len(content) % CIFAR10_RECORD
+            if is_damaged or content[::CIFAR10_RECORD].max() >= CIFAR10_CLASSES:
+                raise InvalidData(
+                    f"{path} must hold records of {CIFAR10_RECORD} bytes, of which the first is a "
+                    f"label below {CIFAR10_CLASSES}: it is damaged, fetch it again"
+                )
+            records.append(content.reshape(-1, CIFAR10_RECORD))
+        labels, pixels = np.split(np.concatenate(records), [1], axis=1)
+        return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels[:, 0]
 
-def _cifar10_part(paths: Sequence[Path]) -> Part:
-    records = []
-    for path in paths:
-        if not path.is_file():
-            raise DataUnavailable(f"{path} is not there ({CIFAR10_URL} has it)")
-        content = np.fromfile(path, np.uint8)
-        damaged = not len(content) or len(content) % (1 + CIFAR10_PIXELS)
-        if damaged or content[:: 1 + CIFAR10_PIXELS].max() >= CIFAR10_CLASSES:
-            raise InvalidData(
-                f"{path} must hold records of {1 + CIFAR10_PIXELS} bytes, of which the first is a "
-                f"label below {CIFAR10_CLASSES}: it is damaged, fetch it again"
-            )
-        records.append(content.reshape(-1, 1 + CIFAR10_PIXELS))
-    labels, pixels = np.split(np.concatenate(records), [1], axis=1)
-    images = pixels.reshape(-1, 3, CIFAR10_SIDE, CIFAR10_SIDE).transpose(0, 2, 3, 1)
-    return images, labels[:, 0]
+    return _make_source(*map(part, CIFAR10_FILES))
 
 
 def read_svhn(root: Path, download: bool = False) -> Source:
@@ -123,15 +116,15 @@ def read_svhn(root: Path, download: bool = False) -> Source:
     """
 
     def part(name: str) -> Part:
-        url, file, checksum = SVHN_FILES[name]
-        # Known bytes only: what a .mat file claims of itself is not to be trusted.
-        content = loadmat(_verified(root / "svhn", file, checksum, [url], download))
+        url, file, checksum = SVHN.split_list[name][:3]
+        # Known bytes only: a .mat file is not trusted.
+        content = loadmat(_verify(root / "svhn", file, checksum, [url], download))
         return content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1) % 10
 
-    return _source(part("train"), part("test"))
+    return _make_source(part("train"), part("test"))
 
 
-def _verified(folder: Path, file: str, checksum: str, urls: Sequence[str], download: bool) -> Path:
+def _verify(folder: Path, file: str, checksum: str, urls: Sequence[str], download: bool) -> Path:
     """Return the path of a file with a published MD5, fetched from the first URL that has it."""
     path = folder / file
     if check_integrity(str(path), checksum):
@@ -151,7 +144,7 @@ def _verified(folder: Path, file: str, checksum: str, urls: Sequence[str], downl
     raise InvalidData(f"{path} is damaged (its MD5 differs): fetch it again")
 
 
-def _source(train: Part, test: Part) -> Source:
+def _make_source(train: Part, test: Part) -> Source:
     """Return a closed set; the ids number the images of each half."""
 
     def half(name: str, images: NDArray[np.uint8], labels: NDArray[Any]) -> ImageSet:

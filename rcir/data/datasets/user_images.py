@@ -313,8 +313,8 @@ def read_table(
     if len(images) < 2:
         raise InvalidData(f"{file} has one row: have at least two, preferably thousands")
     order = np.random.default_rng((seed, HALVES)).permutation(len(images))
-    halves = (images.subset(np.sort(half)) for half in np.split(order, [(len(order) + 1) // 2]))
-    return Source(*halves, "train", tuple(notes))
+    train, queries = (images.subset(np.sort(x)) for x in np.split(order, [(len(order) + 1) // 2]))
+    return Source(train, queries, "train", tuple(notes))
 
 
 def _read_pictures(file: Path) -> dict[str, list[Any]]:
