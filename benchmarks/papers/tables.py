@@ -23,7 +23,7 @@ from common import spread as spread  # for the scripts
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
-from rcir.encoders.batches import draw_samples, embed
+from rcir.encoders.batches import BATCH, embed
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import OutOfDistribution, score_rankings, sparsification
 from rcir.runs.folder import RunFolder, find_run
@@ -95,9 +95,13 @@ def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> floa
     The most frequent label is predicted, the smallest of several; its confidence is its share of
     the votes. Bins have equal width, and their mean confidence is expected of them.
     """
-    drawn = draw_samples(encoder, run.preprocessing, images.images)
-    if drawn is None:
+    generator, parts = torch.Generator().manual_seed(0), []
+    for start in range(0, len(images), BATCH):
+        batch = run.preprocessing(images.images[start : start + BATCH])
+        parts.append(encoder.samples(batch, generator))
+    if parts[0] is None:
         return None
+    drawn = torch.cat(parts, dim=1)
     labels = np.asarray(images.labels)
     predicted, count = stats.mode([labels[_nearest_other(one)] for one in drawn], axis=0)
     share = count / len(drawn)

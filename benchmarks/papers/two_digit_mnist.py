@@ -35,7 +35,7 @@ from rcir.data.datasets.handwriting import read_n_digit_mnist
 from rcir.data.datasets.small_images import read_mnist
 from rcir.encoders import Encoder, EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.encoders.rerank import reranked
+from rcir.encoders.rerank import rerank
 from rcir.index import nearest_others
 from rcir.mining import MiningConfig
 from training import Change, OptimizerConfig, TrainingConfig, train
@@ -119,7 +119,7 @@ def scores(
     positions = nearest_others(embedding.vectors, CANDIDATES)[1]
     pairs = embedding[torch.from_numpy(left)], embedding[torch.from_numpy(other)]
     if encoder.reranks:
-        positions = reranked(encoder, embedding, embedding, positions)[1]
+        positions = rerank(encoder, embedding, embedding, positions)[1]
         with torch.inference_mode():
             score = -encoder.rerank(*pairs).numpy()[:, 0]
     else:

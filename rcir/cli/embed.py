@@ -218,9 +218,9 @@ def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
 
 def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) -> str:
     """A digest of all that the file of a shard is made of."""
-    from rcir.encoders.embedder import made_of
+    from rcir.encoders.embedder import digest_blocks
 
-    (images,) = made_of(encoder, preprocessing, [pictures.paths])
+    (images,) = digest_blocks(encoder, preprocessing, [pictures.paths])
     state = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=_plain)
     return hashlib.sha256(state.encode()).hexdigest()
 

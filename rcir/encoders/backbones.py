@@ -1,4 +1,4 @@
-"""Networks that turn an image into a feature map."""
+"""Built-in networks from an image to a feature map."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ from rcir.errors import DataUnavailable, InvalidConfig
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
 RESNETS = ("resnet50", "resnet101")
 BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", *RESNETS, "densenet161")
-UNTRAINED = BACKBONES[:4]  # of one channel or three, without published weights
+UNTRAINED = BACKBONES[:4]  # for one channel or three, without published weights
+SMALL = {  # size of kernels, and layers: the width of a convolution, an activation or a pooling
+    "mnist-cnn": (3, (32, "relu", 64, "relu", "pool")),
+    "lenet": (5, (32, "pool", "relu", 64, "pool", "relu")),  # pooling first makes ReLU cheaper
+    "cifar-cnn": (3, (32, "relu", "pool", 64, "relu", "pool", 64, "relu")),
+}
 
 
 def build_backbone(
     name: str, channels: int, pretrained: bool | Weights, checkpoint_path: str | None = None
 ) -> nn.Module:
-    """A network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
+    """Build a network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
     Args:
-        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels), "cifar-cnn" (three, from 18 x 18;
-            both from Warburg et al., 2023, arXiv 2302.01332), "lenet" (two of 5 x 5, each with
-            pooling, from 16 x 16; as Oh et al., ICLR 2019, have them, who do not say how wide:
-            32 and 64 channels), "resnet10" (four residual blocks of
-            32 to 256 channels, for pictures of 28 to 64 pixels), "resnet50", "resnet101" or
-            "densenet161".
+        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels) and "cifar-cnn" (three, from
+            18 x 18), both of Warburg et al., 2023, arXiv 2302.01332; "lenet" (two of 5 x 5, each
+            with pooling, from 16 x 16; of Oh et al., ICLR 2019, who do not state the widths);
+            "resnet10" (four residual blocks of 32 to 256 channels, for images of 28 to 64 pixels);
+            "resnet50", "resnet101" or "densenet161".
         channels: of the images, 1 or 3; the last three backbones take 3.
         pretrained: start from torchvision's ImageNet weights, the best or those named; the last
             three backbones only.
         checkpoint_path: a .safetensors file with weights of the whole torchvision network.
 
     Raises:
-        InvalidConfig: unknown name, or a combination that does not exist.
+        InvalidConfig: the name is unknown, or the combination does not exist.
         DataUnavailable: the weights are neither cached nor can they be downloaded.
         InvalidData: the file of weights is damaged, or of another network.
     """
@@ -53,11 +57,7 @@ def build_backbone(
                 f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
                 "encoder.checkpoint_path"
             )
-        build = {
-            **{"mnist-cnn": _mnist_cnn, "lenet": _lenet},
-            **{"cifar-cnn": _cifar_cnn, "resnet10": _resnet10},
-        }
-        return build[name](channels)
+        return _resnet10(channels) if name == "resnet10" else _small_network(name, channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
     network: Any = _torchvision(name, pretrained)
@@ -69,7 +69,7 @@ def build_backbone(
 
 
 def output_shape(backbone: nn.Module, channels: int, size: tuple[int, int]) -> torch.Size:
-    """Shape (C, h, w) of the feature map of one image of `size` (height, width)."""
+    """Return the shape (C, h, w) of the feature map of an image of `size` (height, width)."""
     training = backbone.training
     try:
         with torch.no_grad():
@@ -78,64 +78,39 @@ def output_shape(backbone: nn.Module, channels: int, size: tuple[int, int]) -> t
     except RuntimeError as error:
         raise InvalidConfig(
             f"images of {size[0]} x {size[1]} pixels are too small for this backbone: "
-            "raise preprocessing.size or choose a smaller one"
+            "raise preprocessing.size, or choose a smaller backbone"
         ) from error
     finally:
         backbone.train(training)
 
 
-def _mnist_cnn(channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
-    )
-
-
-def _lenet(channels: int) -> nn.Module:
-    # Of the largest, the ReLU is that of all: pooling first spares three quarters of it.
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-    )
-
-
-def _cifar_cnn(channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-    )
+def _small_network(name: str, channels: int) -> nn.Module:
+    kernel, layers = SMALL[name]
+    modules: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, int):
+            modules.append(nn.Conv2d(channels, layer, kernel))
+            channels = layer
+        else:
+            modules.append(nn.ReLU() if layer == "relu" else nn.MaxPool2d(2))
+    return nn.Sequential(*modules)
 
 
 def _resnet10(channels: int) -> nn.Module:
-    """A residual network of one basic block a stage (He et al., CVPR 2016), half as wide."""
+    """Build a ResNet of one basic block per stage (He et al., CVPR 2016), half as wide."""
     from torchvision.models.resnet import BasicBlock  # slow to import, see below
 
-    before = 32
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, before, 3, stride=2, padding=1, bias=False),
-        *(nn.BatchNorm2d(before), nn.ReLU(inplace=True)),
-        BasicBlock(before, before),
-    ]
+    stem = nn.Conv2d(channels, 32, 3, stride=2, padding=1, bias=False)
+    layers = [stem, nn.BatchNorm2d(32), nn.ReLU(inplace=True), BasicBlock(32, 32)]
     for width in (64, 128, 256):
-        shortcut = nn.Sequential(
-            nn.Conv2d(before, width, 1, stride=2, bias=False), nn.BatchNorm2d(width)
-        )
-        layers.append(BasicBlock(before, width, 2, shortcut))
-        before = width
+        shortcut = nn.Conv2d(width // 2, width, 1, stride=2, bias=False)
+        normed = nn.Sequential(shortcut, nn.BatchNorm2d(width))
+        layers.append(BasicBlock(width // 2, width, 2, normed))
     return nn.Sequential(*layers)
 
 
 def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
-    from torchvision import models  # slow to import; the smallest networks need none
+    from torchvision import models  # slow to import, and unused by the smallest networks
 
     weight_names = [weights.name for weights in models.get_model_weights(name)]  # without the alias
     if isinstance(pretrained, str) and pretrained not in weight_names:
@@ -151,14 +126,14 @@ def _torchvision(name: str, pretrained: bool | Weights) -> nn.Module:
     # No network, a download that fails its hash, a file in the cache that is cut short.
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise DataUnavailable(
-            f"the ImageNet weights of {name} are not in torch's cache, or damaged there, and could "
-            f"not be downloaded ({error}); empty the cache and connect once, or train from scratch "
-            "with encoder.pretrained=false"
+            f"the ImageNet weights of {name} are missing or damaged in torch's cache, and could "
+            f"not be downloaded ({error}): empty the cache and connect once, or set "
+            "encoder.pretrained=false"
         ) from error
 
 
 def _one_download(url: str | None) -> AbstractContextManager[Any]:
-    """Let the other processes of a machine wait for a file that one of them downloads."""
+    """Let other processes of the machine wait for a file that one of them downloads."""
     if url is None:
         return nullcontext()
     file = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)  # where torch keeps it

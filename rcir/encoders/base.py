@@ -31,8 +31,8 @@ from rcir.torch_settings import full_precision, shared_by_threads
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
 
-N_DRAWS = 20  # of a query, where its encoder states a variance
-AT_ONCE = 1 << 14  # embeddings held by `TrainingImages.batches`: 16 replicas embed a block each
+N_DRAWS = 20  # of a query whose encoder states a variance
+MAX_HELD = 1 << 14  # embeddings that `TrainingImages.batches` holds: 16 replicas embed a block each
 
 METHODS = {
     "deterministic": "rcir.encoders.deterministic:Deterministic",
@@ -54,28 +54,25 @@ class EncoderConfig:
     """The method, backbone and options of an encoder.
 
     Args:
-        method: how the encoder knows its uncertainty: a name in `rcir.encoders.METHODS`, of which
-            "pretrained" does not, and has no head to train; or the import path of an encoder of
-            your own, "package.module:Class", see `rcir.encoders.Encoder`.
+        method: a name in `rcir.encoders.METHODS`, or the import path of an encoder of your own,
+            "package.module:Class", see `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "resnet101" or
             "densenet161"; or a model of a hub, "timm:NAME", "open_clip:NAME/TAG" or
             "transformers:NAME", of which the first two also take "hf-hub:ORG/NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
             of a feature matters. Models that pool by themselves take either of the latter two.
-        dim: length of the embedding; of method "pretrained" it is that of the pooled features.
-        pretrained: start from pretrained weights: true for those that the hub has of a model, or
-            for torchvision's best of resnet50, resnet101 and densenet161; "IMAGENET1K_V1" for those
-            that the papers started from, or "IMAGENET1K_V2" (not of densenet161).
+        dim: length of the embedding; method "pretrained" sets it to that of the pooled features.
+        pretrained: start from pretrained weights: true for those of the hub, or torchvision's best
+            of resnet50, resnet101 and densenet161; "IMAGENET1K_V1" for those that the papers
+            started from, or "IMAGENET1K_V2" (not of densenet161).
         checkpoint_path: start from the weights of a .safetensors file instead, of the whole network
             with its classifier (of OpenCLIP, with its text tower).
-        freeze: the backbone is not trained, and its batch statistics stay: a training embeds every
-            image once, and trains heads on the pooled features. GeM keeps its exponent of 3.
-        projected: of a CLIP model of transformers, embed by the projection that it compares with
-            texts, instead of the pooled vector before it.
-        architecture: what builds a backbone of a repository where its hub cannot be reached; filled
-            in.
-        options: of the method, see the `Options` of its class; those that are left out are the
-            method's defaults.
+        freeze: train only the heads, on the pooled features, which a training computes once. GeM
+            keeps its exponent of 3.
+        projected: embed by the projection that a CLIP model of transformers compares with texts,
+            instead of the pooled vector before it.
+        architecture: builds a backbone of a repository when its hub cannot be reached; filled in.
+        options: of the method, see the `Options` of its class.
 
     Raises:
         InvalidConfig: an argument is out of its range, or an option is another method's.
@@ -107,14 +104,11 @@ class EncoderConfig:
                 f"{', '.join(get_args(Weights))}"
             )
         if self.pretrained and self.checkpoint_path is not None:
-            raise InvalidConfig(
-                f"encoder.checkpoint_path is {self.checkpoint_path} and encoder.pretrained "
-                f"{self.pretrained}: give one of them"
-            )
+            raise InvalidConfig("encoder.pretrained and encoder.checkpoint_path exclude each other")
         self.method_options()
 
     def method_options(self) -> Any:
-        """The options as the method's own type, all of them.
+        """Return all options of the method, as its `Options`.
 
         Example:
             >>> EncoderConfig("tripreg", options={"unit": True}).method_options()
@@ -125,31 +119,31 @@ class EncoderConfig:
         return kind(**self.options)
 
     def completed(self) -> EncoderConfig:
-        """The same with the method's defaults and the backbone's architecture spelled out."""
+        """Return the configuration with all options of the method and the architecture."""
         architecture = self.architecture or model_architecture(self.backbone)
         return replace(self, options=asdict(self.method_options()), architecture=architecture)
 
     @property
     def starts_pretrained(self) -> bool:
-        """True if the backbone starts from pretrained weights."""
+        """True if the backbone starts from the weights of a hub or a file."""
         return bool(self.pretrained) or self.checkpoint_path is not None
 
     def without_weights(self) -> EncoderConfig:
-        """The same without the weights that it starts from."""
+        """Return the configuration without initial weights."""
         return replace(self, pretrained=False, checkpoint_path=None)
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a method without any."""
+    """Options of a method that has none."""
 
 
 @dataclass(frozen=True)
 class EmbeddedTuples:
-    """The embeddings of b tuples: an anchor, a positive and j negatives each.
+    """Embeddings of b tuples: an anchor, a positive and j negatives each.
 
     Attributes:
-        images: of the b anchors, then the b positives, then the b * j negatives, anchor by anchor.
+        images: b anchors, then b positives, then b * j negatives, anchor by anchor.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
     """
 
@@ -158,7 +152,7 @@ class EmbeddedTuples:
 
     @property
     def vectors(self) -> TupleRows:
-        """The vectors, by role."""
+        """The vectors by role."""
         return self.by_role(self.images.vectors)
 
     def by_role(self, values: Tensor) -> TupleRows:
@@ -169,30 +163,28 @@ class EmbeddedTuples:
 class Encoder(nn.Module):
     """Images to `Embedding`: a method is a subclass of this, in one file.
 
-    ``encoder(images)`` is one differentiable pass for training; ``encoder.embed(images)`` is what
-    a gallery and its queries are embedded with. The same image gives the same embedding in every
-    batch, up to the rounding of the arithmetic below.
+    ``encoder(images)`` is one differentiable pass for training; ``encoder.embed(images)`` embeds a
+    gallery and its queries. An image has the same embedding in every batch, up to rounding.
 
-    A method says here all that others need to know of it:
+    A method needs `forward`, images (n, C, H, W) to their `Embedding` with gradients. It may
+    override:
 
-    - `Options`, `LossOptions`: frozen dataclasses of its options (``encoder.options``) and of those
-      of its loss (``loss``), which check their values themselves.
-    - `mining`: the positive and negatives it is best trained with.
-    - `forward`: images (n, C, H, W) to their `Embedding`, with gradients.
-    - `loss`: of each tuple; or, with `by_label`, `label_loss`: of each image, and `check_labels`.
-    - `after_step`, `fit_posthoc`: what it does after a step of the optimizer, after training.
-    - `reranks`, `rerank`: distances of its own to the candidates that the index found.
-    - `draws`, `draw_distances`: what several draws of a query find nearest.
-    - `member_configs`, `take_members`: if it is made of encoders that are trained by themselves.
-    - `_embed`, `_samples`: where embedding at test time is more than a forward pass.
+    - `Options`, `LossOptions`: frozen dataclasses of its options (``encoder.options``) and of its
+      loss (``loss``), which check their values.
+    - `mining`: the default choice of positive and negatives.
+    - `loss` of each tuple; or, with `by_label`, `label_loss` of each image, and `check_labels`.
+    - `after_step`, `fit_posthoc`: called after a step of the optimizer, and after training.
+    - `reranks`, `rerank`: its own distances to the candidates of the index.
+    - `draws`, `draw_distances`: distances of several draws of a query.
+    - `member_configs`, `take_members`: it is made of separately trained encoders.
+    - `_embed`, `_samples`: embedding at test time beyond a forward pass, and draws of it.
 
-    Rcir's own are in `rcir.encoders.METHODS`. One of yours is named by its import path, as
-    ``method``, in configurations; it is trained, stored and loaded like the others wherever its
-    module can be imported.
+    `rcir.encoders.METHODS` has the methods of rcir. One of your own is named by its import path in
+    ``encoder.method``, and works like the others wherever its module can be imported.
 
     Args:
-        config: of the encoder. The ``__init__`` of a method takes (config, channels, size), the
-            latter two of its images: 1 or 3, and (height, width).
+        config: of the encoder. The ``__init__`` of a method takes (config, channels, size): the
+            number of channels of images, 1 or 3, and their (height, width).
 
     Attributes:
         config: with all options spelled out.
@@ -202,8 +194,8 @@ class Encoder(nn.Module):
     Options: ClassVar[type] = NoOptions
     LossOptions: ClassVar[type] = PointLossOptions
     mining: ClassVar[tuple[Positive, Negatives]] = ("nearest", "top-random")
-    by_label: ClassVar[bool] = False  # whether it is trained by the labels of images, not by tuples
-    revision: ClassVar[int] = 0  # raise it with any change of what is computed from given weights
+    by_label: ClassVar[bool] = False  # trained by the labels of images, not by tuples
+    revision: ClassVar[int] = 0  # raise it with any change of what is computed from the weights
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -211,7 +203,7 @@ class Encoder(nn.Module):
         self.options: Any = config.method_options()
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """The loss of each tuple, (b,): `point_tuple_loss` of the vectors, unless overridden.
+        """Return the loss of each tuple, (b,): by default `point_tuple_loss` of the vectors.
 
         Args:
             tuples: the embedded tuples.
@@ -220,7 +212,7 @@ class Encoder(nn.Module):
         return point_tuple_loss(tuples.vectors, tuples.valid, options)
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
-        """The loss of each image, (b,), by its label; asked instead of `loss` if `by_label`.
+        """Return the loss of each image, (b,); called instead of `loss` if `by_label`.
 
         Args:
             embedding: of b images.
@@ -230,19 +222,13 @@ class Encoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} is trained by tuples, without labels")
 
     def check_labels(self, count: int) -> None:
-        """Raise `InvalidConfig` if it cannot be trained by so many labels.
-
-        Called once before training if `by_label`. By default any number is possible.
-        """
+        """Raise `InvalidConfig` if it cannot be trained by so many labels; called if `by_label`."""
 
     def after_step(self) -> None:
         """Called after every step of the optimizer, on every worker."""
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """Fit what is fitted on the trained encoder, with its chosen weights.
-
-        What it fits belongs in buffers or parameters, which are stored.
-        """
+        """Fit buffers or parameters, which are stored, after training."""
 
     @property
     def reranks(self) -> bool:
@@ -250,13 +236,13 @@ class Encoder(nn.Module):
         return False
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        """Distances (n, k), at least 0, of n queries to k candidates each; asked if `reranks`.
+        """Return distances (n, k) of at least 0 to k candidates each; called if `reranks`.
 
         Args:
             queries: n of them.
             candidates: n * k gallery images, query by query.
         """
-        raise NotImplementedError(f"{type(self).__name__} says that it reranks, and has no rerank")
+        raise NotImplementedError(f"{type(self).__name__} reranks, and has no method rerank")
 
     @property
     def draws(self) -> bool:
@@ -264,10 +250,9 @@ class Encoder(nn.Module):
         return False
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
-        """L2 distances (t, n, k) of t draws of n queries to candidates; asked if `draws`.
+        """Return L2 distances (t, n, k) of t draws of n queries; called if `draws`.
 
-        Gaussian draws of the vectors by their variance, with the same noise for every query, unless
-        overridden.
+        By default Gaussian draws by the variance, with the same noise for every query.
 
         Args:
             queries: n of them.
@@ -276,8 +261,8 @@ class Encoder(nn.Module):
         dim = queries.vectors.shape[1]
         if queries.variance is None or queries.variance.shape[1] not in (1, dim):
             raise InvalidConfig(
-                f"{type(self).__name__} says that it draws, and states no variance of its vectors: "
-                "write its draw_distances, or let draws be false"
+                f"{type(self).__name__} draws, but has no variance of its vectors: override "
+                "draw_distances, or set draws to False"
             )
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(N_DRAWS, 1, dim, generator=generator, device="cpu")
@@ -288,12 +273,12 @@ class Encoder(nn.Module):
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
-        """Configurations of the encoders that are trained instead of it; none for most methods."""
+        """Return the configurations of encoders that are trained in its place; often none."""
         return []
 
     def take_members(self, members: Sequence[Encoder]) -> None:
         """Take over the weights of the trained encoders of `member_configs`."""
-        raise NotImplementedError(f"{type(self).__name__} has members, and no take_members")
+        raise NotImplementedError(f"{type(self).__name__} has members, and no method take_members")
 
     def embed(self, images: Tensor) -> Embedding:
         """Embed images (n, C, H, W) in evaluation mode without gradients."""
@@ -304,8 +289,8 @@ class Encoder(nn.Module):
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode, without gradients, in full precision.
 
-        A query has to be embedded as the calibration queries were, up to the tolerance of
-        `rcir.risk.score_functions`, on whatever device and in whatever thread it is asked.
+        Queries must be embedded as the calibration queries were, up to the tolerance of
+        `rcir.risk.score_functions`, on any device and in any thread.
         """
         mode = shared_by_threads(self, self._evaluation_mode)
         with mode, torch.inference_mode(), full_precision():
@@ -313,7 +298,6 @@ class Encoder(nn.Module):
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Evaluation mode, and afterwards the mode before."""
         training = self.training
         if training:
             self.eval()
@@ -328,15 +312,11 @@ class Encoder(nn.Module):
         return embedding
 
     def samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Draws of the embedding, (t, n, d), in evaluation mode without gradients.
-
-        For instance the passes of MC dropout, or draws from the Gaussians of BTL. None for an
-        encoder that is certain.
+        """Draw embeddings, (t, n, d), in evaluation mode; None if it states no uncertainty.
 
         Args:
             images: (n, C, H, W).
-            generator: on the CPU, of the noise where there is any; hand on the same one from batch
-                to batch.
+            generator: of noise, on the CPU; pass the same one with every batch.
         """
         with self._evaluating():
             return self._samples(images, generator)
@@ -345,19 +325,19 @@ class Encoder(nn.Module):
         return None
 
     def parts(self) -> tuple[list[Tensor], list[Callable[..., Any]]]:
-        """Weights and buffers, and forward hooks: all that decides what is computed."""
+        """Return weights and buffers, and forward hooks: all that decides what is computed."""
         tensors: list[Tensor] = []
         hooks: list[Callable[..., Any]] = []
-        for module in self.modules():  # one walk, for it is made for every query
+        for module in self.modules():  # walked once, since every query calls this
             for held in (module._parameters, module._buffers):
                 tensors += [values for values in held.values() if values is not None]
             hooks += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         return tensors, hooks
 
     def fingerprint(self) -> str:
-        """A digest of the configuration, of every module, hook and weight, and of `revision`."""
+        """Return a digest of the configuration, modules, hooks, weights and `revision`."""
         config = asdict(self.config)
-        del config["checkpoint_path"]  # wherever the weights come from, they are digested
+        del config["checkpoint_path"]  # the weights are digested
         description = json.dumps(config, sort_keys=True) + repr(self)
         if self.revision:
             description += f" revision {self.revision}"
@@ -368,7 +348,7 @@ class Encoder(nn.Module):
         return digest.hexdigest()
 
     def weights_digest(self) -> str:
-        """A digest of the weights alone."""
+        """Return a digest of the weights alone."""
         digest = hashlib.sha256()
         self._add_weights(digest)
         return digest.hexdigest()
@@ -376,16 +356,16 @@ class Encoder(nn.Module):
     def _add_weights(self, digest: Any) -> None:
         for name, values in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            # As bytes: NumPy has no bfloat16.
-            digest.update(values.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            as_bytes = values.cpu().contiguous().flatten().view(torch.uint8)  # also of bfloat16
+            digest.update(as_bytes.numpy())
 
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """Training images, to be embedded by all workers of a training.
+    """Training images that all workers of a training embed.
 
     Attributes:
-        images: with what makes them match.
+        images: with their relevance.
         preprocessing: to the encoder's input.
         embedder: embeds, see `rcir.encoders.embedder.Embedder`.
         seed: of the training.
@@ -399,7 +379,7 @@ class TrainingImages:
     loss: Any
 
     def sample(self, size: int) -> TrainingImages:
-        """At most so many of them, drawn at random, in their order."""
+        """Return at most so many of them, drawn at random, in their order."""
         rng = np.random.default_rng([self.seed])
         rows = np.sort(rng.permutation(len(self.images))[:size])
         return replace(self, images=self.images.subset(rows))
@@ -409,16 +389,16 @@ class TrainingImages:
         return self.embedder(encoder, self.preprocessing, self.images.images)
 
     def batches(self, encoder: Encoder, size: int) -> Iterator[tuple[Embedding, Relevance]]:
-        """Yield all images in random batches, without holding more than `AT_ONCE` or one batch.
+        """Yield embeddings and relevance of all images in random batches.
 
         Args:
-            encoder: embeds them; it need not be the one that was trained, but a part of it.
+            encoder: embeds them; it may be a part of the one that was trained.
             size: of a batch; the last may be smaller.
         """
         order = np.random.default_rng([self.seed]).permutation(len(self.images))
-        at_once = max(1, AT_ONCE // size) * size
-        for start in range(0, len(order), at_once):
-            rows = order[start : start + at_once]
+        held = max(1, MAX_HELD // size) * size
+        for start in range(0, len(order), held):
+            rows = order[start : start + held]
             embedding = self.embedder(encoder, self.preprocessing, self.images.pick(rows))
             for first in range(0, len(rows), size):
                 batch = slice(first, first + size)
@@ -426,11 +406,7 @@ class TrainingImages:
 
 
 def find_method(name: str) -> type[Encoder]:
-    """The class of a method: one of `METHODS`, or any subclass of `Encoder` by its import path.
-
-    Args:
-        name: a name in `METHODS`, or "package.module:Class". The module is imported, also by
-            workers and wherever the trained encoder is loaded: it must be importable there.
+    """Return the class of a method by its name in `METHODS`, or by its path "package.module:Class".
 
     Raises:
         InvalidConfig: there is no such name, module or class, or it is not an `Encoder`.
@@ -441,9 +417,7 @@ def find_method(name: str) -> type[Encoder]:
     """
     method = find_class("encoder.method", name, METHODS)
     if not issubclass(method, Encoder):
-        raise InvalidConfig(
-            f"encoder.method {name!r} is no encoder: it must be a subclass of rcir.encoders.Encoder"
-        )
+        raise InvalidConfig(f"encoder.method {name!r} is not a subclass of rcir.encoders.Encoder")
     return method
 
 
@@ -451,10 +425,17 @@ def require_encoder(encoder: object) -> None:
     """Raise `InvalidConfig` unless it is an `Encoder`."""
     if not isinstance(encoder, Encoder):
         raise InvalidConfig(
-            f"the encoder is a {type(encoder).__name__}; a retriever takes an rcir.encoders."
-            "Encoder: make a subclass whose forward returns an Embedding, in a module, and build "
-            'it with EncoderConfig("package.module:Class") (docs/encoders.md shows one)'
+            f"the encoder is a {type(encoder).__name__}; it must be an rcir.encoders.Encoder: "
+            'write a subclass in a module, and build it with EncoderConfig("package.module:Class") '
+            "(docs/encoders.md shows one)"
         )
+
+
+def require_variance(embedding: Embedding) -> Tensor:
+    """Return the variance of an embedding; raise `InvalidConfig` if it has none."""
+    if embedding.variance is None:
+        raise InvalidConfig("this loss or distance needs embeddings with a variance")
+    return embedding.variance
 
 
 def method_name(kind: type[Encoder]) -> str:

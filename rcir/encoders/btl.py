@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_variance
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
-from rcir.errors import InvalidConfig
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
 from rcir.options import require_at_least, require_choices
 
@@ -25,11 +24,11 @@ class BayesianTripletEncoderOptions:
 
     Args:
         variance_hidden: width of the variance head's hidden layer; at least 1.
-        scaled: multiply the mean, a unit vector otherwise, by one trainable positive number, which
-            starts at 1 (Warburg et al., section 3); without, as in the code of Cai et al.
+        scaled: multiply the mean, otherwise a unit vector, by a trainable positive number, which
+            starts at 1 (Warburg et al., section 3; not in the code of Cai et al.).
         distance: "mean" ranks by the distance of means; "expected" re-ranks the candidates by the
             root of the expected squared distance, which moves uncertain gallery images back.
-        passes: number of draws, where draws are asked for; at least 2.
+        passes: number of draws of `samples`; at least 2.
     """
 
     variance_hidden: int = 128
@@ -45,8 +44,8 @@ class BayesianTripletEncoderOptions:
 class BayesianTriplet(Encoder):
     """A shared backbone with a mean head and a variance head.
 
-    `Embedding.vectors` are the means, unit vectors unless `scaled`; `Embedding.variance` is the
-    isotropic variance (n, 1), above 1e-8, `Embedding.uncertainty` the same (n,).
+    `Embedding.vectors` are the means, unit vectors unless `scaled`. `variance` is isotropic (n, 1)
+    and above 1e-8, `uncertainty` (n,) the same.
     """
 
     Options = BayesianTripletEncoderOptions
@@ -68,11 +67,9 @@ class BayesianTriplet(Encoder):
         return Embedding(mean, variance, variance.squeeze(1))
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """The Bayesian triplet loss of each tuple, (b,)."""
-        variance = tuples.images.variance
-        if variance is None:
-            raise InvalidConfig("the Bayesian triplet loss needs embeddings with a variance")
-        return bayesian_tuple_loss(tuples.vectors, tuples.by_role(variance), tuples.valid, options)
+        """Return the Bayesian triplet loss of each tuple, (b,)."""
+        variance = tuples.by_role(require_variance(tuples.images))
+        return bayesian_tuple_loss(tuples.vectors, variance, tuples.valid, options)
 
     @property
     def reranks(self) -> bool:
@@ -80,11 +77,14 @@ class BayesianTriplet(Encoder):
         return bool(self.options.distance == "expected")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        """Roots (n, k) of the expected squared distances of n queries to k candidates each."""
-        n = len(queries)
-        near = [values.view(n, -1, values.shape[1]) for values in _gaussians(candidates)]
-        mean, variance = (values[:, None] for values in _gaussians(queries))
-        return expected_squared_distance(mean, variance, *near).sqrt()
+        """Return roots (n, k) of the expected squared distances of n queries to k candidates."""
+        n, dim = queries.vectors.shape
+        return expected_squared_distance(
+            queries.vectors[:, None],
+            require_variance(queries)[:, None],
+            candidates.vectors.view(n, -1, dim),
+            require_variance(candidates).view(n, -1, 1),
+        ).sqrt()
 
     def _gaussian(self, images: Tensor) -> tuple[Tensor, Tensor]:
         feature_map = self.backbone(images).float()
@@ -99,10 +99,3 @@ class BayesianTriplet(Encoder):
         shape = (self.options.passes, *mean.shape)
         noise = torch.randn(shape, generator=generator, device="cpu")
         return mean + variance.sqrt() * noise.to(mean.device)
-
-
-def _gaussians(embedding: Embedding) -> tuple[Tensor, Tensor]:
-    """Means and variances."""
-    if embedding.variance is None:
-        raise InvalidConfig("expected distances need embeddings with a variance")
-    return embedding.vectors, embedding.variance

@@ -1,9 +1,9 @@
 """Deep ensemble: several deterministic encoders from different seeds.
 
-Independently trained metric embeddings agree only up to a rotation, so the published read-out, the
-mean and variance of raw member vectors, mostly measures misalignment. The default here ranks by
-the mean squared distance over members, which no rotation changes, and takes the variance after the
-members are rotated onto the first.
+Independently trained metric embeddings agree only up to a rotation, so the published mean and
+variance of raw member vectors mostly measure misalignment. The default here ranks by the mean
+squared distance over members, which no rotation changes, and takes the variance after the members
+are rotated onto the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rcir.encoders.features import frozen_backbone
 from rcir.options import require_at_least, require_choices
 
 Combination = Literal["distance", "aligned", "reference"]
-ALIGNED = 20_000  # images are many times what a rotation takes
+ALIGNMENT_SAMPLE = 20_000  # images, many times what a rotation needs
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,19 @@ class DeepEnsemble(Encoder):
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
-        """Deterministic encoders, one for each member."""
+        """Return deterministic encoders, one per member."""
         options = config.method_options()
         return [replace(config, method="deterministic", options={})] * options.members
 
     def take_members(self, members: Sequence[Encoder]) -> None:
-        """Take over the weights of the trained members."""
+        """Load the weights of the trained members."""
         for slot, member in zip(self.members, members, strict=True):
             slot.load_state_dict(member.state_dict())
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """Rotate the members onto the first, as they embed some of the training images."""
-        some = training.sample(ALIGNED)
-        vectors = [some.embed(cast(Encoder, member)).vectors for member in self.members]
+        """Rotate the members onto the first, by a sample of training images."""
+        sample = training.sample(ALIGNMENT_SAMPLE)
+        vectors = [sample.embed(cast(Encoder, member)).vectors for member in self.members]
         self.align(torch.stack(vectors))
 
     def align(self, vectors: Tensor) -> None:
@@ -99,13 +99,13 @@ class DeepEnsemble(Encoder):
         return self.member_vectors(images)
 
     def member_vectors(self, images: Tensor) -> Tensor:
-        """The members' unit vectors of a batch, (members, n, dim)."""
+        """Return the members' unit vectors of a batch, (members, n, dim)."""
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all members
         return torch.stack([member(images).vectors for member in self.members])
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
-        """Distances (members, n, k) by each member; of combined vectors, Gaussian draws'."""
+        """Return distances (members, n, k) by each member, or of Gaussian draws."""
         if self.combination != "distance":
             return super().draw_distances(queries, candidates)
         size = (len(self.members), -1)

@@ -1,4 +1,4 @@
-"""Encoders of one vector per image and no uncertainty: the baseline, and a classifier of labels."""
+"""Encoders without uncertainty: the baseline, and a classifier of labels."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DeterministicOptions:
 class Deterministic(Encoder):
     """Backbone, pooling, linear layer, and unit length unless `unit` is false.
 
-    Its `Embedding` has neither variance nor uncertainty; a retriever then takes one minus the
-    cosine of the query to its nearest item as the uncertainty of the query.
+    It states no uncertainty. A retriever then uses one minus the cosine of the query to its nearest
+    item.
     """
 
     Options: ClassVar[type] = DeterministicOptions
@@ -46,17 +46,16 @@ class Deterministic(Encoder):
         feature_map = self.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
             vectors = self.mean_head(feature_map)
-            # Subclasses have options of their own.
-            unit = getattr(self.options, "unit", True)
+            unit = getattr(self.options, "unit", True)  # subclasses have other options
             return Embedding(F.normalize(vectors) if unit else vectors)
 
 
 @dataclass(frozen=True)
 class NormSoftmaxEncoderOptions:
-    """Options of the encoder.
+    """Options of the normalised softmax encoder.
 
     Args:
-        classes: at least as many as the training images have labels; one proxy is kept for each.
+        classes: number of proxies, at least that of the labels of training images.
     """
 
     classes: int = 1000
@@ -68,9 +67,9 @@ class NormSoftmaxEncoderOptions:
 class NormSoftmax(Deterministic):
     """The deterministic encoder, trained as a classifier of the training labels.
 
-    No tuples are mined: every image of a batch is classified among all labels at once, which takes
-    far fewer epochs than triplets where an encoder starts from nothing. The training images must
-    have one label each.
+    No tuples are mined: every image is classified among all labels, which takes far fewer epochs
+    than triplets if an encoder starts from random weights. The training images must have one label
+    each.
 
     Example:
         >>> encoder = NormSoftmax(EncoderConfig("norm-softmax", dim=4), channels=1, size=(8, 16))
@@ -91,10 +90,10 @@ class NormSoftmax(Deterministic):
         """Raise `InvalidConfig` if there are more labels than proxies."""
         if count > len(self.proxies):
             raise InvalidConfig(
-                f"encoder.options.classes is {len(self.proxies)}, but the training images have "
-                f"{count} labels: raise it to their number"
+                f"encoder.options.classes is {len(self.proxies)}; it must be at least {count}, the "
+                "number of labels of the training images"
             )
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
-        """The normalised softmax loss of each image, (b,)."""
+        """Return the normalised softmax loss of each image, (b,)."""
         return norm_softmax_loss(embedding.vectors, self.proxies, labels, options.temperature)

@@ -1,4 +1,4 @@
-"""Embedding a large set of images: on several workers, and an interruption loses one block."""
+"""Embed a large set of images on several workers; an interruption loses one block."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,31 +22,33 @@ from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import blocks_of, embed_readable
+from rcir.encoders.batches import embed_readable, split_blocks
 from rcir.errors import InvalidConfig
 from rcir.files import write_file
 
 if TYPE_CHECKING:
     from rcir.encoders.replicas import Replicas
 
-PART = "part-"  # how the name of the file of a block begins
-REJECTS = "rejects"  # in its metadata: rows and reasons of the images that cannot be read
+PART = "part-"  # prefix of the file of a block
+REJECTS = "rejects"  # in its metadata: rows and reasons of unreadable images
+
+Block: TypeAlias = tuple[Embedding | None, dict[int, str]]  # the rows of rejects, with reasons
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """`embed` for many images: on several workers, and without doing again what was done before.
+    """Embeds many images: on several workers, and resumes what was interrupted.
 
     Args:
-        num_workers: replicas of the encoder, on Ray's workers; 0 embeds in this process.
+        num_workers: replicas of the encoder on Ray's workers; 0 embeds in this process.
         use_gpu: one GPU per replica; with 0 workers, the GPU of this process.
-        folder: keeps each finished block as a file, named by a digest of encoder, preprocessing and
-            images (files: their names, sizes and times); of a block found there, only images that
-            could not be read are tried again.
+        folder: keeps a file of each finished block, named by a digest of encoder, preprocessing and
+            images (files: their names, sizes and times). Of a stored block, only images that could
+            not be read are tried again.
         progress: called for each finished block with the number of its images, and whether it was
-            found.
+            stored before.
         batch: number of images in a forward pass; None for as many as fit, see `batch_within`.
-        replicas: of an embedder that is `open`; by itself, each call starts and ends its own.
+        replicas: of an `open` embedder; otherwise each call starts and ends its own.
 
     Example:
         >>> from rcir.encoders import EncoderConfig, build_encoder
@@ -74,7 +76,7 @@ class Embedder:
         """Embed images, in their order; the result is on the CPU.
 
         Raises:
-            InvalidImage: of an image that cannot be read.
+            InvalidImage: an image cannot be read.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
         embedding, _ = self._blocks(encoder, preprocessing, images, leave_out=False)
@@ -83,12 +85,12 @@ class Embedder:
 
     def embed_readable(
         self, encoder: Encoder, preprocessing: Preprocessing, images: Images
-    ) -> tuple[Embedding | None, dict[int, str]]:
-        """Embed those images that can be read.
+    ) -> Block:
+        """Embed the readable images.
 
         Returns:
             The embedding of the readable images, in their order, None without any; and the rows of
-            the others, each with the reason.
+            the others with the reasons.
 
         Raises:
             InvalidConfig: Ray's cluster has no GPU to use.
@@ -97,30 +99,29 @@ class Embedder:
 
     def _blocks(
         self, encoder: Encoder, preprocessing: Preprocessing, images: Images, leave_out: bool
-    ) -> tuple[Embedding | None, dict[int, str]]:
-        """Embed images block by block; see `embed_readable`."""
-        blocks = blocks_of(images)
+    ) -> Block:
+        blocks = split_blocks(images)
         parts: dict[int, Path] = {}  # the file of each block
         if self.folder is not None:
-            digests = made_of(encoder, preprocessing, blocks)
+            digests = digest_blocks(encoder, preprocessing, blocks)
             parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
-        done: dict[int, tuple[Embedding | None, dict[int, str]]] = {}
+        done: dict[int, Block] = {}
         missing: dict[int, Images] = dict(enumerate(blocks))
         for number, part in parts.items():
             stored = _read(part, len(blocks[number]))
             if stored is None:
                 continue
             done[number] = stored
-            if stored[1]:  # another limit of pixels or another package may read these now
+            if stored[1]:  # these may be readable by now, with a higher limit of pixels
                 missing[number] = [blocks[number][row] for row in stored[1]]
             else:
                 del missing[number]
                 self.progress(len(blocks[number]), True)
         with self.open() as opened:
-            embedded = opened._embedded(encoder, preprocessing, missing, leave_out)
+            embedded = opened._embed_blocks(encoder, preprocessing, missing, leave_out)
             for number, embedding, rejects in embedded:
                 if number in done:
-                    embedding, rejects = _completed(*done[number], embedding, rejects)
+                    embedding, rejects = _complete(*done[number], embedding, rejects)
                 done[number] = embedding, rejects
                 if number in parts:
                     parts[number].parent.mkdir(parents=True, exist_ok=True)
@@ -140,9 +141,9 @@ class Embedder:
 
     @contextmanager
     def open(self) -> Iterator[Embedder]:
-        """The same embedder, whose replicas stay from call to call and end with the block.
+        """Return the embedder with replicas that stay, with their CPUs and GPUs, during the block.
 
-        They hold their CPUs and GPUs until then. Copies with another folder or progress share them.
+        Copies with another folder or progress share them.
 
         Example:
             >>> from rcir.encoders import EncoderConfig, build_encoder
@@ -156,14 +157,13 @@ class Embedder:
         if self.num_workers == 0 or self.replicas is not None:
             yield self
             return
-        # Ray is imported where it is used.
-        from rcir.encoders.replicas import Replicas
+        from rcir.encoders.replicas import Replicas  # imports Ray
 
         with Replicas(self.num_workers, self.use_gpu) as replicas:
             yield replace(self, replicas=replicas)
 
     def clear(self) -> None:
-        """Remove the blocks that the folder keeps, and the folder unless it holds anything else."""
+        """Remove the blocks in the folder, and the folder if nothing else is left."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in [*self.folder.glob(f"{PART}*"), *self.folder.glob(f".{PART}*")]:
@@ -171,15 +171,15 @@ class Embedder:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def _embedded(
+    def _embed_blocks(
         self,
         encoder: Encoder,
         preprocessing: Preprocessing,
         blocks: Mapping[int, Images],
         leave_out: bool,
     ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
-        """The number, the embedding and the rejects of each block, in any order."""
-        # One block on a CPU is no work to share.
+        """Yield the number, the embedding and the rejects of each block, in any order."""
+        # A single block on a CPU is not worth a replica.
         if self.replicas is not None and blocks and (self.use_gpu or len(blocks) > 1):
             yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch, leave_out)
             return
@@ -194,20 +194,20 @@ class Embedder:
             yield number, embedding, rejects
 
 
-def made_of(
-    encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
+def digest_blocks(
+    encoder: Encoder, preprocessing: Preprocessing, blocks: Iterable[Images]
 ) -> Iterator[str]:
-    """A digest of each block: of encoder, preprocessing and images (files: names, sizes, times)."""
+    """Yield a digest of encoder, preprocessing and images (files: names, sizes, times)."""
     encoded = encoder.fingerprint() + json.dumps(preprocessing.identity(), sort_keys=True)
     for block in blocks:
         digest = hashlib.sha256(encoded.encode())
-        for fact in _facts(block, preprocessing.channels):
-            digest.update(fact)
+        for content in _contents(block, preprocessing.channels):
+            digest.update(content)
         yield digest.hexdigest()
 
 
-def _facts(images: Images, channels: int) -> Iterator[Any]:
-    """The content of a block of images, to be digested: bytes or arrays of bytes."""
+def _contents(images: Images, channels: int) -> Iterator[Any]:
+    """Yield bytes and arrays of bytes that identify images."""
     if isinstance(images, np.ndarray) and images.dtype == np.uint8:
         yield str(images.shape).encode()
         yield np.ascontiguousarray(images)
@@ -216,8 +216,7 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
         if isinstance(image, str | os.PathLike):
             path = Path(image).absolute()
             yield os.fsencode(path) + b"\0"  # a name need not be UTF-8
-            # Reading a file that is not there says so.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # reading a missing file will report it
                 status = path.stat()
                 yield f"{status.st_size}\0{status.st_mtime_ns}\0".encode()
         else:
@@ -226,12 +225,12 @@ def _facts(images: Images, channels: int) -> Iterator[Any]:
             yield np.ascontiguousarray(pixels)
 
 
-def _completed(
+def _complete(
     stored: Embedding | None,
     stored_rejects: Mapping[int, str],
     embedding: Embedding | None,
     rejects: Mapping[int, str],
-) -> tuple[Embedding | None, dict[int, str]]:
+) -> Block:
     """Return a stored block and its rejects after its rejected images were read again."""
     tried = list(stored_rejects)
     remaining = {tried[row]: reason for row, reason in rejects.items()}
@@ -243,8 +242,8 @@ def _completed(
     return Embedding.concatenate([stored, embedding])[np.argsort(rows)], remaining
 
 
-def _read(part: Path, images: int) -> tuple[Embedding | None, dict[int, str]] | None:
-    """A finished block and its rejects; None if it is not there, or by half."""
+def _read(part: Path, images: int) -> Block | None:
+    """Read a finished block and its rejects; None if it is missing or incomplete."""
     try:
         arrays = load_file(part)
         with safe_open(part, "np") as file:

@@ -1,4 +1,4 @@
-"""Features of a backbone, trained or frozen, and the heads that take them."""
+"""Features of a trained or frozen backbone, and the heads on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.hub import HubBackbone, build_hub_backbone, hub_preprocessing, is_of_hub
 from rcir.errors import InvalidConfig
 
-FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0  # of `floored_softplus`
+FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0  # arguments where `floored_softplus` leaves softplus
 
 
 class GeM(nn.Module):
@@ -37,11 +37,10 @@ class GeM(nn.Module):
 
 
 def pooling(name: str, shape: torch.Size) -> tuple[nn.Module, int]:
-    """A pooling module for feature maps of `shape` (C, h, w), and the length of its output.
+    """Return a pooling module for feature maps of `shape` (C, h, w), and the length of its output.
 
-    "gem" and "avg" forget where a feature was; "flatten" keeps it, for small images in which
-    position is meaning (a two-digit number). "gem" takes negative features for 0, "avg" is the mean
-    of any.
+    "gem" and "avg" forget positions, and "gem" counts negative features as 0; "flatten" keeps
+    positions, for small images in which they matter (a two-digit number).
     """
     if name == "gem":
         return GeM(), shape[0]
@@ -51,7 +50,7 @@ def pooling(name: str, shape: torch.Size) -> tuple[nn.Module, int]:
 
 
 class MeanHead(nn.Sequential):
-    """Pooling and a linear layer: feature map to embedding (n, dim), not yet normalised."""
+    """Pooling and a linear layer: feature map to vectors (n, dim) of any length."""
 
     def __init__(self, pool: str, shape: torch.Size, dim: int) -> None:
         module, length = pooling(pool, shape)
@@ -59,10 +58,7 @@ class MeanHead(nn.Sequential):
 
 
 class ScalarHead(nn.Module):
-    """Pooling and two linear layers: feature map to one number for each image (n, 1).
-
-    The last layer starts at weight 0, so that every image starts with the number `initial`.
-    """
+    """Pooling and two linear layers: feature map to a number (n, 1), at first `initial`."""
 
     def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 0.0) -> None:
         super().__init__()
@@ -78,10 +74,10 @@ class ScalarHead(nn.Module):
 
 
 def floored_softplus(values: Tensor) -> Tensor:
-    """Softplus, with a floor of 1e-8: variances below it overflow losses, and those of 0 have none.
+    """Softplus with a floor of 1e-8, since smaller variances would overflow losses.
 
-    It is softplus itself down to an argument of -12, where it is 6e-6. Beyond, an arc tangent
-    bounds the argument, so that gradients become small but never 0, as they would with a clamp.
+    It equals softplus down to an argument of -12, where it is 6e-6. Below, an arc tangent bounds
+    the argument: gradients become small, but never 0 as with a clamp.
 
     Example:
         >>> floored_softplus(torch.tensor([-1e9, 0.0])), F.softplus(torch.tensor([-1e9, 0.0]))
@@ -93,10 +89,7 @@ def floored_softplus(values: Tensor) -> Tensor:
 
 
 class VarianceHead(ScalarHead):
-    """A `ScalarHead` and a `floored_softplus`: feature map to isotropic variance (n, 1).
-
-    Every image starts with the variance `initial`.
-    """
+    """A `ScalarHead` with `floored_softplus`: feature map to variance (n, 1)."""
 
     def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
         super().__init__(pool, shape, hidden, math.log(math.expm1(initial)))
@@ -108,13 +101,13 @@ class VarianceHead(ScalarHead):
 class FrozenBackbone(nn.Module):
     """A backbone and its pooling, neither of which trains: images to features (n, C, 1, 1).
 
-    It stays in evaluation mode. Features pass through it as they are, so that an encoder takes
-    features in the place of images: a training computes those of each image once.
+    It stays in evaluation mode. Features pass through unchanged, so that an encoder also accepts
+    features as input: a training computes those of each image once.
 
     Args:
         backbone: images to feature maps.
         shape: (C, h, w) of a feature map.
-        pool: the pooling; GeM keeps its exponent of 3.
+        pool: its pooling; GeM keeps its exponent of 3.
     """
 
     def __init__(self, backbone: nn.Module, shape: torch.Size, pool: str) -> None:
@@ -141,13 +134,14 @@ class BackboneFeatures(Encoder):
 
     Args:
         backbone: images to features (n, C) or (n, C, 1, 1): with its pooling, or frozen.
-        config: of the encoder that it is part of; methods and heads that share the backbone share
+        config: of the encoder. Its method and head do not matter: all that share a backbone share
             its features.
     """
 
     def __init__(self, backbone: nn.Module, config: EncoderConfig) -> None:
         super().__init__(replace(config.without_weights(), method="pretrained", dim=2, options={}))
         self.backbone = backbone
+        self.train(backbone.training)
 
     def forward(self, images: Tensor) -> Embedding:
         return Embedding(self.backbone(images).flatten(1))
@@ -156,27 +150,18 @@ class BackboneFeatures(Encoder):
 def build_features(
     config: EncoderConfig, channels: int, size: tuple[int, int]
 ) -> tuple[nn.Module, torch.Size, str]:
-    """A backbone, the shape (C, h, w) of its features, and how heads pool these.
+    """Build a backbone; also return the shape (C, h, w) of its features, and the pooling of heads.
 
     Args:
         config: of the encoder, completed.
         channels, size: of the images.
 
     Raises:
-        InvalidConfig, DataUnavailable, InvalidData: of backbone or weights, see `build_backbone`
-            and `build_hub_backbone`.
+        InvalidConfig, DataUnavailable, InvalidData: see `build_backbone` and `build_hub_backbone`.
     """
     backbone: nn.Module
     if is_of_hub(config.backbone):
-        backbone = build_hub_backbone(
-            config.backbone,
-            channels,
-            size,
-            config.pretrained,
-            config.checkpoint_path,
-            config.architecture,
-            config.projected,
-        )
+        backbone = build_hub_backbone(config, channels, size)
         shape = _hub_shape(backbone, config, size)
     elif config.projected:
         raise InvalidConfig(
@@ -195,19 +180,19 @@ def build_features(
 
 
 def model_preprocessing(config: EncoderConfig) -> Preprocessing:
-    """Return the preprocessing of a backbone's own configuration; without one, the default."""
+    """Return the preprocessing of a hub's model, or else the default one."""
     return hub_preprocessing(config.backbone) if is_of_hub(config.backbone) else Preprocessing()
 
 
 def frozen_backbone(encoder: nn.Module) -> FrozenBackbone | None:
-    """The frozen backbone of an encoder, the first of several; None if it has none."""
-    return next((each for each in encoder.modules() if isinstance(each, FrozenBackbone)), None)
+    """Return the first frozen backbone of an encoder; None if it has none."""
+    return next((part for part in encoder.modules() if isinstance(part, FrozenBackbone)), None)
 
 
 def _hub_shape(backbone: HubBackbone, config: EncoderConfig, size: tuple[int, int]) -> torch.Size:
-    """The shape of what a network of a hub makes of an image; tried, since each has its own rules.
+    """Return the shape of a feature map by a trial, and freeze weights without effect on features.
 
-    Weights that no feature depends on do not train: several workers would wait for their gradients.
+    Several workers would wait for the gradients of such weights.
     """
     generator = torch.Generator().manual_seed(0)
     device = torch.get_default_device()
@@ -238,8 +223,7 @@ def _hub_shape(backbone: HubBackbone, config: EncoderConfig, size: tuple[int, in
 class Pretrained(Encoder):
     """Backbone, pooling, unit length: for retrieval without training.
 
-    The length of its embeddings is that of the pooled features, and `config.dim` says so. Its
-    `Embedding` has neither variance nor uncertainty.
+    `config.dim` becomes the length of the pooled features. It states no uncertainty.
     """
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:

@@ -1,21 +1,21 @@
-"""Backbones of model hubs by name, "timm:resnet18": which library builds them, and their weights.
+"""Backbones of model hubs by name, such as "timm:resnet18", their weights and preprocessing.
 
-A library is imported where one of its backbones is asked for. It comes with an extra of its own.
+A library is imported when one of its backbones is built. Each has an extra of its own.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -33,30 +33,15 @@ from rcir.encoders.hub_transforms import (
 )
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.imports import naming_extras
+from rcir.torch_settings import shared_by_threads
+
+if TYPE_CHECKING:
+    from rcir.encoders.base import EncoderConfig
 
 HF_HUB = "hf-hub:"  # before the names of repositories, in timm and OpenCLIP
-RETRY_AFTER_S = 60  # a hub that did not answer is not tried again before that
-
-
-@dataclass(frozen=True)
-class HubModel:
-    """A model of a hub, and what it starts from.
-
-    Attributes:
-        name: of the model, without that of the hub.
-        size: (height, width) of the images.
-        pretrained: True to start from the weights that the hub has of the model.
-        checkpoint_path: .safetensors file to start from instead.
-        architecture: what `HubBackbone.architecture` returned for the name.
-        projected: True for the vector that CLIP compares with texts, see `EncoderConfig`.
-    """
-
-    name: str
-    size: tuple[int, int]
-    pretrained: bool = False
-    checkpoint_path: str | None = None
-    architecture: Mapping[str, Any] = field(default_factory=dict)
-    projected: bool = False
+RETRY_AFTER_S = 60  # before a hub that did not answer is tried again
+_failures: dict[str, float] = {}  # by address of the hub: the time of the last failed request
+_request_lock = Lock()
 
 
 class HubBackbone(nn.Module):
@@ -65,17 +50,19 @@ class HubBackbone(nn.Module):
     A network that pools by itself gives (n, C, 1, 1).
 
     Args:
-        source: the model, and its weights.
+        name: of the model, without that of the hub.
+        config: of the encoder: the weights that the network starts from, and its architecture.
+        size: (height, width) of the images.
     """
 
     library: ClassVar[str]  # as it is imported, and before the colon of a name
 
-    def __init__(self, source: HubModel) -> None:
+    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
         super().__init__()
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
-        """Return what builds the network without the hub; empty if the name does."""
+        """Return what builds the network without the hub; empty if the name is enough."""
         raise NotImplementedError
 
     @classmethod
@@ -91,11 +78,11 @@ class HubBackbone(nn.Module):
 class TimmBackbone(HubBackbone):
     """The features of a timm model (https://huggingface.co/docs/timm) without its classifier.
 
-    Convolutional networks give their last feature map; vision transformers, and other models whose
-    features are no maps, what their classifier would be given.
+    Convolutional networks give their last feature map; other models, such as vision transformers,
+    the input of their classifier.
 
     Weights come from timm's cache or its hub, where safetensors are preferred and other files are
-    read without running what they hold (``weights_only``); or from `checkpoint_path`.
+    read without running code in them (``weights_only``); or from `checkpoint_path`.
 
     Named "timm:NAME", or "timm:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose
     configuration is kept in ``encoder.architecture``.
@@ -103,29 +90,27 @@ class TimmBackbone(HubBackbone):
 
     library = "timm"
 
-    def __init__(self, source: HubModel) -> None:
+    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
         import timm
 
-        super().__init__(source)
+        super().__init__(name, config, size)
         options: dict[str, Any] = {}
-        name = source.name
-        if source.architecture:
-            published = source.architecture["pretrained_cfg"]
-            if not source.pretrained:
-                name = source.architecture["name"]
-                options = {"pretrained_cfg": published, **source.architecture["model_args"]}
+        model = name
+        if config.architecture:
+            published = config.architecture["pretrained_cfg"]
+            if not config.pretrained:
+                model = config.architecture["name"]
+                options = {"pretrained_cfg": published, **config.architecture["model_args"]}
         else:
             published = _timm_model(name).to_dict()
-        if source.checkpoint_path is not None:
-            # Of the same length as the published ones, so that weights must fit exactly.
-            weights = read_weights(source.checkpoint_path)
+        if config.checkpoint_path is not None:
+            # An overlay keeps the published number of classes, so that weights must fit exactly.
+            weights = read_weights(config.checkpoint_path)
             options["pretrained_cfg_overlay"] = {"state_dict": weights}
-        size = tuple(source.size)
-        if published.get("fixed_input_size") and tuple(published["input_size"][1:]) != size:
-            options["img_size"] = size
-        loads = source.pretrained or source.checkpoint_path is not None
-        with _building(self.library, source):
-            self.model = timm.create_model(name, pretrained=loads, **options)
+        if published.get("fixed_input_size") and tuple(published["input_size"][1:]) != tuple(size):
+            options["img_size"] = tuple(size)
+        with _building(f"timm:{name}", config):
+            self.model = timm.create_model(model, pretrained=config.starts_pretrained, **options)
         self.model.reset_classifier(0)
         self.gives_maps = getattr(self.model, "output_fmt", "NCHW") == "NCHW"
 
@@ -138,12 +123,12 @@ class TimmBackbone(HubBackbone):
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
-        """Return the name of the network and its configuration, of a repository; else nothing."""
+        """Return the name of a repository's network and its configuration."""
         if not name.startswith(HF_HUB):
             return {}
         from timm.models import load_model_config_from_hf
 
-        with _from_repository(cls.library, name):
+        with _reading_configuration(cls.library, name):
             published, model, options = load_model_config_from_hf(name.removeprefix(HF_HUB))
         unused = ("label_names", "label_descriptions", "hf_hub_id", "source")
         kept = {key: value for key, value in published.items() if key not in unused}
@@ -180,38 +165,38 @@ class OpenClipBackbone(HubBackbone):
     Named "open_clip:NAME/TAG" (https://github.com/mlfoundations/open_clip), or
     "open_clip:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose configuration is
     kept in ``encoder.architecture``.
-    TAG names the weights, as ``open_clip.list_pretrained()`` lists them. OpenCLIP fetches
-    safetensors where there are some, and reads other files without running what they hold
-    (``weights_only``). With `checkpoint_path`, a file of the whole CLIP model, no tag is needed.
+    TAG names the weights, as ``open_clip.list_pretrained()`` lists them. OpenCLIP prefers
+    safetensors, and reads other files without running code in them (``weights_only``). With
+    `checkpoint_path`, a file of the whole CLIP model, no tag is needed.
     """
 
     library = "open_clip"
 
-    def __init__(self, source: HubModel) -> None:
+    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
         import open_clip
 
-        super().__init__(source)
-        if source.architecture:
-            settings, pretrained = source.architecture["model_cfg"], None
-            model = source.name
+        super().__init__(name, config, size)
+        tag: str | None = None
+        if config.architecture:
+            settings, model = config.architecture["model_cfg"], name
         else:
-            model, tag = _open_clip_model(source.name, with_tag=source.pretrained)
-            settings, pretrained = open_clip.get_model_config(model), tag
-        if source.checkpoint_path is not None:
-            read_weights(source.checkpoint_path)
+            model, tag = _open_clip_model(name, with_tag=bool(config.pretrained))
+            settings = open_clip.get_model_config(model)
+        if config.checkpoint_path is not None:
+            read_weights(config.checkpoint_path)
         options: dict[str, Any] = {"device": torch.get_default_device()}
-        if _image_size(settings) != tuple(source.size):
-            options["force_image_size"] = tuple(source.size)
+        if _image_size(settings) != tuple(size):
+            options["force_image_size"] = tuple(size)
         logger, level = logging.getLogger(), logging.getLogger().level
-        logger.setLevel(logging.CRITICAL)  # it warns where weights come from elsewhere
+        logger.setLevel(logging.CRITICAL)  # OpenCLIP warns of weights from elsewhere
         try:
-            with _building(self.library, source):
-                if source.pretrained:
+            with _building(f"open_clip:{name}", config):
+                if config.pretrained:
                     clip = open_clip.create_model(
-                        model, pretrained=pretrained, require_pretrained=True, **options
+                        model, pretrained=tag, require_pretrained=True, **options
                     )
                 else:
-                    clip = _open_clip_network(settings, source.checkpoint_path, options)
+                    clip = _open_clip_network(settings, config.checkpoint_path, options)
         finally:
             logger.setLevel(level)
         self.model = clip.visual
@@ -222,7 +207,7 @@ class OpenClipBackbone(HubBackbone):
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
-        """Return the configuration of a repository; of other names, nothing."""
+        """Return the configuration of a repository."""
         return {"model_cfg": _repository(name)["model_cfg"]} if name.startswith(HF_HUB) else {}
 
     @classmethod
@@ -245,10 +230,10 @@ class OpenClipBackbone(HubBackbone):
 def _open_clip_network(
     settings: Mapping[str, Any], checkpoint_path: str | None, options: Mapping[str, Any]
 ) -> Any:
-    """Build a CLIP model of some configuration, with the weights of a file or random ones."""
+    """Build a CLIP model with the weights of a file or random ones."""
     import open_clip
 
-    if checkpoint_path is None:  # weights follow, of the image tower alone
+    if checkpoint_path is None:  # weights of the image tower alone follow
         text = {"context_length": 4, "vocab_size": 4, "width": 4, "heads": 1, "layers": 1}
         others = ("custom_text", "multimodal_cfg", "text_cfg")
         settings = {key: value for key, value in settings.items() if key not in others}
@@ -266,7 +251,7 @@ def _repository(name: str) -> dict[str, Any]:
     """Return the configuration of OpenCLIP in a repository, "hf-hub:ORG/NAME"."""
     from huggingface_hub import hf_hub_download
 
-    with _from_repository("open_clip", name):
+    with _reading_configuration("open_clip", name):
         file = hf_hub_download(name.removeprefix(HF_HUB), "open_clip_config.json")
         settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
         if "vision_cfg" not in settings.get("model_cfg", {}):
@@ -275,7 +260,7 @@ def _repository(name: str) -> dict[str, Any]:
 
 
 def _open_clip_model(name: str, with_tag: bool = False) -> tuple[str, str]:
-    """Model and tag of a name; `InvalidConfig` if there is no such model or tag."""
+    """Return model and tag of a name; raise `InvalidConfig` if there is no such model or tag."""
     import open_clip
 
     model, _, tag = name.partition("/")
@@ -287,24 +272,24 @@ def _open_clip_model(name: str, with_tag: bool = False) -> tuple[str, str]:
     tags = open_clip.list_pretrained_tags_by_model(model)
     if tag not in tags and (tag or with_tag):
         raise InvalidConfig(
-            f"the model is open_clip:{name}; give open_clip:{model}/TAG with the tag of its "
+            f"the model is open_clip:{name}; it must be open_clip:{model}/TAG with the tag of its "
             f"weights, one of {', '.join(tags) or 'none'}"
         )
     return model, tag
 
 
 def _image_size(settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width of the images that a model of OpenCLIP is made for."""
+    """Return height and width of the images that a model of OpenCLIP expects."""
     side = settings["vision_cfg"].get("image_size", 224)
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
 class TransformersBackbone(HubBackbone):
-    """The pooled features of a vision model; of a model of pictures and texts, its image tower.
+    """The features that a vision model, or the image tower of a CLIP model, pools by itself.
 
-    Pooled is what the model pools by itself. Its class token is taken where the pooling is the
-    optional dense layer, which most published weights of vision transformers lack. Of a CLIP model,
-    that is the vector before its projection to the space of the texts, unless `HubModel.projected`.
+    The class token replaces a pooling by the optional dense layer, which most published weights of
+    vision transformers lack. CLIP models give the vector before the projection to the space of the
+    texts, unless ``encoder.projected``.
 
     Named "transformers:NAME" (https://huggingface.co/docs/transformers).
     NAME is a repository of the Hugging Face hub or a folder. Weights are read from safetensors
@@ -314,19 +299,19 @@ class TransformersBackbone(HubBackbone):
 
     library = "transformers"
 
-    def __init__(self, source: HubModel) -> None:
+    def __init__(self, name: str, config: EncoderConfig, size: tuple[int, int]) -> None:
         import transformers
 
-        super().__init__(source)
-        if source.checkpoint_path is not None:
+        super().__init__(name, config, size)
+        if config.checkpoint_path is not None:
             raise InvalidConfig(
-                f"{self.library}:{source.name} takes no separate file of weights: give the folder "
-                "that holds config.json and model.safetensors as its name, transformers:FOLDER"
+                f"transformers:{name} takes no separate file of weights: give the folder with "
+                "config.json and model.safetensors as its name, transformers:FOLDER"
             )
-        settings = transformers.AutoConfig.for_model(**source.architecture)
-        kind = _projecting_model(source.name, settings) if source.projected else None
-        if source.pretrained:
-            model = _pretrained(source.name, settings, kind or transformers.AutoModel)
+        settings = transformers.AutoConfig.for_model(**config.architecture)
+        kind = _projecting_model(name, settings) if config.projected else None
+        if config.pretrained:
+            model = _load_pretrained(name, settings, kind or transformers.AutoModel)
         elif kind is not None:
             model = kind(settings)
         else:
@@ -335,12 +320,12 @@ class TransformersBackbone(HubBackbone):
             model.pooler = None
         self.model = model
         side = getattr(settings, "image_size", None)
-        other = side is not None and tuple(source.size) not in ((side, side), side)
+        other = side is not None and tuple(size) not in ((side, side), side)
         self.options = {"interpolate_pos_encoding": True} if other else {}
 
     def forward(self, images: Tensor) -> Tensor:
         outputs = self.model(pixel_values=images, **self.options)
-        pooled: Tensor | None = getattr(outputs, "image_embeds", None)  # of projected ones
+        pooled: Tensor | None = getattr(outputs, "image_embeds", None)  # if projected
         if pooled is None:
             pooled = getattr(outputs, "pooler_output", None)
         if pooled is None:
@@ -349,10 +334,10 @@ class TransformersBackbone(HubBackbone):
 
     @classmethod
     def architecture(cls, name: str) -> dict[str, Any]:
-        """The model's configuration, that of its image tower."""
+        """Return the configuration of the model's image tower."""
         import transformers
 
-        with _from_repository(cls.library, name):
+        with _reading_configuration(cls.library, name):
             whole = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         settings = getattr(whole, "vision_config", whole)
         if hasattr(settings, "projection_dim"):
@@ -365,7 +350,7 @@ class TransformersBackbone(HubBackbone):
         """Return the preprocessing of the model's image processor."""
         import transformers
 
-        with _from_repository(cls.library, name):
+        with _reading_configuration(cls.library, name):
             processor = transformers.AutoImageProcessor.from_pretrained(
                 name, trust_remote_code=False
             )
@@ -386,7 +371,7 @@ def _projecting_model(name: str, settings: Any) -> Any:
     return kind
 
 
-def _pretrained(name: str, settings: Any, kind: Any) -> Any:
+def _load_pretrained(name: str, settings: Any, kind: Any) -> Any:
     options = {} if kind.__name__ != "AutoModel" else {"trust_remote_code": False}
     try:
         with one_attempt(folder=name):
@@ -399,7 +384,7 @@ def _pretrained(name: str, settings: Any, kind: Any) -> Any:
                 **options,
             )
     except (OSError, ValueError) as error:
-        raise no_weights(f"transformers:{name}", error) from error
+        raise _no_weights(f"transformers:{name}", error) from error
     lacking = [key for key in report["missing_keys"] if "pooler.dense" not in key]
     if lacking:
         raise DataUnavailable(
@@ -413,68 +398,53 @@ def _pretrained(name: str, settings: Any, kind: Any) -> Any:
 def one_attempt(folder: str = "") -> Iterator[None]:
     """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
 
-    Its client repeats each request for up to a minute otherwise, and libraries repeat that. A hub
-    that did not answer is not tried again for `RETRY_AFTER_S`.
+    Its client would repeat each request for up to a minute, and libraries repeat that. A hub that
+    did not answer is not tried again for `RETRY_AFTER_S`.
 
     Args:
         folder: nothing is requested if there is such a folder.
     """
-    if (folder and Path(folder).is_dir()) or not _offline_mode.enter():
+    if folder and Path(folder).is_dir():
         yield
         return
-    try:
+    with _request_lock:  # threads that start together wait for a single request
+        reachable = _is_reachable()
+    if reachable:
         yield
-    finally:
-        _offline_mode.leave()
-
-
-class _OfflineMode:
-    """The offline mode of the hub's client: one setting, which all threads share."""
-
-    def __init__(self) -> None:
-        self._lock, self._n_blocks = Lock(), 0
-        self._failures: dict[str, float] = {}  # by address: the time of the last failed request
-
-    def enter(self) -> bool:
-        """Switch the client to offline mode if the hub cannot be reached, and return True if so."""
-        from huggingface_hub import constants
-
-        with self._lock:  # threads that start together wait for a single request
-            if not self._n_blocks and (constants.HF_HUB_OFFLINE or self._is_reachable()):
-                return False
-            constants.HF_HUB_OFFLINE = True
-            self._n_blocks += 1
-            return True
-
-    def leave(self) -> None:
-        """Switch the client back with the last of the blocks that switched it."""
-        from huggingface_hub import constants
-
-        with self._lock:
-            self._n_blocks -= 1
-            if not self._n_blocks:
-                constants.HF_HUB_OFFLINE = False
-
-    def _is_reachable(self) -> bool:
-        from huggingface_hub import constants, get_session
-
-        failed = self._failures.get(constants.ENDPOINT)
-        if failed is not None and time.monotonic() < failed + RETRY_AFTER_S:
-            return False
-        try:
-            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        except Exception:  # each version of the client raises its own
-            self._failures[constants.ENDPOINT] = time.monotonic()
-            return False
-        return True
-
-
-_offline_mode = _OfflineMode()
+    else:
+        with shared_by_threads(one_attempt, _offline):
+            yield
 
 
 @contextmanager
-def _from_repository(library: str, name: str) -> Iterator[None]:
-    """Turn what goes wrong while the configuration of a model is read into one error."""
+def _offline() -> Iterator[None]:
+    """Switch the hub's client to its offline mode, a setting that all threads share."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _is_reachable() -> bool:
+    from huggingface_hub import constants, get_session
+
+    failed = _failures.get(constants.ENDPOINT, -math.inf)
+    if constants.HF_HUB_OFFLINE or time.monotonic() < failed + RETRY_AFTER_S:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # each version of the client raises its own
+        _failures[constants.ENDPOINT] = time.monotonic()
+        return False
+    return True
+
+
+@contextmanager
+def _reading_configuration(library: str, name: str) -> Iterator[None]:
+    """Turn any failure to read the configuration of a model into one error."""
     try:
         with one_attempt(folder=name):
             yield
@@ -492,7 +462,7 @@ def _from_repository(library: str, name: str) -> Iterator[None]:
         ) from error
 
 
-HUBS: dict[str, type[HubBackbone]] = {  # by what is before the colon of a name
+HUBS: dict[str, type[HubBackbone]] = {  # by what precedes the colon of a name
     kind.library: kind for kind in (TimmBackbone, OpenClipBackbone, TransformersBackbone)
 }
 
@@ -508,7 +478,7 @@ def is_of_hub(backbone: str) -> bool:
 
 
 def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
-    """The class that builds a backbone, and the name of the model in its hub.
+    """Return the class that builds a backbone, and the name of the model in its hub.
 
     Raises:
         InvalidConfig: there is no such hub.
@@ -516,55 +486,45 @@ def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
     """
     hub, _, name = backbone.partition(":")
     if hub not in HUBS or not name:
-        raise InvalidConfig(
-            f"the model {backbone!r} is unknown; models of hubs are "
-            f"{', '.join(f'{known}:NAME' for known in HUBS)}"
-        )
+        choices = ", ".join(f"{library}:NAME" for library in HUBS)
+        raise InvalidConfig(f"the model {backbone!r} is unknown; models of hubs are {choices}")
     with naming_extras():
         import_module(hub)
     return HUBS[hub], name
 
 
-def build_hub_backbone(
-    backbone: str,
-    channels: int,
-    size: tuple[int, int],
-    pretrained: bool | str,
-    checkpoint_path: str | None,
-    architecture: Mapping[str, Any],
-    projected: bool = False,
-) -> HubBackbone:
-    """Build a backbone of a hub; the arguments are those of `rcir.encoders.EncoderConfig`.
+def build_hub_backbone(config: EncoderConfig, channels: int, size: tuple[int, int]) -> HubBackbone:
+    """Build the backbone of a hub that an encoder's configuration names.
 
     Raises:
-        InvalidConfig: there is no such model, or the weights are requested in a way that the hub
-            does not have.
+        InvalidConfig: there is no such model, or the hub does not have such weights.
         DataUnavailable: the weights are neither cached nor can they be downloaded.
         InvalidData: the file of weights is damaged, or of another model.
     """
+    backbone = config.backbone
     kind, name = find_hub(backbone)
     if channels != 3:
         raise InvalidConfig(
             f"{backbone} takes 3 channels, not {channels}: set preprocessing.channels"
         )
-    if not isinstance(pretrained, bool):
+    if not isinstance(config.pretrained, bool):
         raise InvalidConfig(
-            f"{backbone} has no weights {pretrained}; encoder.pretrained is true or false"
+            f"{backbone} has no weights {config.pretrained}; encoder.pretrained is true or false"
         )
-    if projected and kind is not TransformersBackbone:
+    if config.projected and kind is not TransformersBackbone:
         raise InvalidConfig(
             f"projected is true, and {backbone} is not a model of transformers: set it to false "
             "(open_clip gives projected vectors in any case)"
         )
-    return kind(HubModel(name, size, pretrained, checkpoint_path, architecture, projected))
+    return kind(name, config, size)
 
 
 def hub_preprocessing(backbone: str) -> Preprocessing:
     """Return the preprocessing of a hub's model, checked against the library's own transform.
 
     Raises:
-        InvalidConfig: a `Preprocessing` cannot do what the model's own transform does, or there is
-            no such model.
+        InvalidConfig: a `Preprocessing` cannot do what the transform does, or there is no such
+            model.
         DataUnavailable: its configuration is neither cached nor can it be downloaded.
     """
     kind, name = find_hub(backbone)
@@ -580,7 +540,7 @@ def hub_preprocessing(backbone: str) -> Preprocessing:
 
 
 def model_architecture(backbone: str) -> dict[str, Any]:
-    """Return what builds a backbone without its hub; empty if the name does."""
+    """Return what builds a backbone without its hub; empty if the name is enough."""
     if not is_of_hub(backbone):
         return {}
     kind, name = find_hub(backbone)
@@ -588,11 +548,10 @@ def model_architecture(backbone: str) -> dict[str, Any]:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
-        InvalidConfig: the file has another ending; a pickle, which can run any program, is never
-            read.
+        InvalidConfig: the file has another ending. Pickles, which can run programs, are never read.
         DataUnavailable: there is no such file.
         InvalidData: it is damaged.
     """
@@ -610,34 +569,25 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def take_weights(network: nn.Module, path: str) -> None:
-    """Load the weights of a safetensors file into a network; see `read_weights`.
-
-    Raises:
-        InvalidData: they are another network's.
-    """
+    """Load the weights of a safetensors file; raise `InvalidData` if they are another network's."""
     weights = read_weights(path)
     if torch.get_default_device().type == "meta":  # a dry run
         return
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise other_weights(path, error) from error
+        raise _other_weights(path, error) from error
 
 
-def other_weights(path: str, error: Exception) -> InvalidData:
-    """The error of a file that holds the weights of another network."""
-    lines = str(error).split("\n")
-    return InvalidData(
-        f"{path} does not hold the weights of this backbone: {' '.join(lines[:2])[:300]}"
-    )
+def _other_weights(path: str, error: Exception) -> InvalidData:
+    return InvalidData(f"{path} does not hold the weights of this backbone: {_shortened(error)}")
 
 
 def _shortened(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def no_weights(backbone: str, error: Exception) -> DataUnavailable:
-    """The error of weights that are neither cached nor can be downloaded."""
+def _no_weights(backbone: str, error: Exception) -> DataUnavailable:
     local = "a .safetensors file of them (rcir embed --checkpoint, encoder.checkpoint_path)"
     if backbone.startswith(f"{TransformersBackbone.library}:"):
         local = "a folder with config.json and model.safetensors, transformers:FOLDER"
@@ -648,18 +598,14 @@ def no_weights(backbone: str, error: Exception) -> DataUnavailable:
 
 
 @contextmanager
-def _building(library: str, source: HubModel) -> Iterator[None]:
-    """Turn what goes wrong while a library builds a network into an error of rcir."""
-    backbone = f"{library}:{source.name}"
+def _building(backbone: str, config: EncoderConfig) -> Iterator[None]:
+    """Turn any failure of a library to build a network into an error of rcir."""
     try:
-        if source.pretrained:
-            with one_attempt():
-                yield
-        else:
+        with one_attempt() if config.pretrained else nullcontext():
             yield
     except Exception as error:  # network, cache, file: each library raises its own
-        if source.checkpoint_path is not None:
-            raise other_weights(source.checkpoint_path, error) from error
-        if source.pretrained:
-            raise no_weights(backbone, error) from error
+        if config.checkpoint_path is not None:
+            raise _other_weights(config.checkpoint_path, error) from error
+        if config.pretrained:
+            raise _no_weights(backbone, error) from error
         raise InvalidConfig(f"{backbone} cannot be built: {error}") from error

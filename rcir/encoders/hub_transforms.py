@@ -1,4 +1,4 @@
-"""Preprocessing of hub models: a library's own transform as a `Preprocessing`, checked against it.
+"""Translate the transforms of hub models to a `Preprocessing`, and compare both.
 
 Retrievers store a `Preprocessing`, which needs neither the library nor its hub. A transform that it
 cannot express is refused.
@@ -24,11 +24,12 @@ MAX_DIFFERENCE = 0.02  # standard deviations; DINOv3 does not round where it int
 IMAGE_STD = 0.225  # of pixels from 0 to 1, typically
 SCALES = (0.35, 1.3, 0.35, 1.3, 0.35, 1.3, 3.1)  # of synthetic images, relative to the input
 RATIOS = (1.0, 1.13, 1.37, 1.51, 1.83, 2.39, 1.21)  # of their longer to their shorter side
-RESAMPLING: dict[int | None, Interpolation] = {  # by Pillow's number
-    0: "nearest",
-    2: "bilinear",
-    3: "bicubic",
-    None: "bilinear",
+BY_NUMBER: dict[int | None, Interpolation]  # as Pillow numbers its methods
+BY_NUMBER = {None: "bilinear", 0: "nearest", 2: "bilinear", 3: "bicubic"}
+BY_PILLOW: dict[str, Interpolation] = {  # as timm resizes images; "nearest" does not round
+    "nearest": "nearest",
+    "bilinear": "pillow-bilinear",
+    "bicubic": "pillow-bicubic",
 }
 
 
@@ -37,19 +38,19 @@ class Untranslatable(Exception):
 
 
 def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:
-    """Translate a data configuration of timm; also return its transform.
-
-    Args:
-        settings: as ``timm.data.resolve_data_config`` returns them.
+    """Translate settings of ``timm.data.resolve_data_config``; also return their transform.
 
     Raises:
-        Untranslatable: it pads images, or its channels are not 3.
+        Untranslatable: they pad images, or have other than 3 channels.
     """
     import timm
 
     channels, height, width = settings["input_size"]
     if channels != 3:
         raise Untranslatable(f"its images have {channels} channels, not 3")
+    interpolation = BY_PILLOW.get(settings["interpolation"])
+    if interpolation is None:
+        raise Untranslatable(f"it resizes images by the method {settings['interpolation']}")
     mode, share = settings["crop_mode"], settings["crop_pct"]
     if mode not in ("center", "squash") or share > 1:
         raise Untranslatable(f"its crop_mode {mode} with crop_pct {share} pads images")
@@ -60,7 +61,7 @@ def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Tran
             channels,
             tuple(settings["mean"]),
             tuple(settings["std"]),
-            _by_pillow(settings["interpolation"]),
+            interpolation,
             crop=None if stretches and share == 1 else share,
             stretch=stretches and share < 1,
         ),
@@ -76,20 +77,20 @@ def open_clip_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing,
     """
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
-    own = PreprocessCfg(**settings)
-    if own.resize_mode == "longest":
+    config = PreprocessCfg(**settings)
+    if config.resize_mode == "longest":
         raise Untranslatable("its resize_mode longest pads images")
-    _, height, width = own.input_size
+    _, height, width = config.input_size
     return (
         Preprocessing(
             (height, width),
             3,
-            _by_channel(own.mean),
-            _by_channel(own.std),
-            "pillow-bilinear" if own.interpolation == "bilinear" else "pillow-bicubic",
-            None if own.resize_mode == "squash" else 1.0,
+            _by_channel(config.mean),
+            _by_channel(config.std),
+            "pillow-bilinear" if config.interpolation == "bilinear" else "pillow-bicubic",
+            None if config.resize_mode == "squash" else 1.0,
         ),
-        image_transform_v2(own, is_train=False),
+        image_transform_v2(config, is_train=False),
     )
 
 
@@ -99,7 +100,7 @@ def transformers_preprocessing(processor: Any) -> tuple[Preprocessing, Transform
     Raises:
         Untranslatable: its images have no common size, or it interpolates in another way.
     """
-    if hasattr(processor, "data_config"):  # of a model of timm
+    if hasattr(processor, "data_config"):  # a timm model
         return timm_preprocessing(processor.data_config)
 
     def transform(image: Image.Image) -> Tensor:
@@ -117,11 +118,11 @@ def transformers_preprocessing(processor: Any) -> tuple[Preprocessing, Transform
 def _translate(processor: Any) -> Preprocessing:
     settings = processor.to_dict()
     size, crop, stretch = _transformers_geometry(settings, type(processor).__name__)
-    if settings.get("resample") not in RESAMPLING:
+    if settings.get("resample") not in BY_NUMBER:
         raise Untranslatable(f"it resizes images by Pillow's method number {settings['resample']}")
-    interpolation = RESAMPLING[settings.get("resample")]
+    interpolation = BY_NUMBER[settings.get("resample")]
     if getattr(processor, "backend", None) == "pil":
-        interpolation = _by_pillow(interpolation)
+        interpolation = BY_PILLOW[interpolation]
     mean, std = _transformers_scale(settings)
     return Preprocessing(size, 3, mean, std, interpolation, crop, stretch, crop_rounding="down")
 
@@ -181,23 +182,9 @@ def _transformers_scale(
     if settings.get("rescale_offset"):  # EfficientNet
         mean = tuple(value + 1 for value in mean)
     if settings.get("include_top"):  # EfficientNet divides twice
-        std = tuple(
-            value * other
-            for value, other in zip(std, _by_channel(settings["image_std"]), strict=True)
-        )
+        std = tuple(np.multiply(std, _by_channel(settings["image_std"])).tolist())
     scale = 255 * factor
     return tuple(value / scale for value in mean), tuple(value / scale for value in std)
-
-
-def _by_pillow(interpolation: str) -> Interpolation:
-    """Return how Pillow, with which timm resizes images, interpolates."""
-    if interpolation == "bilinear":
-        return "pillow-bilinear"
-    if interpolation == "bicubic":
-        return "pillow-bicubic"
-    if interpolation == "nearest":  # no rounding
-        return "nearest"
-    raise Untranslatable(f"it resizes images by the method {interpolation}")
 
 
 def _by_channel(values: float | list[float] | tuple[float, ...]) -> tuple[float, ...]:
@@ -205,25 +192,25 @@ def _by_channel(values: float | list[float] | tuple[float, ...]) -> tuple[float,
 
 
 def require_same_values(preprocessing: Preprocessing, transform: Transform) -> None:
-    """Raise `Untranslatable` unless a translation does what the library's transform does.
+    """Raise `Untranslatable` unless a translation equals the library's transform.
 
     They are compared on synthetic images, small and large, wide and tall.
     """
-    for image in synthetic_images(preprocessing.size):
-        shown = f"for an image of {image.width} x {image.height} pixels"
+    for image in _synthetic_images(preprocessing.size):
+        where = f"for an image of {image.width} x {image.height} pixels"
         try:
             expected = transform(image)
         except Exception as error:  # each library raises its own
-            raise Untranslatable(f"its transform fails {shown}: {error}") from error
+            raise Untranslatable(f"its transform fails {where}: {error}") from error
         values = preprocessing(np.asarray(image)[None])[0]
         if expected.shape != values.shape:
             raise Untranslatable(
-                f"its values have shape {tuple(expected.shape)} {shown}, not {tuple(values.shape)}"
+                f"its values have shape {tuple(expected.shape)} {where}, not {tuple(values.shape)}"
             )
         difference = difference_in_deviations(preprocessing, values, expected)
-        if not difference <= MAX_DIFFERENCE:  # nan is refused
+        if not difference <= MAX_DIFFERENCE:  # NaN is refused
             raise Untranslatable(
-                f"its values differ by up to {difference:.3f} standard deviations {shown}"
+                f"its values differ by up to {difference:.3f} standard deviations {where}"
             )
 
 
@@ -232,16 +219,15 @@ def difference_in_deviations(
 ) -> float:
     """Return the largest difference of two preprocessed images, in standard deviations of images.
 
-    The deviation is the model's. A model that takes grey levels from 0 to 255 does not divide by
-    one, so it is `IMAGE_STD`: on CPUs without AVX2 some pixels are rounded to the next grey level.
+    The deviation is that of the model, or `IMAGE_STD` if it does not scale grey levels from 0 to
+    255: CPUs without AVX2 round some pixels to the next grey level.
     """
     std = torch.tensor(preprocessing.std)[:, None, None]
     scale = torch.where(std > 0.01, 1, std / IMAGE_STD)
     return ((values - expected).abs() * scale).max().item()
 
 
-def synthetic_images(size: tuple[int, int]) -> Iterator[Image.Image]:
-    """Yield images of noise for an input of some height and width."""
+def _synthetic_images(size: tuple[int, int]) -> Iterator[Image.Image]:
     rng = np.random.default_rng(0)
     for scale, ratio in zip(SCALES, RATIOS, strict=True):
         side = max(1, round(scale * min(size)))

@@ -2,7 +2,7 @@
 
 "Bayesian metric learning for uncertainty quantification in image retrieval", arXiv 2302.01332. The
 contrastive loss is a negative log likelihood of pairs, so its curvature at the trained weights
-gives a Gaussian of weights; an image is as uncertain as its embeddings under draws are apart.
+gives a Gaussian of weights. The spread of embeddings under draws is the uncertainty of an image.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rcir.options import require_at_least, require_choices
 
 Variant = Literal["full", "fixed", "positive"]
 
-PAIRED = 256  # images whose pairs a post-hoc fit takes at a time
+FIT_BATCH = 256  # images whose pairs a post-hoc fit uses
 ONLINE_SCALE = 1e6
-LARGEST_SCALE = 1e30  # of what scales a curvature, which is stored in float32
+MAX_SCALE = 1e30  # of factors of a curvature, which is stored in float32
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class LaplacianMetricOptions:
     """Options of the Laplacian metric learner.
 
     Args:
-        online: train under draws of the last layer, and follow its curvature meanwhile; without,
-            the curvature is computed once, after training.
+        online: train under draws of the last layer, and track its curvature; by default, it is
+            computed once, after training.
         hessian: "euclidean" or "arccos", see `rcir.losses.pairs.pair_hessian_blocks`.
         variant: "full", "fixed" or "positive", see `PairCurvature`.
         negatives_weight: at least 0, of pairs within the margin that do not match; "auto" is
             their share of all pairs that do not match (online: of the pairs of different anchors).
-        scale: above 0; how many pairs the mean curvature represents. None is the number of training
-            images (post-hoc), or a million (online; the paper: the square of that number).
-        memory: online: in (0, 1), what is kept of the curvature at each step.
+        scale: above 0; number of pairs that the mean curvature represents, by default the number of
+            training images (post-hoc), or a million (online; the paper: that number squared).
+        memory: online: in (0, 1), the share of the curvature that a step keeps.
         initial: online: above 0, the curvature before the first step.
-        prior_precision: above 0; or "marginal-likelihood", what makes the training images most
-            likely (online: after training, and 1 in it).
+        prior_precision: above 0; or "marginal-likelihood", the most likely one for the training
+            images (online: after training, and 1 before).
         passes: number of draws of the last layer; at least 2 (the paper: 100).
     """
 
@@ -63,18 +63,15 @@ class LaplacianMetricOptions:
 
     def __post_init__(self) -> None:
         require_choices(self, "hessian", "variant")
-        for name in ("scale", "initial", "prior_precision"):
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not 0 < value <= LARGEST_SCALE:
+        for name in ("scale", "initial", "prior_precision", "negatives_weight"):
+            value, may_be_0 = getattr(self, name), name == "negatives_weight"
+            if isinstance(value, int | float) and not (
+                0 < value <= MAX_SCALE or (may_be_0 and value == 0)
+            ):
+                least = "at least 0" if may_be_0 else "above 0"
                 raise InvalidConfig(
-                    f"encoder.options.{name} is {value}; it must be above 0, and at most "
-                    f"{LARGEST_SCALE:g}"
+                    f"encoder.options.{name} is {value}; it must be {least}, at most {MAX_SCALE:g}"
                 )
-        if self.negatives_weight != "auto" and not 0 <= self.negatives_weight <= LARGEST_SCALE:
-            raise InvalidConfig(
-                f"encoder.options.negatives_weight is {self.negatives_weight}; at least 0, and at "
-                f"most {LARGEST_SCALE:g}"
-            )
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
         require_at_least(self, passes=2)
@@ -82,12 +79,12 @@ class LaplacianMetricOptions:
 
 @dataclass(frozen=True)
 class LaplacianLossOptions(PointLossOptions):
-    """Options of the loss of the Laplacian metric learner: those of the contrastive loss.
+    """Options of the loss of the Laplacian metric learner.
 
     Args:
-        margin: at least 0, in units of distance; left out, 0.7.
-        form: "contrastive", whose curvature is the one that is used, or "contrastive-linear", what
-            the code of Warburg et al. trains.
+        margin: at least 0, in units of distance; by default 0.7.
+        form: "contrastive", whose curvature is used, or "contrastive-linear", as in the code of
+            Warburg et al.
     """
 
     form: Any = "contrastive"
@@ -96,8 +93,7 @@ class LaplacianLossOptions(PointLossOptions):
         super().__post_init__()
         if self.form not in ("contrastive", "contrastive-linear"):
             raise InvalidConfig(
-                f"loss.form of lam is {self.form!r}, whose curvature is another one; choose "
-                "contrastive or contrastive-linear"
+                f"loss.form of lam is {self.form!r}; it must be contrastive or contrastive-linear"
             )
 
 
@@ -109,12 +105,12 @@ class LaplacianMetric(Encoder):
     concentration of the von Mises-Fisher distribution that fits them. The draws are the same for
     every image and every batch.
 
-    Until it is fitted, a post-hoc encoder is certain: its embedding is one vector and nothing else.
+    Before it is fitted, a post-hoc encoder states no uncertainty.
 
     Attributes:
         hessian: (dim, length + 1), curvature by the weights and, in the last column, the biases of
             the layer; negative entries count as 0.
-        prior_precision: of weights and biases; 0 until it is fitted.
+        prior_precision: of weights and biases; 0 before the fit.
     """
 
     Options = LaplacianMetricOptions
@@ -128,18 +124,18 @@ class LaplacianMetric(Encoder):
         self.backbone, shape, pool = build_features(self.config, channels, size)
         self.pooling, length = pooling(pool, shape)
         self.layer = nn.Linear(length, config.dim)
-        options = self.options
         curvature, precision = 0.0, 0.0
-        if options.online:
-            is_number = isinstance(options.prior_precision, int | float)
-            curvature, precision = options.initial, options.prior_precision if is_number else 1.0
+        if self.options.online:
+            curvature, precision = self.options.initial, self.options.prior_precision
+            if precision == "marginal-likelihood":  # until it is fitted
+                precision = 1.0
         self.register_buffer("hessian", torch.full((config.dim, length + 1), curvature))
         self.register_buffer("prior_precision", torch.tensor(float(precision)))
         self._step: PairCurvature | None = None  # pairs since the last step of the optimizer
-        self._noise: Tensor | None = None  # (passes, dim, length + 1), drawn when it is needed
+        self._noise: Tensor | None = None  # (passes, dim, length + 1), drawn on demand
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, or a replica elsewhere, draws the same noise when it needs it.
+        # A copy or a replica draws the same noise on demand.
         return self.__dict__ | {"_noise": None}
 
     def forward(self, images: Tensor) -> Embedding:
@@ -153,7 +149,7 @@ class LaplacianMetric(Encoder):
         return Embedding(F.normalize(outputs), extra=seen)
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """The contrastive loss of each tuple, (b,); online, its pairs are kept for `after_step`."""
+        """Return the contrastive loss of each tuple, (b,); online, keep pairs for `after_step`."""
         embedding, valid = tuples.images, tuples.valid
         if "features" in embedding.extra:
             b, j = valid.shape
@@ -167,13 +163,12 @@ class LaplacianMetric(Encoder):
             match = torch.arange(len(pairs), device=device) < b
             counted = torch.cat([valid.new_ones(b), valid.flatten()])
             self._step.add(features, outputs, pairs, match, counted)
-            together = torch.triu_indices(b, b, 1, device=device).T
-            self._step.add_unmined(outputs, together)
+            self._step.add_unmined(outputs, torch.triu_indices(b, b, 1, device=device).T)
         return super().loss(tuples, options)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Online: forget some of the curvature, and add that of the pairs of the step."""
+        """Online: decay the curvature, and add that of the pairs of the step."""
         if self._step is not None:
             self._step.all_reduce()
             new = self._mean(self._step) * (self.options.scale or ONLINE_SCALE)
@@ -181,7 +176,7 @@ class LaplacianMetric(Encoder):
             self._step = None
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """The curvature by the pairs within batches of training images, and the prior precision.
+        """Fit the curvature by pairs within batches of training images, and the prior precision.
 
         Raises:
             InvalidData: the curvature is nowhere positive.
@@ -190,13 +185,13 @@ class LaplacianMetric(Encoder):
         if not options.online:
             network = BackboneFeatures(nn.Sequential(self.backbone, self.pooling), self.config)
             curvature = self._curvature(training.loss)
-            for embedding, relevance in training.batches(network, PAIRED):
+            for embedding, relevance in training.batches(network, FIT_BATCH):
                 with torch.no_grad():
                     device, n = self.hessian.device, len(embedding)
                     features = embedding.vectors.to(device)
                     pairs = torch.triu_indices(n, n, 1, device=device).T
-                    everyone = np.broadcast_to(np.arange(n), (n, n))
-                    match = torch.from_numpy(relevance.of(relevance, everyone)).to(device)
+                    rows = np.broadcast_to(np.arange(n), (n, n))
+                    match = torch.from_numpy(relevance.of(relevance, rows)).to(device)
                     match = match[pairs[:, 0], pairs[:, 1]]
                     outputs = self.layer(features)
                     curvature.add(features, outputs, pairs, match)
@@ -205,8 +200,8 @@ class LaplacianMetric(Encoder):
             self.hessian.copy_((self._mean(curvature) * scale).clamp(min=0))
         if not (self.hessian > 0).any():
             raise InvalidData(
-                "the loss of the training images has no positive curvature: some that match must "
-                f"be among {PAIRED} of them; lower encoder.options.negatives_weight, or set "
+                "the loss of the training images has no positive curvature: batches of "
+                f"{FIT_BATCH} must contain matches; lower encoder.options.negatives_weight, or set "
                 'encoder.options.variant to "positive"'
             )
         precision = options.prior_precision
@@ -232,7 +227,7 @@ class LaplacianMetric(Encoder):
         return None if self.prior_precision == 0 else self._passes(images)
 
     def _passes(self, images: Tensor) -> Tensor:
-        """The unit vectors under the draws of the layer, (passes, n, dim)."""
+        """Return the unit vectors under draws of the layer, (passes, n, dim)."""
         draws = self._noise
         if draws is None or draws.device != self.hessian.device:
             generator = torch.Generator().manual_seed(0)
@@ -245,11 +240,11 @@ class LaplacianMetric(Encoder):
         return F.normalize(torch.stack(outputs), dim=2)
 
     def _weights(self) -> Tensor:
-        """Weights and biases of the layer, as `hessian` holds their curvature."""
+        """Return weights and biases of the layer, in the layout of `hessian`."""
         return torch.cat([self.layer.weight, self.layer.bias[:, None]], 1)
 
     def _deviation(self) -> Tensor:
-        """Standard deviations of the weights and biases."""
+        """Return standard deviations of the weights and biases."""
         return (self.hessian.clamp(min=0) + self.prior_precision).rsqrt()
 
     def _curvature(self, loss: PointLossOptions) -> PairCurvature:
@@ -262,28 +257,28 @@ class LaplacianMetric(Encoder):
 
 
 def _extended(features: Tensor) -> Tensor:
-    """Features with a constant one, whose weight is the bias."""
+    """Return features with a constant one, whose weight is the bias."""
     return F.pad(features, (0, 1), value=1.0)
 
 
 def _zero() -> Tensor:
-    """Zero on the CPU, which can be added to tensors of any device."""
+    """Return zero on the CPU, which can be added to tensors of any device."""
     return torch.zeros((), dtype=torch.float64, device="cpu")
 
 
 @dataclass
 class PairCurvature:
-    """Sums of Hessian diagonals over pairs: of those that match, and of others in the margin.
+    """Sums of Hessian diagonals over pairs that match, and over others within the margin.
 
     Attributes:
         geometry: see `rcir.losses.pairs.pair_hessian_blocks`.
-        variant: "full", all pairs with all their terms; "fixed", without what both of a pair have
-            to do with each other; "positive", pairs that match alone.
+        variant: "full", all pairs and terms; "fixed", without mixed derivatives; "positive", only
+            pairs that match.
         margin: of the loss; pairs that do not match and are farther apart have no curvature.
         sums: (2, d, f + 1) float64, of pairs that match and of others; () before the first pair.
-        counts: (2,) float64, number of pairs that match, of others in the margin.
-        unmined: (2,) float64, number of pairs that were not chosen by their distance, of those of
-            them in the margin; these say how much pairs that do not match weigh.
+        counts: (2,) float64, numbers of pairs that match, and of others within the margin.
+        unmined: (2,) float64, number of pairs that were not chosen by their distance, and of those
+            of them within the margin: the weight of pairs that do not match.
     """
 
     geometry: HessianGeometry
@@ -304,64 +299,54 @@ class PairCurvature:
         """Add pairs of images.
 
         Args:
-            features: (n, f), what the layer is given.
-            outputs: (n, d), what it gives.
+            features: (n, f), inputs of the layer.
+            outputs: (n, d), its outputs.
             pairs: (p, 2) int64, rows of both.
             match: (p,) bool.
-            counted: (p,) bool, the pairs that count, among them all that match. With it, others are
-                summed with weight 0: a GPU does not wait until it is known which are left. Without
-                it all count, and only those with a curvature are looked at.
+            counted: (p,) bool, pairs that count, among them all that match. Others are summed with
+                weight 0, so that the CPU does not wait for a GPU. By default all count, and only
+                those with a curvature are computed.
         """
         features, outputs = features.double(), outputs.double()
         inside = ~match & self._inside(outputs, pairs)
         if counted is not None:
             inside &= counted
-        taken = (match, torch.zeros_like(inside) if self.variant == "positive" else inside)
-        if counted is None:
-            chosen = [pairs[each] for each in taken]
-            weighted = [(some, outputs.new_ones(len(some))) for some in chosen]
-        else:
-            weighted = [(pairs, each.double()) for each in taken]
-        cross = self.variant != "fixed"
-        sums = torch.stack(
-            [
-                pair_hessian_diagonal(features, outputs, some, weights, self.geometry, cross)
-                for some, weights in weighted
-            ]
-        )
+        cross, sums = self.variant != "fixed", []
+        for mask in (match, torch.zeros_like(inside) if self.variant == "positive" else inside):
+            chosen, weights = pairs, mask.double()
+            if counted is None:
+                chosen, weights = pairs[mask], weights[mask]
+            sums.append(
+                pair_hessian_diagonal(features, outputs, chosen, weights, self.geometry, cross)
+            )
         counts = torch.stack([match.sum(), inside.sum()]).double()
-        self.sums, self.counts = self.sums + sums, self.counts + counts
+        self.sums, self.counts = self.sums + torch.stack(sums), self.counts + counts
 
     def add_unmined(self, outputs: Tensor, pairs: Tensor) -> None:
-        """Add pairs (p, 2) of images that were not chosen by their distance, and do not match.
-
-        Where matches are unknown, all of them: the few that match hardly matter.
-        """
+        """Add pairs (p, 2) that were not chosen by their distance, with few matches or none."""
         inside = self._inside(outputs, pairs)
         counts = torch.stack([inside.new_full((), len(inside), dtype=torch.int64), inside.sum()])
         self.unmined = self.unmined + counts.double()
 
     def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:
-        """Return whether pairs are closer than the margin."""
+        """Return which pairs are closer than the margin."""
         units = F.normalize(outputs)
         distances: Tensor = (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1)
         return distances < self.margin
 
     def all_reduce(self) -> None:
-        """Add up the sums of all workers that train together, each of which has added pairs."""
+        """Add up the sums of all workers of a training, each of which has added pairs."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for own in (self.sums, self.counts, self.unmined):
-                torch.distributed.all_reduce(own)
+            for values in (self.sums, self.counts, self.unmined):
+                torch.distributed.all_reduce(values)
 
     def mean(self, negatives_weight: float | None) -> Tensor:
-        """The Hessian diagonal of the mean loss, (d, f + 1); entries can be negative.
-
-        That of pairs that match has weight 1, and is lessened by that of others.
+        """Return the Hessian diagonal of the mean loss, (d, f + 1); entries can be negative.
 
         Args:
-            negatives_weight: of the mean over other pairs in the margin. None is the share of
-                unmined pairs that lie there, which gives the Hessian of the mean over all pairs
-                that do not match: the others have none.
+            negatives_weight: weight of the mean over pairs within the margin that do not match,
+                which is subtracted. None is the share of unmined pairs within the margin, which
+                gives the Hessian of the mean over all pairs that do not match.
         """
         matching, inside = self.counts.clamp(min=1)
         weight: Tensor | float | None = negatives_weight
@@ -372,10 +357,10 @@ class PairCurvature:
 
 
 def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
-    """The precision of a Gaussian prior around 0 that makes the data most likely (MacKay, 1992).
+    """Return the precision of a Gaussian prior that makes the data most likely (MacKay, 1992).
 
-    The maximum over delta of ``-sum log(h + delta) / 2 + P log(delta) / 2 - delta |theta|^2 / 2``:
-    the fixed point ``delta |theta|^2 = sum h / (h + delta)``, of which there is one.
+    It maximises ``-sum log(h + delta) / 2 + P log(delta) / 2 - delta |theta|^2 / 2`` over delta, at
+    the only solution of ``delta |theta|^2 = sum h / (h + delta)``.
 
     Args:
         hessian: diagonal, at least 0, of all P weights; not all 0.
@@ -392,7 +377,7 @@ def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
         precision = np.exp(log_precision)
         return float(precision * squared_norm - (values / (values + precision)).sum())
 
-    # At the largest, every weight is determined by the data; the smallest is of one that hardly is.
+    # The largest value is that of data that determine every weight.
     largest = np.log(len(values) / squared_norm)
     least = largest
     while excess(least) > 0:
@@ -401,17 +386,14 @@ def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
 
 
 def inverse_concentration(samples: Tensor) -> Tensor:
-    """One over the concentration of a von Mises-Fisher distribution that is fitted to unit vectors.
+    """Return one over the concentration (n,) of von Mises-Fisher distributions fitted to samples.
 
-    ``kappa = R (d - R^2) / (1 - R^2)`` with R the length of their mean (Banerjee et al., JMLR 2005,
-    eq. 4.4). ``1 - R^2`` is computed as their mean squared distance from it, so that no digits are
-    lost where all are nearly the same.
+    ``kappa = R (d - R^2) / (1 - R^2)`` with R the length of the mean (Banerjee et al., JMLR 2005,
+    eq. 4.4). ``1 - R^2`` is computed as the mean squared distance from the mean, which keeps its
+    digits if all samples are nearly equal.
 
     Args:
         samples: (t, n, d), t unit vectors of each of n images.
-
-    Returns:
-        (n,), larger for samples that are spread out.
 
     Example:
         >>> import torch

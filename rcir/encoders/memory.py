@@ -31,19 +31,19 @@ def check_memory(name: str, memory_gib: float | None) -> None:
 
 
 def memory_budget(memory_gib: float | None, defaults: Mapping[str, float], gpu: bool) -> float:
-    """A budget in GiB, or its default for the device."""
+    """Return a budget in GiB, or its default for the device."""
     return defaults["cuda" if gpu else "cpu"] if memory_gib is None else memory_gib
 
 
 def batch_within(
     encoder: Encoder, image: Tensor, most: int, memory_gib: float | None = None
 ) -> int:
-    """The number of images to embed together, at least 1.
+    """Return the number of images to embed together, at least 1.
 
     Args:
-        encoder: which embeds them; `image` is embedded once to measure it.
-        image: (1, ...) of its input, on its device.
-        most: at most as many, also if more fit.
+        encoder: embeds `image` once to measure its memory.
+        image: (1, ...), an input on its device.
+        most: the largest number to return.
         memory_gib: for what a forward pass holds beside the weights; None for `EMBEDDING_GIB`.
 
     Example:
@@ -63,7 +63,7 @@ def batch_within(
 
 
 def saved_bytes(forward: Callable[[], Any]) -> int:
-    """The size of all tensors that a forward pass keeps for its backward pass, leaves apart."""
+    """Return the bytes that a forward pass keeps for its backward pass, without the weights."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -79,11 +79,7 @@ def saved_bytes(forward: Callable[[], Any]) -> int:
 
 
 class _LiveBytes(TorchFunctionMode):
-    """Counts the bytes of all tensors that torch functions return in this thread, while they live.
-
-    Attributes:
-        peak: the most at a time.
-    """
+    """Counts the live bytes of tensors that torch functions return in this thread; see `peak`."""
 
     def __init__(self) -> None:
         super().__init__()

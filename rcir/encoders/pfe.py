@@ -1,7 +1,7 @@
-"""Probabilistic face embeddings: a variance for what is trained already (Shi and Jain, ICCV 2019).
+"""Probabilistic face embeddings: variances for a trained encoder (Shi and Jain, ICCV 2019).
 
-The embedding of a trained encoder stays as it is, and is taken for the mean of a Gaussian. A branch
-on the same features learns the variance of each dimension, from images that match.
+The embedding of the trained encoder is the mean of a Gaussian. A branch on the same features learns
+the variance of each dimension from images that match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from torch.nn import functional as F
 
 from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages, find_method
+from rcir.encoders.base import (
+    Encoder,
+    EncoderConfig,
+    TrainingImages,
+    find_method,
+    require_variance,
+)
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import Pretrained, frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
@@ -32,8 +38,8 @@ from rcir.mining import genuine_batches
 from rcir.options import require_at_least, require_choices
 
 _Ranking = Literal["mean", "mls"]
-LEAST_VARIANCE = 1e-6
-LARGEST_LOG_VARIANCE = 20.0  # vectors are of unit length: more says no more, and might overflow
+MIN_VARIANCE = 1e-6
+MAX_LOG_VARIANCE = 20.0  # of unit vectors, larger ones do not differ, and might overflow
 
 
 @dataclass(frozen=True)
@@ -42,18 +48,18 @@ class ProbabilisticFaceEmbeddingOptions:
 
     Args:
         base: the encoder whose embedding is the mean: "deterministic", "norm-softmax",
-            "pretrained", or one of your own that extends one of these and leaves its `forward`. One
-            that is trained by the triplet loss is trained in the same run, with `loss` and
-            `mining`, unless there are weights of it.
-        base_options: its options.
-        base_weights: a .safetensors file of it, trained: that in the folder of a run with the same
-            backbone, pooling and dim, which also says what it was trained on.
+            "pretrained", or one of your own that extends one of these and keeps its `forward`. If
+            it is trained by the triplet loss and has no weights, the same run trains it, with
+            `loss` and `mining`.
+        base_options: options of the base.
+        base_weights: encoder.safetensors in the folder of a run of the base, with the same
+            backbone, pooling and dim.
         distance: "mean" ranks by the distance of means; "mls" re-ranks the candidates by the mutual
             likelihood score.
         steps: of Adam, at `lr`, and for the last third at a tenth of it; at least 1.
-        batch: images in a step, a multiple of `samples_per_class`, at least twofold.
-        samples_per_class: images of a label in a batch, of which all pairs train; at least 2. Where
-            images have not one label each, a batch is of pairs that match.
+        batch: images in a step, a multiple of `samples_per_class`, at least twice that.
+        samples_per_class: images of a label in a batch, of which all pairs train; at least 2. If
+            images do not have one label each, a batch consists of matching pairs.
         lr: above 0.
     """
 
@@ -69,43 +75,36 @@ class ProbabilisticFaceEmbeddingOptions:
     def __post_init__(self) -> None:
         kind = find_method(self.base)
         EncoderConfig(self.base, options=self.base_options)
-        if not issubclass(kind, Deterministic | Pretrained):
+        unit = self.base_options.get("unit", True)
+        if kind.forward not in (Deterministic.forward, Pretrained.forward) or not unit:
             raise InvalidConfig(
-                f"encoder.options.base {self.base!r} is no encoder of one vector without "
-                "uncertainty: choose deterministic, norm-softmax or pretrained"
-            )
-        if kind.forward not in (Deterministic.forward, Pretrained.forward) or not (
-            self.base_options.get("unit", True)
-        ):
-            raise InvalidConfig(
-                f"encoder.options.base {self.base!r} with {self.base_options} has vectors of its "
-                "own; they must be those of the deterministic encoder, of unit length"
+                f"encoder.options.base {self.base!r} with {self.base_options} must give the unit "
+                "vectors of deterministic, norm-softmax or pretrained"
             )
         if not self.ready and kind.LossOptions is not PointLossOptions:
             raise InvalidConfig(
-                f"encoder.options.base {self.base} is trained by another loss than the triplet "
-                "loss: train it in a run of its own, and give that run's encoder.safetensors as "
-                "encoder.options.base_weights"
+                f"encoder.options.base {self.base} is not trained by the triplet loss: train it "
+                "first, and set encoder.options.base_weights to encoder.safetensors of that run"
             )
         require_choices(self, "distance")
         require_at_least(self, steps=1, samples_per_class=2)
         group = self.samples_per_class
         if self.batch % group or self.batch < 2 * group:
             raise InvalidConfig(
-                f"encoder.options.batch is {self.batch} and samples_per_class {group}: give a "
-                "batch that is a multiple of it, at least twofold"
+                f"encoder.options.batch is {self.batch}; it must be a multiple of "
+                f"samples_per_class, {group}, at least twice that"
             )
         if not 0 < self.lr < math.inf:
             raise InvalidConfig(f"encoder.options.lr is {self.lr}; it must be above 0, and finite")
 
     @property
     def ready(self) -> bool:
-        """True if nothing of the base is to be trained."""
+        """True if the base needs no training."""
         return self.base_weights is not None or issubclass(find_method(self.base), Pretrained)
 
 
 class BaseFeatures(Encoder):
-    """The vectors of a base, with the pooled features (n, C) that its last layer takes."""
+    """The vectors of a base, with the pooled features (n, C) before its last layer."""
 
     def __init__(self, base: Deterministic | Pretrained) -> None:
         super().__init__(base.config)
@@ -119,23 +118,22 @@ class BaseFeatures(Encoder):
         return cast(nn.Linear, self.base.mean_head[1]).in_features
 
     def forward(self, images: Tensor) -> Embedding:
+        base = self.base
         pool, last = (
-            (self.base.pooling, nn.Identity())
-            if isinstance(self.base, Pretrained)
-            else self.base.mean_head
+            (base.pooling, nn.Identity()) if isinstance(base, Pretrained) else base.mean_head
         )
-        feature_map = self.base.backbone(images).float()
+        feature_map = base.backbone(images).float()
         with torch.autocast(images.device.type, enabled=False):
             features = pool(feature_map)
             return Embedding(F.normalize(last(features)), extra={"features": features})
 
 
 class ProbabilisticFaceEmbedding(Encoder):
-    """A base, trained or pretrained, and a variance for each dimension of its unit vectors.
+    """A trained or pretrained base, and a variance for each dimension of its unit vectors.
 
     `Embedding.vectors` are those of the base, `variance` is (n, dim), at least 1e-6, `uncertainty`
-    (n,) its harmonic mean over the dimensions. The branch is fitted after training: until then all
-    images have about the same variance. Nothing of it is trained by a loop.
+    (n,) its harmonic mean over the dimensions. The branch is fitted after training. Until then all
+    images have about the same variance.
     """
 
     Options = ProbabilisticFaceEmbeddingOptions
@@ -152,11 +150,11 @@ class ProbabilisticFaceEmbedding(Encoder):
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
-        """The base, if it is to be trained."""
+        """Return the base, if it needs training."""
         return [] if config.method_options().ready else [base_config(config)]
 
     def take_members(self, members: Sequence[Encoder]) -> None:
-        """Take over the weights of the trained base."""
+        """Load the weights of the trained base."""
         (member,) = members
         self.of_base.base.load_state_dict(member.state_dict())
 
@@ -166,15 +164,15 @@ class ProbabilisticFaceEmbedding(Encoder):
         return Embedding(embedding.vectors, variance, 1 / variance.reciprocal().mean(dim=1))
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """Take the weights of the base if they are in a file, and train the variance branch.
+        """Load the weights of the base from their file, if any, and train the variance branch.
 
-        The features of all training images are held in memory, in float32.
+        The float32 features of all training images are held in memory.
 
         Raises:
             InvalidData: the file holds other weights, or no training image matches another one.
         """
         if self.options.base_weights is not None:
-            self._take_weights(Path(self.options.base_weights))
+            self._load_base(Path(self.options.base_weights))
         embedding = training.embed(self.of_base)
         self.fit_variance(
             embedding.vectors, embedding.extra["features"], training.images.relevance, training.seed
@@ -183,19 +181,19 @@ class ProbabilisticFaceEmbedding(Encoder):
     def fit_variance(
         self, vectors: Tensor, features: Tensor, relevance: Relevance, seed: int
     ) -> None:
-        """Train the variance branch anew, by the mutual likelihood of images that match.
+        """Train a new variance branch by the mutual likelihood of images that match.
 
-        The offset starts at the variance that all images would share: half the mean squared
-        difference of the matching images of the first batch, per dimension.
+        The offset starts at a shared variance: half the mean squared difference per dimension of
+        the matching images of the first batch.
 
         Args:
-            vectors, features: (n, dim) and (n, C) of training images, as the base gives them.
+            vectors, features: (n, dim) and (n, C) of training images, by the base.
             relevance: which of them match.
-            seed: decides initial weights and batches.
+            seed: of initial weights and batches.
         """
         options, device = self.options, self.variance_branch.offset.device
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)  # not those of GPUs, which stay as they are
+            torch.default_generator.manual_seed(seed)  # leaves the generators of GPUs unchanged
             branch = VarianceBranch(features.shape[1], vectors.shape[1])
         self.variance_branch = branch.to(device).train()
         optimizer = torch.optim.Adam(self.variance_branch.parameters(), options.lr)
@@ -203,18 +201,15 @@ class ProbabilisticFaceEmbedding(Encoder):
         batches = genuine_batches(
             relevance, options.batch, options.samples_per_class, np.random.default_rng([seed])
         )
-        first_batch = next(batches)
-        rows_of_batch, pairs_of_batch = map(torch.from_numpy, first_batch)
-        first, second = vectors[rows_of_batch[pairs_of_batch]]
-        shared = (first - second).square().mean().clamp(min=LEAST_VARIANCE) / 2
+        rows, pairs = first_batch = next(batches)
+        first, second = vectors[torch.from_numpy(rows[pairs])]
+        shared = (first - second).square().mean().clamp(min=MIN_VARIANCE) / 2
         with torch.no_grad():
             self.variance_branch.offset.copy_(shared.log())
         for rows, pairs in islice(chain([first_batch], batches), options.steps):
-            some = torch.from_numpy(rows)
+            variance = self.variance_branch(features[rows].to(device))
             loss = mutual_likelihood_loss(
-                vectors[some].to(device),
-                self.variance_branch(features[some].to(device)),
-                torch.from_numpy(pairs).to(device),
+                vectors[rows].to(device), variance, torch.from_numpy(pairs).to(device)
             )
             optimizer.zero_grad()
             loss.backward()
@@ -228,46 +223,42 @@ class ProbabilisticFaceEmbedding(Encoder):
         return bool(self.options.distance == "mls")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        """Distances (n, k): ``-2 / dim`` of the score, without its constant, and above its bound.
+        """Return distances (n, k): ``-2 / dim`` times the score, shifted to be at least 0.
 
         A query's variance is at least 1e-6 in every dimension, so that minus twice the score, less
-        ``dim log(2 pi)``, is at least ``dim log(1e-6)``. Differences of distances are therefore
-        those of scores: log-likelihood ratios, per dimension.
+        ``dim log(2 pi)``, is at least ``dim log(1e-6)``. Differences of distances are
+        log-likelihood ratios per dimension.
         """
-        if queries.variance is None or candidates.variance is None:
-            raise InvalidConfig("mutual likelihood needs embeddings with a variance")
         n, dim = queries.vectors.shape
         score = mutual_likelihood_score(
             queries.vectors[:, None],
-            queries.variance[:, None],
+            require_variance(queries)[:, None],
             candidates.vectors.view(n, -1, dim),
-            candidates.variance.view(n, -1, dim),
+            require_variance(candidates).view(n, -1, dim),
         )
-        shifted = -2 / dim * score - math.log(2 * math.pi) - math.log(LEAST_VARIANCE)
+        shifted = -2 / dim * score - math.log(2 * math.pi) - math.log(MIN_VARIANCE)
         return shifted.clamp(min=0)  # of rounding
 
-    def _take_weights(self, path: Path) -> None:
+    def _load_base(self, path: Path) -> None:
         frozen = frozen_backbone(self)
         before = {} if frozen is None else {k: v.clone() for k, v in frozen.state_dict().items()}
         try:
             self.of_base.base.load_state_dict(load_file(path))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise InvalidData(
-                f"encoder.options.base_weights is {path}, which is no file of weights of a "
-                f"{self.options.base} encoder with this backbone, pooling, dim and freeze "
-                f"({error}): give encoder.safetensors of the folder of a run of such a one"
+                f"encoder.options.base_weights is {path}; it must be encoder.safetensors of a run "
+                f"of {self.options.base} with this backbone, pooling, dim and freeze ({error})"
             ) from error
         after = {} if frozen is None else frozen.state_dict()
         if any(not torch.equal(values, after[name]) for name, values in before.items()):
             raise InvalidData(
                 f"encoder.options.base_weights is {path}, whose frozen backbone has other weights "
-                "than encoder.pretrained or encoder.checkpoint_path names: give those that it was "
-                "trained with"
+                "than encoder.pretrained or encoder.checkpoint_path: set these as in its training"
             )
 
 
 def base_config(config: EncoderConfig) -> EncoderConfig:
-    """The configuration of the base."""
+    """Return the configuration of the base."""
     options = config.method_options()
     return replace(config, method=options.base, options=options.base_options)
 
@@ -275,10 +266,8 @@ def base_config(config: EncoderConfig) -> EncoderConfig:
 class VarianceBranch(nn.Module):
     """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
 
-    All dimensions share the scale and the offset of their log variances, which are 1e-4 and -7
-    before training as in the authors' code: every image has a variance of about 9e-4.
-
-    In evaluation mode it normalises by the statistics that `settle` takes.
+    All dimensions share scale and offset of their log variances, which start at 1e-4 and -7 as in
+    the authors' code, a variance of about 9e-4. `settle` computes the statistics of evaluation.
     """
 
     def __init__(self, length: int, dim: int) -> None:
@@ -295,19 +284,19 @@ class VarianceBranch(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         log_variance = self.scale * self.layers(features) + self.offset
-        variance: Tensor = log_variance.clamp(max=LARGEST_LOG_VARIANCE).exp()
-        return variance + LEAST_VARIANCE
+        variance: Tensor = log_variance.clamp(max=MAX_LOG_VARIANCE).exp()
+        return variance + MIN_VARIANCE
 
     @torch.no_grad()
     def settle(self, features: Tensor, batch: int) -> None:
-        """Take the statistics of all features, in batches of at least this size if they suffice.
+        """Compute the statistics of all features, in batches of at least this size if possible.
 
-        Those that moved along with the training would lag behind its weights.
+        Statistics of the training would lag behind its weights.
         """
         for layer in self.layers:
             if isinstance(layer, nn.BatchNorm1d):
-                layer.reset_running_stats()  # from then on the mean over the batches
+                layer.reset_running_stats()  # then averaged over the batches
         self.train()
-        for some in features.tensor_split(max(1, len(features) // batch)):
-            self(some.to(self.offset.device))
+        for part in features.tensor_split(max(1, len(features) // batch)):
+            self(part.to(self.offset.device))
         self.eval()

@@ -1,4 +1,4 @@
-"""Replicas of an encoder on Ray's workers, which embed blocks of images side by side."""
+"""Replicas of an encoder on Ray's workers that embed blocks of images in parallel."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MAX_DEATHS = 4  # of replicas that embed the same block
 
 
 class Replicas:
-    """Processes on Ray's workers that embed blocks of images side by side, by any encoder.
+    """Processes on Ray's workers that embed blocks of images in parallel, by any encoder.
 
-    They start with the first blocks, stay from call to call, and end with the `with` block. One
-    that dies is replaced, and its block embedded again, unless that block has ended several. Ray is
+    They start with the first blocks, stay from call to call, and end with the `with` block. A
+    replica that dies is replaced, and its block embedded again, up to `MAX_DEATHS` times. Ray is
     started, or the cluster that RAY_ADDRESS names is joined, unless the process has done so.
 
     Args:
-        count: the most processes, each with one CPU; as many of them work as there are blocks, and
-            as the cluster has room for.
-        use_gpu: each has one GPU, and reads images in as many threads as there are CPUs to a GPU.
+        count: the most processes, each with one CPU; no more than blocks, and than the cluster has
+            room for.
+        use_gpu: each has one GPU, and reads images in as many threads as there are CPUs per GPU.
     """
 
     def __init__(self, count: int, use_gpu: bool = False) -> None:
@@ -57,26 +57,25 @@ class Replicas:
         batch: int | None = None,
         leave_out: bool = False,
     ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
-        """The number, the embedding and the rejects of each block, as they are finished.
+        """Yield the number, the embedding and the rejects of each block as it is finished.
 
-        Paths are read where the replica is; arrays travel through Ray's object store, a block for
-        each replica at a time.
+        Replicas read paths; arrays travel through Ray's object store, one block per replica at a
+        time.
 
         Args:
-            blocks: images, each block of them small enough for the memory of a replica.
-            batch: number of images in a forward pass; None for as many as fit.
-            leave_out: whether to leave out images that cannot be read.
+            encoder, preprocessing, batch, leave_out: see `rcir.encoders.batches.embed_readable`.
+            blocks: images, each block small enough for the memory of a replica.
 
         Raises:
-            InvalidImage: of an image that cannot be read, unless these are left out.
-            InvalidConfig: a GPU is asked for and the cluster has none.
-            WorkersLost: one block has ended as many replicas as `MAX_DEATHS`.
+            InvalidImage: an image cannot be read, and is not left out.
+            InvalidConfig: the cluster has no GPU to use.
+            WorkersLost: a block has ended `MAX_DEATHS` replicas.
         """
         self._start(min(self._count, len(blocks)))
-        # In a list, for Ray hands on what a reference by itself refers to.
+        # In a list, since Ray would pass the value of a bare reference.
         model = [ray.put((copy.deepcopy(encoder).cpu(), preprocessing, batch))]
         numbers, n_missing = iter(blocks), len(blocks)
-        # A replica gets its first block once it is there: it may never be, in a small cluster.
+        # A replica gets its first block once it has started, which may never happen.
         pending: dict[Any, tuple[Any, int | None]] = {
             replica.ready.remote(): (replica, None) for replica in self._replicas
         }
@@ -88,11 +87,8 @@ class Replicas:
             except RayActorError as error:
                 what, advice = "started", "check the memory of the nodes, and Ray's logs of workers"
                 if number is not None:
-                    what = f"embedded {_described(blocks[number])}"
-                    advice = (
-                        "check these images and the memory of the nodes, and embed fewer images "
-                        "at a time (batch)"
-                    )
+                    what = f"embedded {_describe(blocks[number])}"
+                    advice = "check these images and the memory of the nodes, or lower the batch"
                 raise WorkersLost(
                     f"{MAX_DEATHS} replicas died, one after the other, as they {what}: {advice}"
                 ) from error
@@ -101,7 +97,7 @@ class Replicas:
                 pending[result] = (replica, following)
             if number is not None:
                 n_missing -= 1
-                # Copied, for the memory of Ray's object store is read-only.
+                # Copied, since the memory of Ray's object store is read-only.
                 arrays, rejects = block
                 copied = {k: v.copy() for k, v in arrays.items()}
                 yield number, Embedding.from_arrays(copied) if copied else None, rejects
@@ -122,11 +118,7 @@ class Replicas:
 
 
 class Replica:
-    """An encoder in a process of its own.
-
-    Args:
-        threads: of this process.
-    """
+    """An encoder in its own process with some number of threads."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -135,16 +127,16 @@ class Replica:
         self._reference: ray.ObjectRef[Any] | None = None
 
     def ready(self) -> None:
-        """Return once the process is there."""
+        """Return once the process has started."""
 
     def embed(
         self, model: list[ray.ObjectRef[Any]], images: Images, leave_out: bool
     ) -> tuple[dict[str, NDArray[Any]], dict[int, str]]:
-        """Return the parts of the embedding of a block, none if it has none, and the rejects.
+        """Return the arrays of the embedding of a block, and the rejects.
 
         Args:
-            model: holds the reference of the encoder, its preprocessing and the number of images in
-                a forward pass, in Ray's object store. They are loaded once.
+            model: holds the reference to encoder, preprocessing and batch in Ray's object store,
+                which are loaded once.
             images: the block.
             leave_out: see `Replicas.embed`.
         """
@@ -160,23 +152,21 @@ class Replica:
 
 
 def _result(reference: ray.ObjectRef[Any]) -> Any:
-    """The result of a task; raises what the task raised on purpose as it was raised there."""
+    """Return the result of a task, or raise its error as it was raised there."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, RcirError) else error from None
 
 
-def _described(images: Images) -> str:
-    """The number of images of a block, and the first and the last file."""
-    n = f"{len(images)} images"
-    if isinstance(images[0], str | os.PathLike):
-        return f"{n}, {images[0]} to {images[-1]}"  # type: ignore[str-bytes-safe]
-    return n
+def _describe(images: Images) -> str:
+    """Return the number of images of a block, and the first and the last file."""
+    is_file = isinstance(images[0], str | os.PathLike)
+    return f"{len(images)} images" + (f", {images[0]!s} to {images[-1]!s}" if is_file else "")
 
 
 def _absolute(images: Images) -> Images:
-    """Images whose paths are understood in other folders too."""
+    """Return images with absolute paths, for processes in other folders."""
     if isinstance(images, np.ndarray):
         return images
     return [

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_variance
 from rcir.encoders.features import MeanHead, ScalarHead, build_features
-from rcir.errors import InvalidConfig
 from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
 from rcir.options import require_at_least
 
@@ -23,8 +22,8 @@ class TripRegOptions:
 
     Args:
         variance_hidden: width of the variance head's hidden layer; at least 1.
-        unit: divide the vectors by their length, as Warburg et al. (ICCV 2021) do in their
-            comparison; Taha et al. do not.
+        unit: divide the vectors by their length, as Warburg et al. (ICCV 2021) do, and Taha et al.
+            do not.
     """
 
     variance_hidden: int = 128
@@ -37,10 +36,9 @@ class TripRegOptions:
 class TripReg(Encoder):
     """A shared backbone with a head for the vector and one for the log variance.
 
-    `Embedding.vectors` are of any length unless `unit`; `Embedding.variance` (n, 1), from exp(-10)
-    to exp(10) and 1 before training, is the soft triplet loss that an image is expected to have,
-    `Embedding.uncertainty` the same (n,). Both are the variance of no embedding: it ranks nothing,
-    and nothing is drawn from it.
+    `Embedding.vectors` are of any length unless `unit`. `variance` (n, 1), from exp(-10) to exp(10)
+    and 1 before training, is the expected soft triplet loss of an image, `uncertainty` (n,) the
+    same. They are no variance of the vectors: nothing is ranked by them or drawn from them.
     """
 
     Options = TripRegOptions
@@ -63,8 +61,6 @@ class TripReg(Encoder):
         return Embedding(vectors, variance, variance.squeeze(1))
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """The heteroscedastic triplet loss of each tuple, (b,)."""
-        variance = tuples.images.variance
-        if variance is None:
-            raise InvalidConfig("the heteroscedastic loss needs embeddings with a variance")
-        return heteroscedastic_tuple_loss(tuples.vectors, tuples.by_role(variance), tuples.valid)
+        """Return the heteroscedastic triplet loss of each tuple, (b,)."""
+        variance = tuples.by_role(require_variance(tuples.images))
+        return heteroscedastic_tuple_loss(tuples.vectors, variance, tuples.valid)

@@ -25,7 +25,7 @@ from rcir.losses import (
 )
 from rcir.options import require_at_least, require_choices
 
-LARGEST_CONCENTRATION = 1e10  # of draws: float64 does not tell others from their mean
+MAX_CONCENTRATION = 1e10  # float64 cannot distinguish draws of larger ones from their mean
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
@@ -38,7 +38,7 @@ class VonMisesFisherEncoderOptions:
         distance: "mean" ranks by the distance of mean directions; "expected" re-ranks the
             candidates by the root of the expected squared distance, which moves uncertain gallery
             images towards the middle.
-        passes: number of draws, where draws are asked for; at least 2.
+        passes: number of draws of `samples`; at least 2.
     """
 
     concentration_hidden: int = 128
@@ -53,8 +53,8 @@ class VonMisesFisherEncoderOptions:
 class VonMisesFisher(Encoder):
     """A shared backbone with heads for the mean direction and the concentration.
 
-    `Embedding.vectors` are the mean directions, of unit length; ``extra["concentration"]`` (n, 1)
-    is kappa, at most 1e8, `Embedding.uncertainty` (n,) its inverse, which the head predicts.
+    `Embedding.vectors` are the mean directions, of unit length. ``extra["concentration"]`` (n, 1)
+    is kappa, at most 1e8, `uncertainty` (n,) its inverse, which the head predicts.
     """
 
     Options = VonMisesFisherEncoderOptions
@@ -81,12 +81,12 @@ class VonMisesFisher(Encoder):
         return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """The von Mises-Fisher triplet loss of each tuple, (b,)."""
+        """Return the von Mises-Fisher triplet loss of each tuple, (b,)."""
         concentration = tuples.by_role(_concentration(tuples.images))
         return vmf_tuple_loss(tuples.vectors, concentration, tuples.valid, options)
 
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
-        """Distances of draws from Gaussians with the means and, per axis, variances of the vMFs."""
+        """Return distances of draws from Gaussians with the means and variances of the vMFs."""
         dim = queries.vectors.shape[1]
         length = bessel_ratio(_concentration(queries), dim).to(queries.vectors)
         variance = (1 - length.square()).clamp(min=0) / dim
@@ -98,7 +98,7 @@ class VonMisesFisher(Encoder):
         return bool(self.options.distance == "expected")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        """Roots (n, k) of the expected squared distances of n queries to k candidates each."""
+        """Return roots (n, k) of the expected squared distances of n queries to k candidates."""
         n, dim = queries.vectors.shape
         return vmf_expected_squared_distance(
             queries.vectors[:, None],
@@ -115,18 +115,15 @@ class VonMisesFisher(Encoder):
 
 
 def _concentration(embedding: Embedding) -> Tensor:
-    """Concentrations, (n, 1)."""
     if "concentration" not in embedding.extra:
-        raise InvalidConfig(
-            'the von Mises-Fisher loss needs embeddings with extra["concentration"]'
-        )
+        raise InvalidConfig('vMF encoders need embeddings with extra["concentration"]')
     return embedding.extra["concentration"]
 
 
 def draw_von_mises_fisher(
     mean: Tensor, concentration: Tensor, draws: int, generator: torch.Generator
 ) -> Tensor:
-    """Points of the unit sphere, drawn independently.
+    """Draw points (draws, n, d) of the unit sphere independently.
 
     Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics:
     Simulation and Computation 23 (1), 1994.
@@ -134,32 +131,27 @@ def draw_von_mises_fisher(
     Args:
         mean: (n, d) of unit length, d at least 2.
         concentration: (n, 1), above 0.
-        draws: how many of each.
+        draws: number of points for each mean.
         generator: on the CPU, where all is computed.
-
-    Returns:
-        (draws, n, d) of the kind and on the device of `mean`.
 
     Example:
         >>> mean = torch.eye(3)[:1]
-        >>> some = draw_von_mises_fisher(mean, torch.tensor([[1e6]]), 2, torch.Generator())
-        >>> (some @ mean.T).flatten()
+        >>> points = draw_von_mises_fisher(mean, torch.tensor([[1e6]]), 2, torch.Generator())
+        >>> (points @ mean.T).flatten()
         tensor([1.0000, 1.0000])
     """
     direction, kappa = mean.detach().cpu().double(), concentration.detach().cpu().double()
-    kappa = kappa.squeeze(1).clamp(max=LARGEST_CONCENTRATION).expand(draws, -1)
+    kappa = kappa.squeeze(1).clamp(max=MAX_CONCENTRATION).expand(draws, -1)
     cosine = _cosines(kappa, mean.shape[1], generator)[..., None]
     shape = (draws, *direction.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     across = noise - (noise * direction).sum(-1, keepdim=True) * direction
-    points = cosine * direction + (1 - cosine.square()).clamp(min=0).sqrt() * F.normalize(
-        across, dim=-1
-    )
-    return points.to(mean)
+    sine = (1 - cosine.square()).clamp(min=0).sqrt()
+    return (cosine * direction + sine * F.normalize(across, dim=-1)).to(mean)
 
 
 def _cosines(kappa: Tensor, dim: int, generator: torch.Generator) -> Tensor:
-    """Cosines of draws to their means, of concentrations of any shape."""
+    """Draw cosines to the means, for concentrations of any shape."""
     free = dim - 1
     b = free / (2 * kappa + (4 * kappa.square() + free**2).sqrt())
     x = (1 - b) / (1 + b)
@@ -167,14 +159,14 @@ def _cosines(kappa: Tensor, dim: int, generator: torch.Generator) -> Tensor:
     cosines = torch.empty_like(kappa)
     waiting = torch.ones_like(kappa, dtype=torch.bool)
     while waiting.any():
-        own_b, own_x, own_c, own_kappa = (each[waiting] for each in (b, x, c, kappa))
-        # Beta(free / 2, free / 2) as torch draws it with a generator: a coordinate of the sphere.
-        n, kind = len(own_b), torch.float64
+        bw, xw, cw, kw = (values[waiting] for values in (b, x, c, kappa))
+        # Beta(free / 2, free / 2), which torch cannot draw by a generator: a sphere's coordinate.
+        n, kind = len(bw), torch.float64
         noise = torch.randn(n, dim, generator=generator, dtype=kind, device="cpu")
         beta = (1 + F.normalize(noise)[:, 0]) / 2
-        proposed = (1 - (1 + own_b) * beta) / (1 - (1 - own_b) * beta)
+        proposed = (1 - (1 + bw) * beta) / (1 - (1 - bw) * beta)
         uniform = torch.rand(n, generator=generator, dtype=kind, device="cpu")
-        surplus = own_kappa * proposed + free * (1 - own_x * proposed).log() - own_c
+        surplus = kw * proposed + free * (1 - xw * proposed).log() - cw
         accepted = surplus >= uniform.log()
         places = waiting.nonzero()[accepted].unbind(1)
         cosines[places] = proposed[accepted]

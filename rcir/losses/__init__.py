@@ -7,7 +7,6 @@ from rcir.losses.bayesian_triplet import (
     kl_to_prior,
     order_nll,
     triplet_moments,
-    triplet_nll,
 )
 from rcir.losses.tuples import (
     HeteroscedasticOptions,
@@ -16,7 +15,6 @@ from rcir.losses.tuples import (
     TupleRows,
     bounded_log_variance,
     contrastive_loss,
-    heteroscedastic_triplet_loss,
     heteroscedastic_tuple_loss,
     mean_of_valid,
     norm_softmax_loss,
@@ -27,7 +25,6 @@ from rcir.losses.von_mises_fisher import (
     VonMisesFisherOptions,
     bessel_ratio,
     vmf_expected_squared_distance,
-    vmf_triplet_moments,
     vmf_tuple_loss,
 )
 
@@ -43,7 +40,6 @@ __all__ = [
     "bounded_log_variance",
     "contrastive_loss",
     "expected_squared_distance",
-    "heteroscedastic_triplet_loss",
     "heteroscedastic_tuple_loss",
     "kl_to_prior",
     "mean_of_valid",
@@ -52,8 +48,6 @@ __all__ = [
     "point_tuple_loss",
     "triplet_loss",
     "triplet_moments",
-    "triplet_nll",
     "vmf_expected_squared_distance",
-    "vmf_triplet_moments",
     "vmf_tuple_loss",
 ]

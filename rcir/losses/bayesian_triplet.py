@@ -1,4 +1,4 @@
-"""Bayesian triplet loss: the likelihood that a triplet of Gaussians keeps its order.
+"""Bayesian triplet loss: the likelihood that a triplet of Gaussians is in order.
 
 Warburg, Jorgensen, Civera and Hauberg, "Bayesian Triplet Loss", ICCV 2021, with its supplement.
 ``a``, ``p`` and ``n`` are independent Gaussians with means (..., d) and variances (..., 1) for an
@@ -24,9 +24,9 @@ class BayesianTripletOptions:
     Args:
         margin: at least 0, in units of squared distance; 0 as Cai et al. (AAAI 2025) train it.
         kl_scale: at least 0; weight of the KL divergence from the prior.
-        epsilon: at least 0; added to the likelihood of a triplet before its logarithm. With the
-            paper's 1e-8 the loss of a triplet is at most 18.4, and those that are wrong by six
-            standard deviations or more hardly train.
+        epsilon: at least 0; added to the likelihood of a triplet. With the paper's 1e-8 the loss
+            of a triplet is at most 18.4, and those that are wrong by six standard deviations or
+            more hardly train.
     """
 
     margin: float = 0.0
@@ -34,23 +34,22 @@ class BayesianTripletOptions:
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("margin", "kl_scale", "epsilon"):
-            require_not_negative(name, getattr(self, name))
+        require_not_negative(self, "margin", "kl_scale", "epsilon")
 
 
 def _sum(values: Tensor, dim: int) -> Tensor:
-    """Sum over d dimensions of values that are given once (isotropic) or per dimension."""
+    """Sum values, (..., 1) or (..., d), over d dimensions."""
     return values.sum(-1) * (dim if values.shape[-1] == 1 else 1)
 
 
 def triplet_moments(
     means: tuple[Tensor, Tensor, Tensor], variances: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of tau.
+    """Return mean and variance of tau.
 
-    Equal to the supplement's equations 17 to 26, rearranged so that every term of the variance is
-    non-negative: the printed form subtracts and loses all digits in float32 below a variance of
-    1e-7. (The main text's eq. 12 has a sign wrong.)
+    Equations 17 to 26 of the supplement, rearranged so that no term of the variance is negative:
+    the printed form loses all digits in float32 below a variance of 1e-7. (Eq. 12 of the main text
+    has a wrong sign.)
 
     Args:
         means: of anchor, positive, negative; (..., d), broadcast against each other.
@@ -68,44 +67,15 @@ def triplet_moments(
     return mean, variance
 
 
-def triplet_nll(
-    means: tuple[Tensor, Tensor, Tensor],
-    variances: tuple[Tensor, Tensor, Tensor],
-    margin: float = 0.0,
-    epsilon: float = 0.0,
-) -> Tensor:
-    """``-log P(tau < -margin)`` of each triplet under the normal approximation (eq. 8).
-
-    Written with log_ndtr. The published ``-log(Phi + 1e-8)`` is bounded, so that a wrong label
-    costs little, but has no gradient where a triplet is wrong by six standard deviations or more.
-
-    Args:
-        means, variances: as in `triplet_moments`.
-        margin: larger than or equal to 0, in units of squared distance.
-        epsilon: larger than or equal to 0, see `order_nll`.
-
-    Returns:
-        (...) losses. Gradients are finite: below about 1e-18 in float32 (1e-153 in float64), a
-        variance of tau is taken to be that.
-
-    Example:
-        >>> import torch
-        >>> means = tuple(torch.tensor([[1., 0.], [.8, .6], [0., 1.]], dtype=torch.float64))
-        >>> variances = tuple(torch.tensor([[.1], [.2], [.3]], dtype=torch.float64))
-        >>> round(triplet_nll(means, variances, margin=0.1).item(), 6)
-        0.218746
-    """
-    return order_nll(*triplet_moments(means, variances), margin, epsilon)
-
-
 def order_nll(mean: Tensor, variance: Tensor, margin: float = 0.0, epsilon: float = 0.0) -> Tensor:
-    """``-log(P(tau < -margin) + epsilon)`` of a normal tau.
+    """Return ``-log(P(tau < -margin) + epsilon)``, with tau normal (eq. 8).
 
     Args:
-        mean, variance: of tau, (...); variances below about 1e-18 in float32 (1e-153 in float64)
-            are taken to be that.
-        margin: larger than or equal to 0, in units of squared distance.
-        epsilon: larger than or equal to 0; above 0, losses are at most ``-log(epsilon)``.
+        mean, variance: of tau, (...), see `triplet_moments`; smaller variances than about 1e-18 in
+            float32 (1e-153 in float64) count as that.
+        margin: at least 0, in units of squared distance.
+        epsilon: at least 0; above 0, losses are at most ``-log(epsilon)``, and have no gradient
+            where a triplet is wrong by six standard deviations or more.
 
     Returns:
         (...) losses with finite gradients.
@@ -125,9 +95,9 @@ def order_nll(mean: Tensor, variance: Tensor, margin: float = 0.0, epsilon: floa
 
 
 def _log_ndtr(z: Tensor) -> Tensor:
-    """log Phi(z) with its gradient: torch's own overflows from z = -1,000 on in float32."""
+    """Return log Phi(z); the gradient of torch's own overflows from z = -1,000 on in float32."""
     below, middle = z < -1, z.new_full((), -1.0)
-    # Not by clamp, which halves or drops the gradient of what lies on its bound.
+    # Not by clamp, which halves or drops the gradient on its bound.
     low, high = torch.where(below, z, middle), torch.where(below, middle, z)
     tail = (erfcx(-low / math.sqrt(2)) / 2).log() - low.square() / 2
     return torch.where(below, tail, log_ndtr(high))
@@ -136,26 +106,27 @@ def _log_ndtr(z: Tensor) -> Tensor:
 def bayesian_tuple_loss(
     mean: TupleRows, variance: TupleRows, valid: Tensor, options: BayesianTripletOptions
 ) -> Tensor:
-    """The loss of each tuple, (b,): the mean over its triplets, plus its weighted KL divergences.
+    """Return the loss of each tuple, (b,): the mean over its triplets, plus weighted divergences.
 
     Args:
         mean, variance: of the tuples; variances are (..., 1) or (..., d).
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
-        options: margin and weight of the divergences.
+        options: margin, epsilon and weight of the divergences.
     """
-    nll = mean_of_valid(triplet_nll(mean, variance, options.margin, options.epsilon), valid)
+    losses = order_nll(*triplet_moments(mean, variance), options.margin, options.epsilon)
+    nll = mean_of_valid(losses, valid)
     anchor, positive, negatives = map(kl_to_prior, mean, variance)
     divergence = (anchor + positive).squeeze(1) + mean_of_valid(negatives, valid)
     return nll + options.kl_scale * divergence
 
 
 def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = None) -> Tensor:
-    """KL divergence of N(mean, variance) from N(0, prior_variance I), in nats.
+    """Return the KL divergence of N(mean, variance) from N(0, prior_variance I), in nats.
 
     Args:
         mean: (..., d).
         variance: (..., 1) or (..., d), above 0.
-        prior_variance: 1 / d unless given, the prior that concentrates near unit length.
+        prior_variance: by default 1 / d, which concentrates near unit length.
 
     Returns:
         (...) divergences.
@@ -169,15 +140,15 @@ def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = N
 def expected_squared_distance(
     mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor
 ) -> Tensor:
-    """``E |x - y|^2`` of two independent Gaussians: squared distance plus both traces.
+    """Return ``E |x - y|^2`` of two independent Gaussians: squared distance plus both traces.
 
     Args:
         mean, other_mean: (..., d).
         variance, other_variance: (..., 1) or (..., d).
 
     Returns:
-        (...) squared distances. With isotropic variances the traces count d times, which the
-        reference code of Cai et al. (AAAI 2025) leaves out.
+        (...) squared distances. Isotropic variances count d times, unlike in the code of Cai et al.
+        (AAAI 2025).
     """
     dim = mean.shape[-1]
     squared = (mean - other_mean).square().sum(-1)

@@ -1,12 +1,10 @@
 """Losses of points: of tuples of an anchor, a positive and several negatives, and of labels.
 
-- Heteroscedastic triplet loss, a soft triplet loss that every image may discount, at a price: Taha,
-  Chen, Misu, Shrivastava and Davis, "Unsupervised data uncertainty learning in visual retrieval
-  systems", 2019, arXiv 1902.02586. Their regulariser, lambda times the squared norm of the weights,
-  is the weight decay of the optimizer.
-- Normalised softmax loss, the cross entropy of the cosines to a learned vector per label: Zhai and
-  Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the vectors are the
-  proxies of Movshovitz-Attias et al., ICCV 2017.
+- Heteroscedastic triplet loss, which every image may discount at a price: Taha, Chen, Misu,
+  Shrivastava and Davis, "Unsupervised data uncertainty learning in visual retrieval systems", 2019,
+  arXiv 1902.02586. Their regulariser is the weight decay of the optimizer.
+- Normalised softmax loss: Zhai and Wu, "Classification is a strong baseline for deep metric
+  learning", BMVC 2019, with the proxies of Movshovitz-Attias et al., ICCV 2017.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ CONTRASTIVE: dict[str, ContrastiveForm] = {
     "contrastive-hadsell": "hadsell",
     "contrastive-soft": "soft",
 }
-BOUND = 10.0  # of a log variance, either way
+MAX_LOG_VARIANCE = 10.0  # of either sign
 
 
 def contrastive_loss(
@@ -44,13 +42,13 @@ def contrastive_loss(
     form: ContrastiveForm = "squared-gap",
     scale: float = 10.0,
 ) -> Tensor:
-    """The loss of each pair, d being its distance: small if those that match are near each other.
+    """Return the loss of each pair at distance d.
 
     Args:
         first, second: (..., d), broadcast against each other.
         match: whether these are pairs that match.
-        margin: m, larger than or equal to 0, in units of the distance (unit vectors are at most 2
-            apart): pairs that do not match are pushed apart up to it.
+        margin: m, at least 0, in units of the distance (unit vectors are at most 2 apart), up to
+            which pairs that do not match are pushed apart.
         form: "squared-gap", ``d^2 / 2`` of pairs that match and ``max(0, m^2 - d^2) / 2`` of
             others, plus or minus the same function wherever there is a gradient (the likelihood of
             Warburg et al., 2023, arXiv 2302.01332); "linear", ``d`` and ``max(0, m - d)`` (what
@@ -76,7 +74,7 @@ def contrastive_loss(
     squared = (first - second).square().sum(-1)
     if form == "squared-gap":
         return (squared if match else F.relu(margin**2 - squared)) / 2
-    # The root has no gradient at 0, where two images have the same embedding.
+    # The root has no gradient at 0.
     distance = (squared + 1e-12).sqrt()
     if form == "soft":
         return F.softplus(scale * (distance - margin) * (1 if match else -1))
@@ -92,18 +90,21 @@ def triplet_loss(
     margin: float = 0.1,
     form: TripletForm = "squared",
 ) -> Tensor:
-    """The loss of each triplet.
+    """Return the loss of each triplet.
 
     Args:
         anchor, positive, negative: (..., d), broadcast against each other.
-        margin: larger than or equal to 0, in units of the distance used; unused by "soft".
+        margin: at least 0, in units of the distance of the form; unused by "soft".
         form: "squared", ``max(0, |a-p|^2 - |a-n|^2 + m)`` (Warburg et al., ICCV 2021, eq. 2;
             Cai et al., AAAI 2025, eq. 19); "unsquared", the same with plain distances (what the
             code of the latter trains); "soft", ``log(1 + exp(|a-p| - |a-n|))`` (Hermans et al.,
             2017, arXiv 1703.07737).
 
     Returns:
-        (...) losses; reduce them as the tuples demand.
+        (...) losses.
+
+    Raises:
+        InvalidConfig: there is no such form.
 
     Example:
         >>> import torch
@@ -116,7 +117,7 @@ def triplet_loss(
     far = (anchor - negative).square().sum(-1)
     if form == "squared":
         return F.relu(near - far + margin)
-    # The root has no gradient at 0, where a positive equals its anchor.
+    # The root has no gradient at 0.
     near, far = (near + 1e-12).sqrt(), (far + 1e-12).sqrt()
     return F.softplus(near - far) if form == "soft" else F.relu(near - far + margin)
 
@@ -126,9 +127,8 @@ class PointLossOptions:
     """Options of the loss of point embeddings: `loss` in a training's configuration.
 
     Args:
-        margin: at least 0, in units of the form's distance; unused by "soft". Left out, it is 0.1
-            for the triplet forms, and 0.7 for the contrastive ones (Warburg et al., 2023, of small
-            pictures).
+        margin: at least 0, in units of the form's distance; unused by "soft". By default 0.1 for
+            triplets, and 0.7 for pairs (Warburg et al., 2023, on small images).
         form: of triplets, "squared", "unsquared" or "soft", see `triplet_loss`; or of pairs,
             "contrastive", "contrastive-linear", "contrastive-hadsell" or "contrastive-soft", the
             forms "squared-gap", "linear", "hadsell" and "soft" of `contrastive_loss`.
@@ -147,19 +147,20 @@ class PointLossOptions:
         require_choice("loss.form", self.form, PointForm)
         if self.margin is None:
             object.__setattr__(self, "margin", 0.7 if self.form in CONTRASTIVE else 0.1)
-        require_not_negative("margin", cast(float, self.margin))
+        require_not_negative(self, "margin")
         if not 0 < self.scale < math.inf:
             raise InvalidConfig(f"loss.scale is {self.scale}; it must be above 0, and finite")
 
 
-def require_not_negative(name: str, value: float) -> None:
-    """Raise `InvalidConfig` of an option of a loss that is below 0."""
-    if not value >= 0:
-        raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
+def require_not_negative(options: object, *names: str) -> None:
+    """Raise `InvalidConfig` for the first named option of a loss that is negative or NaN."""
+    for name in names:
+        if not (value := getattr(options, name)) >= 0:
+            raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
 class TupleRows(NamedTuple):
-    """Numbers of the images of b tuples, such as their vectors, by the role of the image.
+    """Values of the images of b tuples, such as their vectors, by the role of the image.
 
     Attributes:
         anchor, positive: (b, 1, d).
@@ -178,11 +179,11 @@ class TupleRows(NamedTuple):
 
     @classmethod
     def split(cls, rows: Tensor, valid: Tensor) -> Self:
-        """Split (b + b + b * j, d) rows: of anchors, of positives, of negatives anchor by anchor.
+        """Split rows (b + b + b * j, d): anchors, positives, and negatives anchor by anchor.
 
         Args:
             rows: of the images of all tuples.
-            valid: (b, j), whose shape says how many there are.
+            valid: (b, j), of which only the shape is used.
         """
         b, j = valid.shape
         anchor, positive, negatives = rows.split([b, b, b * j])
@@ -190,24 +191,23 @@ class TupleRows(NamedTuple):
 
 
 def mean_of_valid(losses: Tensor, valid: Tensor) -> Tensor:
-    """(b,) means over the negatives that count, of (b, j) losses."""
+    """Return the means (b,) of losses (b, j) over the negatives that count."""
     weights = valid / valid.sum(1, keepdim=True).to(losses.dtype)
     return (losses * weights).sum(1)
 
 
 def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOptions) -> Tensor:
-    """The loss of each tuple of point embeddings, (b,).
+    """Return the loss of each tuple of point embeddings, (b,).
 
-    Of triplets, the mean over those of the tuple. Contrastive, the loss of its anchor with its
-    positive plus the mean loss of its anchor with the negatives that count: pairs that match and
-    pairs that do not have the same weight. (The code of Warburg et al., 2023, leaves pairs without
-    a loss out of its means, so that the weight of a pair depends on the others of its batch; here
-    it does not.)
+    For triplet forms, the mean over the triplets of the tuple. For contrastive forms, the loss of
+    the matching pair plus the mean loss of the other pairs. (The code of Warburg et al., 2023,
+    leaves pairs without a loss out of its means, so that the weight of a pair depends on its
+    batch.)
 
     Args:
         vectors: of the tuples.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
-        options: margin and form.
+        options: margin, form and scale.
 
     Example:
         >>> import torch
@@ -233,65 +233,52 @@ def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOption
 
 @dataclass(frozen=True)
 class HeteroscedasticOptions:
-    """The options of the heteroscedastic triplet loss: none, as it is soft and has no margin."""
+    """Options of the heteroscedastic triplet loss, which has none."""
 
 
 def bounded_log_variance(values: Tensor) -> Tensor:
-    """Any numbers as log variances between -10 and 10, about unchanged near 0.
+    """Map any numbers to log variances between -10 and 10, almost unchanged near 0.
 
-    The loss of an easy triplet falls without end as its variances go to 0. An arc tangent bounds
-    them: beyond a clamp, and soon in a hyperbolic tangent, values have no gradient in float32, and
-    would never come back.
+    Without a bound, the loss of an easy triplet falls without end as its variances go to 0. Values
+    beyond a clamp, or far in a hyperbolic tangent, would have no gradient in float32; those of an
+    arc tangent do.
 
     Example:
         >>> import torch
         >>> bounded_log_variance(torch.tensor([-1e9, 0.1, 1e9]))
         tensor([-10.0000,   0.1000,  10.0000])
     """
-    slope = math.pi / 2 / BOUND
+    slope = math.pi / 2 / MAX_LOG_VARIANCE
     return (values * slope).atan() / slope
 
 
-def heteroscedastic_triplet_loss(
-    vectors: tuple[Tensor, Tensor, Tensor], log_variances: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
-    """``1/2 sum_x exp(-s_x) L + 1/2 sum_x s_x`` of each triplet, x its anchor, positive, negative.
-
-    L is the soft triplet loss ``log(1 + exp(|a-p| - |a-n|))``. The sum is least where the variance
-    ``exp(s)`` of an image is its expected L; at ``s = 0`` it is 3/2 L. (The printed eq. 12 has the
-    inverse of the variance in the logarithm, by which the sum has no least value.)
-
-    Args:
-        vectors: of anchor, positive, negative; (..., d), broadcast against each other.
-        log_variances: likewise (..., 1).
-
-    Returns:
-        (...) losses, of either sign.
-
-    Example:
-        >>> import torch
-        >>> vectors, s = torch.tensor([[0., 0.], [3., 4.], [0., 5.]]), torch.zeros(3, 1)
-        >>> heteroscedastic_triplet_loss(tuple(vectors), tuple(s))  # 3/2 log 2
-        tensor(1.0397)
-    """
-    soft = triplet_loss(*vectors, form="soft")
-    a, p, n = (each.squeeze(-1) for each in log_variances)
-    return ((-a).exp() + (-p).exp() + (-n).exp()) * soft / 2 + (a + p + n) / 2
-
-
 def heteroscedastic_tuple_loss(vectors: TupleRows, variance: TupleRows, valid: Tensor) -> Tensor:
-    """The loss of each tuple, (b,): the mean over its triplets.
+    """Return the loss of each tuple, (b,): the mean over its triplets.
 
-    So each negative answers for its own triplet; in the k-tuples of Taha et al. one loss is shared
-    by all images of a tuple. With one negative they are the same.
+    The loss of a triplet is ``1/2 sum_x (L / v_x + log v_x)``, x its anchor, positive and negative,
+    v_x the variance of x, and L the soft triplet loss ``log(1 + exp(|a-p| - |a-n|))``. The sum is
+    least where the variance of an image is its expected L. (The printed eq. 12 has the inverse of
+    the variance in the logarithm, by which the sum has no least value, and one loss for all images
+    of a tuple.)
 
     Args:
         vectors: of the tuples.
         variance: of the tuples, (..., 1), above 0.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
+
+    Returns:
+        (b,) losses, of either sign.
+
+    Example:
+        >>> import torch
+        >>> vectors, valid = torch.tensor([[0., 0.], [3., 4.], [0., 5.]]), torch.ones(1, 1).bool()
+        >>> rows = [TupleRows.split(values, valid) for values in (vectors, torch.ones(3, 1))]
+        >>> heteroscedastic_tuple_loss(*rows, valid)  # 3/2 log 2
+        tensor([1.0397])
     """
-    log_variances = TupleRows(*(each.log() for each in variance))
-    losses = heteroscedastic_triplet_loss(vectors, log_variances)
+    soft = triplet_loss(*vectors, form="soft")
+    a, p, n = (values.log().squeeze(-1) for values in variance)
+    losses = ((-a).exp() + (-p).exp() + (-n).exp()) * soft / 2 + (a + p + n) / 2
     return mean_of_valid(losses, valid)
 
 
@@ -313,11 +300,11 @@ class NormSoftmaxOptions:
 def norm_softmax_loss(
     vectors: Tensor, proxies: Tensor, labels: Tensor, temperature: float = 0.1
 ) -> Tensor:
-    """``-log softmax(cos(x, w) / t)`` of the proxy of each vector's label.
+    """Return ``-log softmax(cos(x, w) / t)`` of the proxy of each vector's label.
 
     Args:
         vectors: (b, d), of any length above 0.
-        proxies: (n, d), likewise; one for each label.
+        proxies: (n, d), likewise; one per label.
         labels: (b,) int64 in [0, n).
         temperature: above 0.
 

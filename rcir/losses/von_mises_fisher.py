@@ -1,7 +1,7 @@
 """Triplet loss of von Mises-Fisher distributions, and the Bessel functions that it needs.
 
 In d dimensions the order is ``v = d / 2 - 1``. At ``v + 32`` the uniform asymptotic expansion of
-large order (Abramowitz and Stegun, 9.7.7) is exact to double precision at every concentration; the
+large order (Abramowitz and Stegun, 9.7.7) is exact to double precision at every concentration. The
 recurrence (9.6.26), stable downwards, leads from there to v.
 """
 
@@ -17,10 +17,10 @@ from torch import Tensor
 from rcir.losses.bayesian_triplet import order_nll
 from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
 
-ABOVE = 32  # orders between that of the expansion and v
-SMALL = 0.03  # of the root of d: below it a series is used, where the rest would cancel
+RECURRENCES = 32  # orders between that of the expansion and v
+SERIES_LIMIT = 0.03  # times the root of d: a series is used below, where other terms would cancel
 SLOPE_TERMS = 6  # of the asymptotic series of the variance along the mean
-# Numerators of u_1 to u_4 by ascending powers of p, which begin at p^i and go by squares.
+# Numerators and denominator of u_1 to u_4. Powers of p ascend by two from p^i.
 EXPANSION = (
     ((3, -5), 24),
     ((81, -462, 385), 1152),
@@ -30,7 +30,7 @@ EXPANSION = (
 
 
 def bessel_ratio(concentration: Tensor, dim: int) -> Tensor:
-    """``A_d(kappa) = I_{v+1}(kappa) / I_v(kappa)``, the mean resultant length, differentiable.
+    """Return the mean resultant length ``A_d(kappa) = I_{v+1}(kappa) / I_v(kappa)``.
 
     Args:
         concentration: kappa, (...), at least 0.
@@ -48,19 +48,14 @@ def bessel_ratio(concentration: Tensor, dim: int) -> Tensor:
 
 
 def growth_and_ratio(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """``log(Gamma(d/2) (2 / kappa)^v I_v(kappa))``, which is 0 at 0, and its derivative `A_d`.
+    """Return ``log(Gamma(d/2) (2 / kappa)^v I_v(kappa))``, 0 at 0, and its derivative `A_d`.
 
-    Args:
-        concentration: kappa, (...), at least 0.
-        dim: at least 2.
-
-    Returns:
-        two tensors (...), float64.
+    Args and types are those of `bessel_ratio`.
     """
     kappa = concentration.double()
-    least = SMALL * math.sqrt(dim)
+    least = SERIES_LIMIT * math.sqrt(dim)
     small = kappa < least
-    # Each branch is given what it can take, or its gradients would be NaN in the other's place.
+    # Each branch gets arguments in its range, or its gradients would be NaN in the other's place.
     near = torch.where(small, kappa, 0.0)
     far = torch.where(small, least, kappa)
     log_bessel_far, ratio_far = _by_recurrence(far, dim / 2 - 1)
@@ -70,7 +65,7 @@ def growth_and_ratio(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_series(kappa: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Growth and ratio, relative errors below 1e-10 for kappa^2 below `SMALL`^2 times dim."""
+    """Return growth and ratio, with relative errors below 1e-10 up to `SERIES_LIMIT`."""
     square = kappa.square()
     second, third = 1 / (dim * (dim + 2)), 2 / (dim**2 * (dim + 2) * (dim + 4))
     growth = square / (2 * dim) * (1 - second / 2 * square + third / 3 * square.square())
@@ -78,8 +73,8 @@ def _by_series(kappa: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_recurrence(kappa: Tensor, order: float) -> tuple[Tensor, Tensor]:
-    """``log I_v`` and ``I_{v+1} / I_v``."""
-    w = order + ABOVE
+    """Return ``log I_v`` and ``I_{v+1} / I_v``."""
+    w = order + RECURRENCES
     s = (w**2 + kappa.square()).sqrt()
     p = w / s
     series, slope = torch.zeros_like(p), torch.zeros_like(p)
@@ -89,16 +84,16 @@ def _by_recurrence(kappa: Tensor, order: float) -> tuple[Tensor, Tensor]:
     log_value = s + w * (kappa / (w + s)).log() - 0.5 * (2 * math.pi * s).log() + series.log()
     slope = slope * (-(p**3) * kappa / w**2)
     ratio = kappa / (w + s) - kappa / (2 * s.square()) + slope / series
-    # I of an order and of the next one, divided by that of order w. No number overflows: kappa is
-    # at least `SMALL` times the root of the dimension.
+    # I of an order and of the next one, divided by that of order w. No number overflows, since
+    # kappa is at least `SERIES_LIMIT` times the root of the dimension.
     value, following, step = torch.ones_like(ratio), ratio, 2 / kappa
-    for above in range(ABOVE, 0, -1):
+    for above in range(RECURRENCES, 0, -1):
         value, following = torch.addcmul(following, step, value, value=order + above), value
     return log_value + value.log(), following / value
 
 
 def _expansion(w: float) -> list[float]:
-    """Coefficients of the powers of p in ``1 + sum u_i(p) / w^i``, the highest power first."""
+    """Return the coefficients of ``1 + sum u_i(p) / w^i``, the highest power of p first."""
     coefficients = [1.0] + [0.0] * 12
     for i, (numerators, denominator) in enumerate(EXPANSION, 1):
         for j, numerator in enumerate(numerators):
@@ -119,39 +114,28 @@ class VonMisesFisherOptions:
     kl_scale: float = 1e-6
 
     def __post_init__(self) -> None:
-        require_not_negative("margin", self.margin)
-        require_not_negative("kl_scale", self.kl_scale)
+        require_not_negative(self, "margin", "kl_scale")
 
 
 def vmf_triplet_moments(
-    means: tuple[Tensor, Tensor, Tensor], concentrations: tuple[Tensor, Tensor, Tensor]
+    means: tuple[Tensor, Tensor, Tensor], terms: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of tau, exact.
+    """Return mean and variance of tau, exact and in float64.
 
     From ``E x = A mu`` and variances of ``A / kappa`` across mu and of ``1 - A^2 - (d - 1) A /
     kappa`` along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in
-    independent vectors. All terms of its variance are positive, so that it keeps its digits.
+    independent vectors. No term of its variance is negative, so that it keeps its digits.
 
     Args:
         means: of anchor, positive, negative; (..., d), of unit length, broadcast against each
             other.
-        concentrations: likewise (..., 1), above 0.
-
-    Returns:
-        E tau and Var tau, each (...), float64.
+        terms: of the same images, see `vmf_image_terms`.
     """
-    return _moments(means, _image_terms(concentrations, means[0].shape[-1]))
-
-
-def _moments(
-    means: tuple[Tensor, Tensor, Tensor], terms: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of tau, of the means and `_image_terms` of anchor, positive, negative."""
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]
     (la, ea, va, _), (lp, ep, vp, _), (ln, en, vn, _) = terms
     ap, an = (a * p).sum(-1), (a * n).sum(-1)
-    # The parts of p and n across a: 1 - cos^2 would lose the digits of small angles.
+    # The parts of p and n across a, since 1 - cos^2 would lose the digits of small angles.
     across_p, across_n = p - ap[..., None] * a, n - an[..., None] * a
     along, across = ln * an - lp * ap, ln[..., None] * across_n - lp[..., None] * across_p
     variance = ea * across.square().sum(-1) + va * along.square()
@@ -163,13 +147,13 @@ def _moments(
     return 2 * la * along, 4 * variance
 
 
-def _image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
-    """A, variances across and along the mean, divergence of several (..., 1), each (4, ...).
+def vmf_image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Return A, variances across and along the mean, and divergence, (4, ...) for each (..., 1).
 
     The KL divergence is that from the uniform distribution on the sphere, in nats: ``kappa A(kappa)
     + v log(kappa / 2) - log I_v(kappa) - log Gamma(d / 2)``.
     """
-    # All at once: the recurrence takes about as long for one image as for a whole batch.
+    # Together, since the recurrence takes about as long for one image as for a whole batch.
     kappa = torch.cat([each.flatten() for each in concentrations]).double()
     growth, length = growth_and_ratio(kappa, dim)
     across = length / kappa
@@ -182,10 +166,10 @@ def _image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
 
 
 def _variance_along(kappa: Tensor, length: Tensor, across: Tensor, dim: int) -> Tensor:
-    """``1 - A^2 - (d - 1) A / kappa``, the variance along the mean; relative errors below 1e-9.
+    """Return the variance along the mean, ``1 - A^2 - (d - 1) A / kappa``, within 1e-9.
 
     It is ``dA / dkappa``, about ``(d - 1) / (2 kappa^2)`` at large kappa, where the difference
-    would have no digits left.
+    would lose all digits.
     """
     far = kappa > 100 + 16 * dim
     inverse = torch.where(far, 1 / kappa, 0.0)
@@ -196,9 +180,9 @@ def _variance_along(kappa: Tensor, length: Tensor, across: Tensor, dim: int) -> 
 
 
 def _slope_coefficients(dim: int) -> list[float]:
-    """Coefficients of ``kappa^2 dA / dkappa`` by powers of 1 / kappa, the highest power first.
+    """Return coefficients of ``kappa^2 dA / dkappa``, the highest power of 1 / kappa first.
 
-    Those of A follow from its differential equation ``dA / dkappa = 1 - A^2 - (d - 1) A / kappa``.
+    They follow from the differential equation ``dA / dkappa = 1 - A^2 - (d - 1) A / kappa``.
     """
     powers = [1.0]
     for k in range(1, SLOPE_TERMS + 1):
@@ -210,20 +194,17 @@ def _slope_coefficients(dim: int) -> list[float]:
 def vmf_tuple_loss(
     mean: TupleRows, concentration: TupleRows, valid: Tensor, options: VonMisesFisherOptions
 ) -> Tensor:
-    """The loss of each tuple, (b,): the mean over its triplets, plus its weighted KL divergences.
+    """Return the loss of each tuple, (b,): the mean over its triplets, plus weighted divergences.
 
     Args:
         mean: of the tuples, of unit length.
-        concentration: of the tuples, (..., 1).
+        concentration: of the tuples, (..., 1), above 0.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
         options: margin and weight of the divergences.
-
-    Returns:
-        (b,) losses of the kind of `mean`.
     """
-    terms = _image_terms(concentration, mean.anchor.shape[-1])
-    nll = mean_of_valid(order_nll(*_moments(mean, terms), options.margin), valid)
-    anchor, positive, negatives = (each[3] for each in terms)
+    terms = vmf_image_terms(concentration, mean.anchor.shape[-1])
+    nll = mean_of_valid(order_nll(*vmf_triplet_moments(mean, terms), options.margin), valid)
+    anchor, positive, negatives = (values[3] for values in terms)
     divergence = (anchor + positive).squeeze(1) + mean_of_valid(negatives, valid)
     return (nll + options.kl_scale * divergence).to(mean.anchor.dtype)
 
@@ -231,7 +212,7 @@ def vmf_tuple_loss(
 def vmf_expected_squared_distance(
     mean: Tensor, concentration: Tensor, other_mean: Tensor, other_concentration: Tensor
 ) -> Tensor:
-    """``E |x - y|^2 = 2 - 2 A(kappa_x) A(kappa_y) cos`` of two independent von Mises-Fishers.
+    """Return ``E |x - y|^2 = 2 - 2 A(kappa_x) A(kappa_y) cos`` of two independent vMFs.
 
     Args:
         mean, other_mean: (..., d), of unit length.
@@ -249,5 +230,5 @@ def vmf_expected_squared_distance(
     dim = mean.shape[-1]
     lengths = bessel_ratio(concentration, dim) * bessel_ratio(other_concentration, dim)
     cosine = (mean.double() * other_mean.double()).sum(-1)
-    # Means are of unit length up to rounding: the cosine may be a little above 1.
+    # By rounding, the cosine may be a little above 1.
     return (2 - 2 * lengths.squeeze(-1) * cosine).clamp(min=0)

@@ -621,9 +621,9 @@ class Searcher:
             queries.vectors, left_out=self._left_out(queries)
         )
         if self.items is not None and self.encoder is not None and queries.embedding is not None:
-            from rcir.encoders.rerank import reranked
+            from rcir.encoders.rerank import rerank
 
-            distances, positions = reranked(self.encoder, queries.embedding, self.items, positions)
+            distances, positions = rerank(self.encoder, queries.embedding, self.items, positions)
         uncertainty, votes = self.item_uncertainty, None
         if self.relevance is not None and self.labels is None:  # labels are counted on demand
             votes = count_matches(self.relevance, positions, VOTERS)

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
-from rcir.encoders.batches import BATCH, draw_samples
 from rcir.encoders.batches import embed as embed_all
 from rcir.encoders.features import floored_softplus
 from rcir.encoders.vmf import draw_von_mises_fisher
@@ -182,15 +181,15 @@ def test_draws_of_btl_have_its_mean_and_variance():
 
 
 def test_draws_of_batches_are_independent_and_the_mode_is_restored():
-    encoder, preprocessing = build("btl", passes=40).train(), Preprocessing()
-    same = np.repeat((pictures(1)[:, 0].numpy() * 255).astype(np.uint8), 2 * BATCH, axis=0)
-    drawn = draw_samples(encoder, preprocessing, same)
+    encoder, same = build("btl", passes=40).train(), pictures(1).repeat(100, 1, 1, 1)
+    noise = generator()
+    first, second = (encoder.samples(same, noise) for _ in range(2))
     assert encoder.training
-    assert drawn.shape == (40, 2 * BATCH, 8)
-    noise = drawn - encoder.embed(preprocessing(same[:1])).vectors
-    first, second = noise[:, :BATCH].flatten(), noise[:, BATCH:].flatten()
-    assert torch.corrcoef(torch.stack([first, second]))[0, 1].abs() < 0.03
-    assert torch.equal(draw_samples(encoder, preprocessing, same), drawn)
+    assert first.shape == (40, 100, 8)
+    mean = encoder.embed(same[:1]).vectors
+    apart = torch.stack([(drawn - mean).flatten() for drawn in (first, second)])
+    assert torch.corrcoef(apart)[0, 1].abs() < 0.03
+    assert torch.equal(encoder.samples(same, generator()), first)
 
 
 def test_passes_and_members_are_the_draws_of_mc_dropout_and_ensembles():

@@ -112,7 +112,7 @@ def unreachable(tmp_path, monkeypatch):
     """A hub that closes every connection; returns the list of connections so far."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_offline_mode", hub._OfflineMode())
+    monkeypatch.setattr(hub, "_failures", {})
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -22,6 +22,10 @@ from rcir.losses.pairs import (
 SCALE, SHIFT = 1.3, 2.1
 
 
+def logits_of(first, second):
+    return match_logits(first, second, SCALE, SHIFT)
+
+
 def samples(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -41,11 +45,11 @@ def test_loss_and_probabilities_are_means_over_all_sample_pairs():
     first, second = samples(4, 3), samples(5, 3, seed=1)
     p = naive_probabilities(first, second)
     for match, expected in ((True, -np.log(p).mean()), (False, -np.log(1 - p).mean())):
-        loss = soft_contrastive_loss(first, second, torch.tensor(match), SCALE, SHIFT)
+        loss = soft_contrastive_loss(logits_of(first, second), torch.tensor(match))
         assert loss.item() == pytest.approx(expected, rel=1e-12)
-    mismatch = mismatch_probability(first, second, SCALE, SHIFT)
+    mismatch = mismatch_probability(logits_of(first, second))
     assert mismatch.item() == pytest.approx(1 - p.mean(), rel=1e-12)
-    assert match_nll(first, second, SCALE, SHIFT).item() == pytest.approx(-np.log(p.mean()))
+    assert match_nll(logits_of(first, second)).item() == pytest.approx(-np.log(p.mean()))
 
 
 @pytest.mark.parametrize("match", [True, False])
@@ -53,7 +57,7 @@ def test_gradients_agree_with_finite_differences(match):
     inputs = samples(4, 3), samples(5, 3, seed=1), torch.tensor(SCALE), torch.tensor(SHIFT)
     leaves = [leaf.double().requires_grad_() for leaf in inputs]
     assert torch.autograd.gradcheck(
-        lambda x, y, *line: soft_contrastive_loss(x, y, torch.tensor(match), *line), leaves
+        lambda *given: soft_contrastive_loss(match_logits(*given), torch.tensor(match)), leaves
     )
 
 
@@ -62,7 +66,7 @@ def test_gradients_are_finite_where_a_pair_is_hopeless_or_at_one_place(match):
     for distance in (0.0, 1e-30, 1e4):
         x = torch.zeros(2, 3, requires_grad=True)
         y = torch.full((2, 3), distance, requires_grad=True)
-        loss = soft_contrastive_loss(x, y, torch.tensor(match), 1.0, 1.0)
+        loss = soft_contrastive_loss(match_logits(x, y, 1.0, 1.0), torch.tensor(match))
         loss.backward()
         assert torch.isfinite(loss)
         assert torch.isfinite(x.grad).all()
@@ -70,20 +74,17 @@ def test_gradients_are_finite_where_a_pair_is_hopeless_or_at_one_place(match):
 
 
 def test_certain_and_impossible_matches_keep_their_digits_in_single_precision():
-    x = torch.zeros(1, 1)
-    near, far = match_nll(x, torch.tensor([[0.1], [0.11]])[:, None], 1.0, 15.0)
-    for nll, logit in ((near, 14.9), (far, 14.89)):
-        assert nll.item() == pytest.approx(np.log1p(np.exp(-logit)), rel=1e-5)
-    far, farther = match_nll(x, torch.tensor([[400.0], [401.0]])[:, None], 1.0, 1.0)
-    assert (far.item(), farther.item()) == pytest.approx((399, 400), rel=1e-6)
-    certain = match_nll(torch.zeros(8, 2), torch.zeros(8, 2), 1.0, 200.0)
-    assert 0 <= certain.item() < 1e-6
+    logits = torch.tensor([14.9, 14.89, -399.0, -400.0])
+    nll = match_nll(logits[:, None, None])
+    np.testing.assert_allclose(nll[:2], torch.log1p((-logits[:2].double()).exp()), rtol=1e-5)
+    np.testing.assert_allclose(nll[2:], [399, 400], rtol=1e-6)
+    assert 0 <= match_nll(torch.full((8, 8), 200.0)).item() < 1e-6
 
 
 def test_the_distance_of_an_impossible_match_has_a_gradient():
     """One minus a probability of 0 has no logarithm, in the branch that is not taken."""
     x, y = torch.zeros(3, 2), torch.full((3, 2), 300.0, requires_grad=True)
-    match_nll(x, y, scale=1.0, shift=5.0).backward()
+    match_nll(match_logits(x, y, 1.0, 5.0)).backward()
     torch.testing.assert_close(y.grad, torch.full((3, 2), 0.5**0.5 / 3))
 
 
@@ -101,14 +102,15 @@ def test_loss_of_two_gaussians_agrees_with_quadrature(match):
 
         return integrate.quad(density, -12, 14, points=[0])[0]
 
-    loss = soft_contrastive_loss(first, second, torch.tensor(match), SCALE, SHIFT)
+    logits = logits_of(first, second)
+    loss = soft_contrastive_loss(logits, torch.tensor(match))
     exact = expected(lambda p: -np.log(p if match else 1 - p))
     assert loss.item() == pytest.approx(exact, rel=0.01)
     assert abs(exact - expected(lambda p: -np.log(1 - p if match else p))) > 0.2 * exact
-    mismatch = mismatch_probability(first, second, SCALE, SHIFT)
+    mismatch = mismatch_probability(logits)
     assert mismatch.item() == pytest.approx(expected(lambda p: 1 - p), rel=0.01)
     if match:  # the mean of the logs lies above the log of the mean (Jensen)
-        assert match_nll(first, second, SCALE, SHIFT) < loss
+        assert match_nll(logits) < loss
 
 
 def test_every_component_gets_the_same_number_of_samples():

@@ -5,8 +5,7 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 from torch.nn import functional as F
 
-from rcir.errors import InvalidConfig
-from rcir.losses.pairs import pair_hessian_blocks, pair_hessian_diagonal
+from rcir.losses.pairs import pair_hessian_diagonal
 
 N, FEATURES, DIM = 7, 5, 4
 
@@ -73,8 +72,3 @@ def test_euclidean_is_generalised_gauss_newton(network, cross):
         features, outputs(layer, features), pairs, weights, "euclidean", cross
     )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
-
-
-def test_an_unknown_geometry_is_refused():
-    with pytest.raises(InvalidConfig, match="arccos"):
-        pair_hessian_blocks(torch.eye(2), torch.eye(2), "cosine")

@@ -20,10 +20,9 @@ from rcir.losses import (
     bessel_ratio,
     order_nll,
     vmf_expected_squared_distance,
-    vmf_triplet_moments,
     vmf_tuple_loss,
 )
-from rcir.losses.von_mises_fisher import growth_and_ratio
+from rcir.losses.von_mises_fisher import growth_and_ratio, vmf_image_terms, vmf_triplet_moments
 from tests.operations import Operations
 
 DIMS = (2, 3, 4, 16, 129, 2048)
@@ -57,8 +56,12 @@ def kl_to_uniform(kappa, dim):
     return kappa.double() * ratio - growth
 
 
+def moments(means, concentrations):
+    return vmf_triplet_moments(means, vmf_image_terms(concentrations, means[0].shape[-1]))
+
+
 def triplet_nll(means, concentrations, margin=0.0):
-    return order_nll(*vmf_triplet_moments(means, concentrations), margin)
+    return order_nll(*moments(means, concentrations), margin)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -120,7 +123,7 @@ def test_moments_and_distance_agree_with_simulation(dim, concentrations):
     means = random_triplet(dim, seed=dim)
     kappa = torch.tensor(concentrations, dtype=torch.float64)[:, None]
     tau, near = simulated(means, kappa)
-    mean, variance = (moment.item() for moment in vmf_triplet_moments(tuple(means), tuple(kappa)))
+    mean, variance = (moment.item() for moment in moments(tuple(means), tuple(kappa)))
     assert mean == pytest.approx(tau.mean(), abs=5 * tau.std() / DRAWS**0.5)
     assert variance_fits(variance, tau)
     distance = vmf_expected_squared_distance(means[0], kappa[0], means[1], kappa[1]).item()
@@ -150,7 +153,7 @@ def test_the_simulation_detects_a_wrong_sign_of_any_term():
     tau, _ = simulated(means, concentrations, seed=1)
     parts = terms_of_the_variance(means, concentrations)
     assert len(parts) == 14
-    _, variance = vmf_triplet_moments(tuple(means), tuple(concentrations))
+    _, variance = moments(tuple(means), tuple(concentrations))
     assert parts.sum().item() == pytest.approx(variance.item(), rel=1e-9)
     assert variance_fits(variance.item(), tau)
     for part in parts:
@@ -251,7 +254,7 @@ def test_the_variance_along_the_mean_agrees_with_mpmath(dim):
     axis = torch.eye(1, dim, dtype=torch.float64)
     kappa = tensor([[1e2], [99.0 + 16 * dim], [101.0 + 16 * dim], [1e5], [1e7]])
     sure = torch.full_like(kappa, 1e30)
-    _, variance = vmf_triplet_moments((axis, axis, axis), (sure, kappa, sure))
+    _, variance = moments((axis, axis, axis), (sure, kappa, sure))
     slopes = derivative(variance, kappa)
     with mpmath.workdps(60):
         for row, value in enumerate(kappa[:, 0].tolist()):

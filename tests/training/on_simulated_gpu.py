@@ -22,10 +22,10 @@ from rcir.data.relevance import SameLabel, WithinRadius
 from rcir.embedding import as_numpy
 from rcir.encoders import METHODS, EmbeddedTuples, build_encoder
 from rcir.encoders.base import TrainingImages
-from rcir.encoders.batches import draw_samples, embed
+from rcir.encoders.batches import embed
 from rcir.encoders.deep_ensemble import Combination
 from rcir.encoders.embedder import Embedder
-from rcir.encoders.rerank import nearest_of_draws, reranked
+from rcir.encoders.rerank import nearest_of_draws, rerank
 from rcir.index import nearest_others
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.losses.tuples import PointForm
@@ -101,14 +101,14 @@ def embeddings(device, config):
     """Embeddings, draws and distances, as a retriever asks for them."""
     encoder = fitted(CPU, config).to(device)
     embedding = embed(encoder, PREPROCESSING, PIXELS)
-    draws = draw_samples(encoder, PREPROCESSING, PIXELS)
+    draws = encoder.samples(PREPROCESSING(PIXELS).to(device), torch.Generator().manual_seed(0))
     assert draws is None or draws.device == device
     results = [embedding.tensors, draws]
     positions = np.add.outer(np.arange(5), np.arange(7)) % N
     queries, places = embedding[:5], torch.from_numpy(positions).to(device)
     if encoder.reranks:
         items = embedding.map(torch.Tensor.cpu)
-        results.append(reranked(encoder, queries, items, positions))
+        results.append(rerank(encoder, queries, items, positions))
         results.append(encoder.rerank(queries, embedding[places.flatten()]))
     if encoder.draws:
         vectors = embedding.vectors.cpu().numpy()
