@@ -6,14 +6,15 @@ from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-    from calibration.evaluation import Evaluation, RiskResult
+    from calibration.measure import Evaluation, RiskResult
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
     from calibration.recalibration import Reindexed, recalibrate, reindex
-    from calibration.screen import NOTHING_CERTIFIED, cost, print_outcome, print_table, promise
+    from calibration.screen import NOTHING_CERTIFIED, print_outcome, print_table
+    from calibration.sentences import cost, promise
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
-    "calibration.evaluation": ("Evaluation", "RiskResult"),
+    "calibration.measure": ("Evaluation", "RiskResult"),
     "calibration.pipeline": (
         "Outcome",
         "calibrate",
@@ -22,13 +23,8 @@ _HOMES = {
         "write_results",
     ),
     "calibration.recalibration": ("Reindexed", "recalibrate", "reindex"),
-    "calibration.screen": (
-        "NOTHING_CERTIFIED",
-        "cost",
-        "print_outcome",
-        "print_table",
-        "promise",
-    ),
+    "calibration.screen": ("NOTHING_CERTIFIED", "print_outcome", "print_table"),
+    "calibration.sentences": ("cost", "promise"),
 }
 
 __all__ = [

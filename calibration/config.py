@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from rcir.data.division import QueryDivision
 from rcir.data.rejects import check_max_rejects
@@ -10,10 +10,8 @@ from rcir.errors import InvalidConfig
 from rcir.index import DEPTH, IndexConfig, check_depth
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.queries import Metric
-from rcir.retrieval.query_uncertainty import check_uncertainty
-from rcir.retrieval.tuning import Tuning
-from rcir.risk import Bound, check_level
-from rcir.risk.bounds import check_levels
+from rcir.retrieval.tuning import CalibrationOptions, Tuning
+from rcir.risk import Bound
 from rcir.risk.selection import ScoreFunctionName
 
 NO_CLUSTERS = "none"  # in place of a column of clusters
@@ -46,8 +44,8 @@ class CalibrationConfig:
         max_rejects: unreadable images of gallery, queries and `ood` that are left out: a number, or
             a share below 1. All of them are listed in `calibration-rejects.csv` in the output, also
             if there are more, which is an error.
-        num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. A
-            calibration that was interrupted goes on where it was.
+        num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. An
+            interrupted calibration continues where it stopped.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
     """
 
@@ -69,9 +67,7 @@ class CalibrationConfig:
     use_gpu: bool = False
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas)
-        check_level("delta", self.delta)
-        check_uncertainty(self.query_uncertainty)
+        calibration_options(self)
         check_max_rejects(self.max_rejects)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
@@ -83,10 +79,12 @@ class EvaluationConfig:
     """A measurement of a calibrated retriever on the test queries of its data set.
 
     Args:
-        retriever: its folder, or its MLflow URI.
+        retriever: folder or MLflow URI of the retriever.
         output: folder for `report.html` and `results.json`; `evaluation` beside the retriever
             unless given.
-        alphas, delta, ood: see `CalibrationConfig`.
+        alphas: levels to measure.
+        delta: probability of misleading calibration queries to measure at.
+        ood: data set whose test images are queried too: does uncertainty detect them?
     """
 
     retriever: str
@@ -96,8 +94,7 @@ class EvaluationConfig:
     ood: str | None = None
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas)
-        check_level("delta", self.delta)
+        calibration_options(self)
 
 
 @dataclass(frozen=True)
@@ -105,26 +102,29 @@ class CertificationConfig:
     """A calibration of vectors in files.
 
     Args:
-        gallery: file of what is searched, see `rcir.data.vector_files`, or folder of shards.
-        queries: file of labelled queries; None: the gallery's own items, each of which is left out
-            of its own search.
-        output: folder for `retriever`, `report.html` and `results.json`.
-        matches: table of true matches, see `rcir.data.vector_files.read_matches`; where there are
+        gallery: vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards.
+        queries: labelled vectors of queries; unless given, each item of the gallery is a query, and
+            is left out of its own search.
+        output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`.
+        matches: table of true matches with the columns query and gallery, of ids; where there are
             neither labels nor places.
         radius: distance up to which places match.
-        metric: "cosine" or "euclidean".
+        metric: how vectors are compared.
         cluster: column that names the cluster of each vector, such as the encounter in which an
             animal was photographed; "none" takes the vectors for independent. Unless given, the
             column `cluster` if there is one; of gallery items that are queries, else the moments in
-            which they were photographed, found by `rcir.data.bursts`.
-        score_function: see `CalibrationConfig`.
-        tuning: what fits the set sizes. "queries": a quarter of the queries. "labels": those of a
-            quarter of the labels; others calibrate, and others measure. "gallery": the gallery's
-            items. "auto": see `Retriever.calibrate`.
+            which they were photographed, found by vectors and capture times.
+        score_function: how set size depends on the query; "auto" takes, for each risk, what needs
+            the smallest sets at the same risk.
+        tuning: what fits the set sizes: a quarter of the queries, those of a quarter of the labels,
+            or the gallery's items, so that more queries calibrate. "auto" takes the items if they
+            can tune and there are fewer than 200 queries.
         depth: candidates searched per query; no set is larger.
         index: of the gallery, see `rcir.index.IndexConfig`.
-        alphas, delta: levels to report. The retriever answers any.
-        seed: decides which queries tune, calibrate and measure.
+        alphas: levels to report. The retriever answers any.
+        delta: probability of misleading calibration queries to report. The retriever answers any.
+        seed: decides which queries tune, calibrate and measure, which the guarantee then states;
+            unless given, the queries alone decide.
     """
 
     gallery: str
@@ -143,8 +143,13 @@ class CertificationConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        check_levels(self.alphas)
-        check_level("delta", self.delta)
+        calibration_options(self)
         check_depth(self.depth)
-        if self.seed is not None and self.seed < 0:
-            raise InvalidConfig(f"seed is {self.seed}; at least 0")
+
+
+def calibration_options(
+    config: CalibrationConfig | EvaluationConfig | CertificationConfig,
+) -> CalibrationOptions:
+    """Return the options of a calibration that a configuration has, checked."""
+    names = {each.name for each in fields(CalibrationOptions)} & vars(config).keys()
+    return CalibrationOptions(**{name: getattr(config, name) for name in names})

@@ -7,16 +7,12 @@ import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.config import CalibrationConfig, EvaluationConfig
-from calibration.evaluation import Evaluation
-from calibration.quality import pixel_recall
-from calibration.screen import embedding, step
-from calibration.sources import Opened, Source, start_tracking, warn_of_other_labels
+from calibration.progress import embedding, step
+from calibration.sources import SearchedSplits, Source, warn_of_other_labels
 from rcir import api, tracking
 from rcir.config import from_plain
 from rcir.data import (
@@ -41,19 +37,18 @@ from rcir.data.rejects import (
 )
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
-from rcir.registry.logged_model import image_example
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
 from rcir.runs import folder as runs
-from rcir.runs.folder import TrainedOn, classes_of
+from rcir.runs.folder import QUERIES, TrainedOn, classes_of
 from rcir.runs.results import names_digest
 from rcir.terminal import console
 
-QUERIES = ("tuning", "calibration", "test")  # splits that are queries
 CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the training's own table
 
+_print_line = partial(console.print, soft_wrap=True)
 
-class _DataSet(Source):
+
+class DataSetSource(Source):
     """The queries of a data set, and those of another one; a subclass opens them."""
 
     _data: DataConfig
@@ -61,51 +56,53 @@ class _DataSet(Source):
     _outside: ImageSet | None
     _embedder: Embedder
 
-    def search(self, retriever: Retriever) -> Opened:
-        """See `Source`."""
-        splits = self._splits
-        with self._embedder.open() as opened:
-            tuning, calibration, test = search_splits(retriever, splits, opened)
-        return Opened(
+    def search(self, retriever: Retriever) -> SearchedSplits:
+        """See `Source`; the origin of the retriever names the groups and clusters of queries."""
+        splits, results = self._splits, []
+        group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
+        with self._embedder.open() as embedder:
+            for name in QUERIES:
+                images = getattr(splits, name)
+                with (
+                    embedding(f"{name} queries", images, embedder) as watched,
+                    warnings.catch_warnings(),
+                ):
+                    # `TrainedRun.open` has warned of all splits at once.
+                    warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
+                    results.append(retriever.search_labelled(images, group, watched, cluster))
+            outside = None
+            if self._outside is not None:
+                title = "out-of-distribution queries"
+                with embedding(title, self._outside, embedder) as watched:
+                    outside = retriever.search(self._outside.images, watched)
+        tuning, calibration, test = results
+        return SearchedSplits(
             self._data.name,
             tuning,
             calibration,
             test,
+            calibration_ids=list(splits.calibration.ids),
             images=splits.test,
-            gallery=splits.gallery,
-            ids=(list(splits.calibration.ids), list(splits.test.ids)),
+            outside=outside,
             splits=splits,
         )
 
-    def example(self, retriever: Retriever) -> Any:
-        """See `Source`."""
-        return image_example(self._splits.test.images[0])
 
-    def uncertainty_outside(self, retriever: Retriever) -> NDArray[np.float64] | None:
-        """See `Source`."""
-        if self._outside is None:
-            return None
-        name = "out-of-distribution queries"
-        with embedding(name, self._outside, self._embedder) as watched:
-            return retriever.search(self._outside.images, watched).uncertainty
-
-    def pixel_recall(self) -> float | None:
-        """See `Source`."""
-        return pixel_recall(self._splits)
-
-
-class TrainedRun(_DataSet):
+class TrainedRun(DataSetSource):
     """The encoder of a training run, with the data set that it was trained on.
 
-    What was embedded is kept in a folder until the retriever is saved.
+    Embeddings are kept in a folder until the retriever is saved.
 
     Args:
         config: of the calibration.
         output: folder of the outcome.
     """
 
+    kind = "calibration"
+    config: CalibrationConfig
+
     def __init__(self, config: CalibrationConfig, output: Path) -> None:
-        self._config, self._output = config, output
+        self.config, self._output = config, output
         self._embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
 
     def open(self) -> Retriever:
@@ -119,27 +116,26 @@ class TrainedRun(_DataSet):
             UntrustedFolder: the run names a class or a tracking store that is not allowed.
             TrackingUnavailable: the run in MLflow cannot be written to.
         """
-        config = self._config
-        self._run = run = runs.find_run(config.run)
-        run.tracked.require_active()  # fail now, not when the results are logged
+        config, run = self.config, runs.find_run(self.config.run)
+        self.training = run.tracked
+        self.training.require_active()  # fail now, not when the results are logged
         cluster = config.cluster or run.data.options.get("cluster")
         data = with_cluster(run.data, cluster)
         if config.queries is not None:
             data = replace(data, options={**data.options, "queries": config.queries})
-        self._data = data
         encoder, trained = run.encoder(), TrainedOn.read(run.path)
         rejects = read_rejects(run.path / REJECTS_FILE)
-        splits = load_splits(data, partial(console.print, soft_wrap=True), rejects)
+        splits = load_splits(data, _print_line, rejects)
         outside = images_outside(run.data, config.ood)
         rejects |= self._unreadable(splits, outside, run.preprocessing)
-        splits = _without_repeats(splits_without(splits, rejects))
+        splits = _without_duplicates(splits_without(splits, rejects))
         trained.require_unseen(splits)
         if warning := cluster_warning(splits, cluster):
             print(f"warning: {warning}", file=sys.stderr)
         if data.options.get("queries") == "new-labels":
             _warn_of_new_labels(splits, trained)
-        check_group(splits, config.group)
-        self._splits = splits
+        _check_group(splits, config.group)
+        self._data, self._splits = data, splits
         self._outside = None if outside is None else without(outside, rejects)
         with embedding("gallery", splits.gallery, self._embedder) as watched:
             retriever = Retriever.build(
@@ -165,33 +161,23 @@ class TrainedRun(_DataSet):
         with step("unreadable images"):
             rejects = unreadable(parts, preprocessing)
         n, table = sum(map(len, parts)), self._output / CALIBRATION_REJECTS
-        if line := tolerate(rejects, n, self._config.max_rejects, table):
-            console.print(printable(line), soft_wrap=True)
+        if line := tolerate(rejects, n, self.config.max_rejects, table):
+            _print_line(printable(line))
         return rejects
-
-    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
-        """See `Source`."""
-        return start_tracking("calibration", self._config, output, evaluation, self.training)
-
-    @property
-    def training(self) -> tracking.TrackedRun:
-        """See `Source`."""
-        return self._run.tracked
 
     def close(self) -> None:
         """See `Source`."""
         self._embedder.clear()
 
 
-class StoredRetriever(_DataSet):
-    """A calibrated retriever that `rcir calibrate` made, with the queries of its data set.
+class CalibratedRetriever(DataSetSource):
+    """A retriever that `rcir calibrate` made, with the queries of its data set."""
 
-    Args:
-        config: of the evaluation.
-    """
+    kind = "evaluation"
+    config: EvaluationConfig
 
     def __init__(self, config: EvaluationConfig) -> None:
-        self._config = config
+        self.config = config
         self._embedder = Embedder()
 
     def open(self) -> Retriever:
@@ -200,45 +186,38 @@ class StoredRetriever(_DataSet):
         Raises:
             InvalidConfig: `ood` is its own data set.
             InvalidData: the retriever does not say which queries it was calibrated with, or its
-                data set now gives others, or another gallery.
+                data set now has other queries, or another gallery.
             NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
         """
-        config = self._config
-        self._retriever = retriever = api.load(config.retriever)
-        if not {"data", "queries"} <= retriever.origin.keys() or retriever.calibration is None:
+        place = self.config.retriever
+        retriever = api.load(place)
+        origin = retriever.origin
+        if not {"data", "queries"} <= origin.keys() or retriever.calibration is None:
             raise InvalidData(
-                f"{config.retriever} was not made by `rcir calibrate`: it does not name its queries"
+                f"{place} was not made by `rcir calibrate`: it does not name its queries"
             )
         if retriever.calibration.sequential:
             raise InvalidData(
-                f"calibration queries were added to {config.retriever}: the test queries of its "
-                "data set may be among them"
+                f"calibration queries were added to {place}: the test queries of its data set may "
+                "be among them"
             )
         if retriever.changes():
-            raise StaleCalibration(f"{config.retriever} has changed: calibrate again")
-        self._data = data = from_plain(DataConfig, retriever.origin["data"])
-        rejects = retriever.origin.get("rejects", ())
-        loaded = load_splits(data, partial(console.print, soft_wrap=True), rejects)
-        splits = _without_repeats(loaded)
-        if not _is_of(retriever, splits.gallery):
+            raise StaleCalibration(f"{place} has changed: calibrate again")
+        self._data = data = from_plain(DataConfig, origin["data"])
+        splits = _without_duplicates(load_splits(data, _print_line, origin.get("rejects", ())))
+        self._splits, changed = splits, None
+        if not _has_gallery(retriever, splits.gallery):
+            changed = f"another gallery than {place}"
+        elif origin["queries"] != _digests(splits):
+            changed = f"other queries than those that calibrated {place}"
+        if changed is not None:
             raise InvalidData(
-                f"{data.name} has another gallery than {config.retriever}: restore the data set's "
-                "files, or calibrate again"
+                f"{data.name} has {changed}: restore the data set's files, or calibrate again"
             )
-        if retriever.origin["queries"] != _digests(splits):
-            raise InvalidData(
-                f"{data.name} has other queries than those that calibrated {config.retriever}: "
-                "restore the data set's files, or calibrate again"
-            )
-        self._splits, self._outside = splits, images_outside(data, config.ood)
+        self._outside = images_outside(data, self.config.ood)
+        self.training = tracking.find_tracked_run(origin.get("run", ""))
+        self.is_tracked = self.training is not None
         return retriever
-
-    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
-        """See `Source`."""
-        training = tracking.find_tracked_run(self._retriever.origin.get("run", ""))
-        if training is None:
-            return None
-        return start_tracking("evaluation", self._config, output, evaluation, training)
 
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
@@ -251,7 +230,7 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
         )
 
 
-def check_group(splits: Splits, group: str | None) -> None:
+def _check_group(splits: Splits, group: str | None) -> None:
     """Raise `InvalidData` unless the queries of all three splits have that attribute."""
     for name in QUERIES:
         attributes = getattr(splits, name).attributes
@@ -260,23 +239,8 @@ def check_group(splits: Splits, group: str | None) -> None:
             raise InvalidData(f"the {name} queries have no attribute {group!r}; they have {names}")
 
 
-def search_splits(
-    retriever: Retriever, splits: Splits, embedder: Embedder
-) -> list[LabelledResults]:
-    """Search the queries of the three splits; the origin names their groups and clusters."""
-    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
-    results = []
-    for name in QUERIES:
-        images = getattr(splits, name)
-        with embedding(f"{name} queries", images, embedder) as watched, warnings.catch_warnings():
-            # `TrainedRun.open` has warned of all splits at once.
-            warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-            results.append(retriever.search_labelled(images, group, watched, cluster))
-    return results
-
-
 def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
-    """The images of the evaluation half of another data set.
+    """Return the images of the evaluation half of another data set.
 
     Raises:
         InvalidConfig: it is the set that the retriever searches.
@@ -294,23 +258,23 @@ def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
     return dataset.read(data_root(other), **options).queries
 
 
-def _without_repeats(splits: Splits) -> Splits:
-    """Return the splits without queries that repeat other images, and print how many these were."""
-    with step("pictures that stand twice"):
-        kept, left_out = without_repeats(splits)
+def _without_duplicates(splits: Splits) -> Splits:
+    """Return the splits without queries that duplicate other images, and print their numbers."""
+    with step("duplicate images"):
+        different, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)
-        console.print(f"left out, for the same picture stands elsewhere: {counts}", soft_wrap=True)
-    return kept
+        _print_line(f"left out as duplicates of other images: {counts}")
+    return different
 
 
-def _is_of(retriever: Retriever, gallery: ImageSet) -> bool:
-    """Return whether a retriever's gallery has these names and matches the same queries."""
+def _has_gallery(retriever: Retriever, gallery: ImageSet) -> bool:
+    """Return True if the items of a retriever have these names and match the same queries."""
     stored = {} if retriever.relevance is None else retriever.relevance.arrays()
-    given = gallery.relevance.arrays()
+    expected = gallery.relevance.arrays()
     return retriever.ids.tolist() == list(gallery.ids) and (
-        stored.keys() == given.keys()
-        and all(np.array_equal(values, given[name]) for name, values in stored.items())
+        stored.keys() == expected.keys()
+        and all(np.array_equal(values, expected[name]) for name, values in stored.items())
     )
 
 

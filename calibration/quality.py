@@ -26,62 +26,11 @@ from rcir.metrics import (
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 
-SIDE = 32  # pixels that pictures are brought to, in height and width
+SIDE = 32  # height and width of pictures whose pixels are compared
 COMPONENTS = 64
-FITTED, ASKED, SEARCHED = 5000, 1000, 20_000  # pictures at most
+MAX_FITTED, MAX_QUERIES, MAX_SEARCHED = 5000, 1000, 20_000  # pictures
 KS = (1, 5, 10)
 FULL_QUERIES, FULL_GALLERY = 1000, 20_000  # of whole rankings of the gallery
-
-
-@without_autologging()
-def pixel_recall(splits: Splits) -> float | None:
-    """Recall at 1 of test queries by principal components of their pixels.
-
-    The components are those of training pictures of 32 x 32 pixels in RGB; pictures are compared by
-    cosine, each minus the mean.
-
-    Args:
-        splits: pictures that train, are searched and test.
-
-    Returns:
-        The share of queries that have a match in the gallery whose nearest picture is one; None
-        where none has, where the gallery holds more than 20,000, or fewer than two train.
-    """
-    rng = np.random.default_rng(0)
-    train = _sample(rng, splits.train, FITTED)
-    test = _sample(rng, splits.test, ASKED)
-    matched = np.flatnonzero(test.relevance.totals(splits.gallery.relevance) > 0)
-    if len(train) < 2 or not len(matched) or len(splits.gallery) > SEARCHED:
-        return None
-    from sklearn.decomposition import PCA
-
-    pixels = _pixels(train)
-    components = min(COMPONENTS, *pixels.shape)
-    fitted = PCA(components, svd_solver="randomized", random_state=0).fit(pixels)
-    gallery, queries = (_unit(fitted.transform(_pixels(part))) for part in (splits.gallery, test))
-    _, nearest = build_index(gallery).search(queries[matched], 1)
-    right = test.relevance.subset(matched).of(splits.gallery.relevance, nearest)
-    return float(right.mean())
-
-
-def _sample(rng: np.random.Generator, images: ImageSet, most: int) -> ImageSet:
-    if len(images) <= most:
-        return images
-    return images.subset(np.sort(rng.permutation(len(images))[:most]))
-
-
-def _pixels(images: ImageSet) -> NDArray[np.float32]:
-    from rcir.data import Preprocessing
-
-    resized = Preprocessing(size=(SIDE, SIDE), channels=3).resized(images.images)
-    vectors: NDArray[np.float32] = resized.reshape(len(images), -1).numpy().astype(np.float32)
-    return vectors
-
-
-def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return unit
 
 
 @dataclass(frozen=True)
@@ -91,11 +40,10 @@ class Quality:
     Attributes:
         numbers: by name, in the order of the report; what does not apply is left out.
         unmatched: number of test queries without a match in the gallery: they are left out.
-        whole: number of queries whose ranking of the whole gallery was measured; 0 where the
-            gallery is too large for it, and what takes whole rankings is left out.
+        whole: number of queries whose ranking of the whole gallery was measured; 0 if the gallery
+            is too large for it, and what needs whole rankings is left out.
         reliability: recall at 1 against confidence.
         sparsification: of recall at 1, the most uncertain queries left out first.
-        outside: uncertainties of out-of-distribution queries, if there are any.
     """
 
     numbers: dict[str, float]
@@ -103,7 +51,6 @@ class Quality:
     whole: int
     reliability: Reliability
     sparsification: Sparsification
-    outside: NDArray[np.float64] | None
 
 
 def assess(
@@ -116,33 +63,31 @@ def assess(
 
     Args:
         retriever: that searched them; its tuning split gives the range of uncertainties.
-        test: what was found, and what of it is true.
-        images: the test queries.
+        test, images: the test queries.
         outside: (m,) uncertainties of out-of-distribution queries.
     """
+    searcher = retriever.searcher
     tuning = retriever.require_calibration().main.tuning.require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.n_relevant > 0)
-    uncertainty, hit = test.results.uncertainty[matched], scores.hits[matched]
-    pair, of_items = uncertainty, retriever.searcher.item_uncertainty
-    if of_items is not None:
-        pair = uncertainty + of_items[test.results.require("positions")[matched, 0]]
-    sparse = sparsification(pair, hit[:, 0])
+    every_uncertainty = test.results.uncertainty
+    uncertainty, is_right = every_uncertainty[matched], scores.hits[matched, 0]
+    pair = uncertainty
+    if searcher.item_uncertainty is not None:
+        first = test.results.require("positions")[matched, 0]
+        pair = uncertainty + searcher.item_uncertainty[first]
+    sparse = sparsification(pair, is_right)
+    diagram = reliability(confidence(uncertainty, low, high), is_right)
     numbers = {f"recall_at_{k}": value for k, value in scores.recall.items()}
     numbers |= {f"map_at_{k}": value for k, value in scores.mean_average_precision.items()}
     if scores.map_at_r is not None:
         numbers["map_at_r"] = scores.map_at_r
-    diagram = reliability(confidence(uncertainty, low, high), hit[:, 0])
+    numbers |= {"ece": diagram.error, "auroc_miss": _auroc(~is_right, uncertainty)}
+    for kind in searcher.uncertainties:
+        values = searcher.judged(test, kind).results.uncertainty[matched]
+        numbers[f"auroc_miss_{kind}"] = _auroc(~is_right, values)
     numbers |= {
-        "ece": diagram.error,
-        "auroc_miss": _auroc(~hit[:, 0], uncertainty),
-        **{
-            f"auroc_miss_{kind}": _auroc(
-                ~hit[:, 0], retriever.searcher.judged(test, kind).results.uncertainty[matched]
-            )
-            for kind in retriever.searcher.uncertainties
-        },
         "ausc": sparse.ausc,
         "ausc_oracle": sparse.oracle,
         "ausc_random": sparse.random,
@@ -150,30 +95,26 @@ def assess(
     }
     occluded = images.attributes.get("occluded")
     if occluded is not None:
-        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), test.results.uncertainty)
+        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), every_uncertainty)
     whole = 0
     if len(retriever.index) <= FULL_GALLERY:
         rows = matched[:FULL_QUERIES]
         numbers |= _whole_rankings(retriever, test, images, rows)
         whole = len(rows)
     if outside is not None:
-        detection = OutOfDistribution.of(test.results.uncertainty, outside)
-        numbers |= {
-            "ood_auroc": detection.auroc,
-            "ood_auprc": detection.auprc,
-        }
+        detection = OutOfDistribution.of(every_uncertainty, outside)
+        numbers |= {"ood_auroc": detection.auroc, "ood_auprc": detection.auprc}
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
-    return Quality(numbers, scores.unmatched, whole, diagram, sparse, outside)
+    return Quality(numbers, scores.unmatched, whole, diagram, sparse)
 
 
 def _whole_rankings(
     retriever: Retriever, test: LabelledResults, images: ImageSet, rows: NDArray[np.int64]
 ) -> dict[str, float]:
-    """Mean average precision over the whole gallery; empty if the index does not find all of it."""
+    """Return measures of rankings of the gallery; none if the index does not find all of it."""
     assert retriever.relevance is not None
-    _, positions, _ = retriever.searcher.nearest(
-        test.results.require("vectors")[rows], len(retriever.index)
-    )
+    vectors = test.results.require("vectors")[rows]
+    _, positions, _ = retriever.searcher.nearest(vectors, len(retriever.index))
     if positions.min(initial=0) < 0:
         return {}
     relevance = images.relevance.subset(rows)
@@ -194,3 +135,54 @@ def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
     if not 0 < positive.sum() < len(positive):
         return float("nan")
     return float(roc_auc_score(positive, score))
+
+
+@without_autologging()
+def pixel_recall(splits: Splits) -> float | None:
+    """Return the recall at 1 of test queries by principal components of their pixels.
+
+    The components are those of training pictures of 32 x 32 pixels in RGB; pictures are compared by
+    cosine, each minus the mean.
+
+    Args:
+        splits: pictures that train, are searched and test.
+
+    Returns:
+        The share of queries that have a match in the gallery whose nearest picture is one; None
+        if none has, if the gallery holds more than 20,000, or if fewer than two train.
+    """
+    rng = np.random.default_rng(0)
+    train = _sample(rng, splits.train, MAX_FITTED)
+    test = _sample(rng, splits.test, MAX_QUERIES)
+    matched = np.flatnonzero(test.relevance.totals(splits.gallery.relevance) > 0)
+    if len(train) < 2 or not len(matched) or len(splits.gallery) > MAX_SEARCHED:
+        return None
+    from sklearn.decomposition import PCA
+
+    pixels = _pixels(train)
+    components = min(COMPONENTS, *pixels.shape)
+    fitted = PCA(components, svd_solver="randomized", random_state=0).fit(pixels)
+    gallery, queries = (_unit(fitted.transform(_pixels(part))) for part in (splits.gallery, test))
+    _, nearest = build_index(gallery).search(queries[matched], 1)
+    is_right = test.relevance.subset(matched).of(splits.gallery.relevance, nearest)
+    return float(is_right.mean())
+
+
+def _sample(rng: np.random.Generator, images: ImageSet, most: int) -> ImageSet:
+    if len(images) <= most:
+        return images
+    return images.subset(np.sort(rng.permutation(len(images))[:most]))
+
+
+def _pixels(images: ImageSet) -> NDArray[np.float32]:
+    from rcir.data import Preprocessing
+
+    resized = Preprocessing(size=(SIDE, SIDE), channels=3).resized(images.images)
+    vectors: NDArray[np.float32] = resized.reshape(len(images), -1).numpy().astype(np.float32)
+    return vectors
+
+
+def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -76,29 +76,32 @@ def recalibrate(
         raise InvalidConfig("since requires a feedback file")
     with storage.locked(folder):
         retriever = Retriever.load(folder)
-        labelled = None if feedback is None else _labelled(folder, retriever, feedback, since)
-        gone = None if remove is None else _ids(remove)
+        reported = None if feedback is None else _read_feedback(folder, retriever, feedback, since)
+        removed = None if remove is None else _read_ids(remove)
         options = retriever.searcher.options
         column = options.cluster if options.clusters == "passed" else None
         added = None if add is None else read_all_vectors(add, column)
         # The first attempt has no index, because changes on a server cannot be undone.
-        rehearsed = copy(retriever)
+        rehearsal = copy(retriever)
         calibration = retriever.require_calibration()
         tuning, _ = calibration.queries_to_search(retriever.searcher)
         unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
-        rehearsed.searcher.index = unbuilt
-        _change(rehearsed, gone, added)
-        calibration.queries_to_search(rehearsed.searcher)
-        for change in ((gone, None), (None, added)):
+        rehearsal.searcher.index = unbuilt
+        _change(rehearsal, removed, added)
+        calibration.queries_to_search(rehearsal.searcher)
+        for change in ((removed, None), (None, added)):
             _change(retriever, *change)
             if isinstance(retriever.index, IsRemote) and change != (None, None):
                 retriever.save(folder)
-        report = retriever.recalibrate() if labelled is None else _calibrated(retriever, *labelled)
-        save_recalibrated(retriever, folder)
+        if reported is None:
+            report = retriever.recalibrate()
+        else:
+            report = _calibrate_on(retriever, *reported)
+        _save(retriever, folder)
     return report
 
 
-def save_recalibrated(retriever: Retriever, folder: Path) -> None:
+def _save(retriever: Retriever, folder: Path) -> None:
     """Save a retriever; if its training was tracked, log it in an MLflow run of its own, too."""
     training = retriever.origin.get("run")
     parent = tracking.find_tracked_run(training) if training else None
@@ -113,7 +116,7 @@ def save_recalibrated(retriever: Retriever, folder: Path) -> None:
         run.log_folder(storage.current_version(folder), "retriever")
 
 
-def _labelled(
+def _read_feedback(
     folder: Path, retriever: Retriever, file: Path, since: datetime | None
 ) -> tuple[Queries, list[Any]]:
     """Return the queries with feedback on answers of a retriever, and their labels or None."""
@@ -129,8 +132,8 @@ def _labelled(
         after = "" if since is None else f" since {since}"
         raise InvalidData(f"{file} has no feedback on answers{after} of the present {folder}")
     calibration = retriever.require_calibration()
-    earlier = known_digests(retriever.searcher, calibration)
-    used = reports.new(earlier, calibration.options.recurring)
+    known = known_digests(retriever.searcher, calibration)
+    used = reports.new(known, calibration.options.recurring)
     if not used.labels:
         raise InvalidData(
             "all queries with feedback are of the gallery, or tuned or calibrated the retriever "
@@ -146,38 +149,31 @@ def _labelled(
     return used.queries, used.labels
 
 
-def _calibrated(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
+def _calibrate_on(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
     """Calibrate with other queries and the same options."""
-    calibration = retriever.require_calibration()
-    options = calibration.options
-    searcher = retriever.searcher
+    calibration, searcher = retriever.require_calibration(), retriever.searcher
     relevance, searcher.label_names = searcher.gallery.reported_relevance(
         labels, searcher.label_names
     )
-    tuning = calibration.tuning_queries
-    return retriever.calibrate_splits(
-        None if calibration.tuned_on_gallery else retriever.search_labelled(tuning),
-        retriever.search_labelled(queries.with_population(relevance)),
-        options.score_function,
-        bound=options.bound,
-        alphas=options.alphas,
-        delta=options.delta,
-        recurring=options.recurring,
-        query_uncertainty=calibration.uncertainty,
-    )
+    tuning = None
+    if not calibration.tuned_on_gallery:
+        tuning = retriever.search_labelled(calibration.tuning_queries)
+    queries = queries.with_population(relevance)
+    options = replace(calibration.options, query_uncertainty=calibration.uncertainty, seed=None)
+    return retriever.calibrate_splits(tuning, retriever.search_labelled(queries), **vars(options))
 
 
-def _ids(file: Path) -> list[str]:
+def _read_ids(file: Path) -> list[str]:
     """Return the non-empty lines of a file."""
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}")
     return [line for line in read_text(file).splitlines() if line]
 
 
-def _change(retriever: Retriever, gone: list[str] | None, table: VectorTable | None) -> None:
+def _change(retriever: Retriever, removed: list[str] | None, table: VectorTable | None) -> None:
     """Remove from the gallery, then add to it."""
-    if gone is not None:
-        retriever.remove(gone)
+    if removed is not None:
+        retriever.remove(removed)
     if table is None:
         return
     if table.ids is None:
@@ -230,17 +226,17 @@ class Reindexed:
 
     def __str__(self) -> str:
         columns = ("recall", "ms/query", "MiB", *(f"size, {alpha:g}" for alpha in self.alphas))
-        measured = {_index_name(each.config): each for each in (self.exact, self.chosen)}
-        width = max(map(len, measured)) + 2
+        indexes = {_index_name(index.config): index for index in (self.exact, self.chosen)}
+        width = max(map(len, indexes)) + 2
         lines = [
             f"Measured on {self.report.n_tuning} tuning queries: mean sizes at each alpha, delta "
             f"{self.delta:g}.",
             " " * width + "  ".join(f"{column:>9}" for column in columns),
         ]
-        for name, each in measured.items():
-            memory = "-" if each.memory is None else f"{each.memory / 2**20:.1f}"
-            sizes = (f"{each.sizes[a]:.2f}" if a in each.sizes else "-" for a in self.alphas)
-            cells = (f"{each.recall:.4f}", f"{1000 * each.seconds:.3f}", memory, *sizes)
+        for name, index in indexes.items():
+            memory = "-" if index.memory is None else f"{index.memory / 2**20:.1f}"
+            sizes = (f"{index.sizes[a]:.2f}" if a in index.sizes else "-" for a in self.alphas)
+            cells = (f"{index.recall:.4f}", f"{1000 * index.seconds:.3f}", memory, *sizes)
             lines.append(f"{name:{width}}" + "  ".join(f"{cell:>9}" for cell in cells))
         lines.append(f"Calibrated through {_index_name(self.chosen.config)}:")
         return "\n".join([*lines, str(self.report)])
@@ -283,10 +279,12 @@ def reindex(
                 f"retriever: calibrate with {as_option('tuning', 'queries')}"
             )
         if len(queries) < 5:
-            raise InvalidData(f"{len(queries)} tuning queries compare nothing: calibrate with more")
+            raise InvalidData(
+                f"{len(queries)} tuning queries are too few to compare indexes: calibrate with more"
+            )
         if not isinstance(retriever.index, HoldsVectors):
             kind = IndexConfig.of(retriever.index).kind
-            raise InvalidData(f"an index of kind {kind} gives no vectors back to build another of")
+            raise InvalidData(f"an index of kind {kind} returns no vectors to build another from")
         if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
             raise InvalidData(
                 "the index keeps codes of the vectors, not the vectors: build another from the "
@@ -300,16 +298,16 @@ def reindex(
         truth = exact.search(queries.vectors, retriever.depth)[1]
         index = exact if config.kind == "flat" else build_index(vectors, config)
         with dropped_on_error(index):
-            by_exact = _measured(retriever, exact, truth, levels, delta)
-            same = index is exact
-            chosen = by_exact if same else _measured(retriever, index, truth, levels, delta)
+            by_exact = chosen = _measure(retriever, exact, truth, levels, delta)
+            if index is not exact:
+                chosen = _measure(retriever, index, truth, levels, delta)
             retriever.searcher.index = index
             report = retriever.recalibrate()
-        save_recalibrated(retriever, place)
+        _save(retriever, place)
         return Reindexed(levels, delta, by_exact, chosen, report, place)
 
 
-def _measured(
+def _measure(
     retriever: Retriever,
     index: Index,
     truth: NDArray[np.int64],

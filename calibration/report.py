@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from calibration import screen
-from calibration.evaluation import Evaluation
+from calibration import sentences
+from calibration.measure import Evaluation
+from calibration.sources import SearchedSplits
 from rcir import figures
 from rcir.data import ImageSet
 from rcir.errors import printable
@@ -23,7 +26,7 @@ from rcir.risk.results import set_sizes
 SHOWN_QUERIES = 4
 SET_COLUMNS = 8
 PROJECTED = 600
-# What a number of `Quality.numbers` is; those not named here are named by their own names.
+# Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
     "recall_at_1_pixels": "R@1 of principal components of pixels",
     "map": "mean average precision, whole ranking (micro)",
@@ -47,31 +50,26 @@ NUMBER_TITLES = {
 
 
 def draw_figures(
-    retriever: Retriever,
-    evaluation: Evaluation,
-    test: LabelledResults,
-    images: ImageSet,
-    gallery: ImageSet,
+    retriever: Retriever, evaluation: Evaluation, queries: SearchedSplits
 ) -> dict[str, Figure]:
     """Draw all figures, by name, in the order in which the page shows them.
 
     Args:
         retriever, evaluation: what was measured.
-        test: what was found for the test queries.
-        images, gallery: the pictures of test queries and gallery.
+        queries: those that measured it.
     """
     return (
-        _of_sizes(retriever, evaluation, test)
-        | _of_uncertainty(evaluation, test, images)
-        | _of_queries(retriever, evaluation, test, images, gallery)
+        _draw_sizes(retriever, evaluation, queries.test)
+        | _draw_uncertainty(evaluation, queries)
+        | _draw_queries(retriever, evaluation, queries)
     )
 
 
-def _of_sizes(
+def _draw_sizes(
     retriever: Retriever, evaluation: Evaluation, test: LabelledResults
 ) -> dict[str, Figure]:
     score_function = retriever.require_calibration().main.score_function
-    figures_by_name = {}
+    drawn = {}
     if evaluation.curve:
         alphas, risk, lows, highs, constant = (
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)
@@ -79,90 +77,88 @@ def _of_sizes(
         )
         sizes = [astuple(size) for size in evaluation.curve_sizes]
         size, low, high = np.array(sizes, np.float64).T
-        figures_by_name = {
-            "size": figures.size_curve(alphas, size, low, high, constant),
-            "risk": figures.risk_curve(alphas, risk, lows, highs),
-        }
+        drawn["size"] = figures.size_curve(alphas, size, low, high, constant)
+        drawn["risk"] = figures.risk_curve(alphas, risk, lows, highs)
     sets = {
         f"alpha = {row.alpha:g}": score_function.sizes(test.results, float(row.threshold or 0))
         for row in evaluation.certified
     }
-    return figures_by_name | ({"sizes": figures.size_distributions(sets)} if sets else {})
+    if sets:
+        drawn["sizes"] = figures.size_distributions(sets)
+    return drawn
 
 
-def _of_uncertainty(
-    evaluation: Evaluation, test: LabelledResults, images: ImageSet
-) -> dict[str, Figure]:
-    quality = evaluation.quality
+def _draw_uncertainty(evaluation: Evaluation, queries: SearchedSplits) -> dict[str, Figure]:
+    quality, results = evaluation.quality, queries.test.results
     sparse = quality.sparsification
-    figures_by_name = {
-        "reliability": figures.reliability_diagram(quality.reliability),
-        "sparsification": figures.sparsification_curves(
-            sparse.fractions,
-            {
-                evaluation.encoder: sparse.curve,
-                "oracle": sparse.oracle_curve,
-                "random": np.full(len(sparse.fractions), sparse.random),
-            },
-        ),
+    curves = {
+        evaluation.encoder: sparse.curve,
+        "oracle": sparse.oracle_curve,
+        "random": np.full(len(sparse.fractions), sparse.random),
     }
-    if quality.outside is not None:
-        figures_by_name["outside"] = figures.in_and_out(test.results.uncertainty, quality.outside)
-    n, dim = test.results.require("vectors").shape
+    drawn = {
+        "reliability": figures.reliability_diagram(quality.reliability),
+        "sparsification": figures.sparsification_curves(sparse.fractions, curves),
+    }
+    if queries.outside is not None:
+        drawn["outside"] = figures.in_and_out(results.uncertainty, queries.outside.uncertainty)
+    n, dim = results.require("vectors").shape
     if n >= 4 and dim >= 2:
-        points, rows = figures.project(test.results.require("vectors"), limit=PROJECTED)
-        classes = images.attributes.get("class", images.labels)
-        figures_by_name["projection"] = figures.projection(
-            points, None if classes is None else classes[rows], test.results.uncertainty[rows]
+        points, rows = figures.project(results.require("vectors"), limit=PROJECTED)
+        names = _class_names(queries.images)
+        drawn["projection"] = figures.projection(
+            points, None if names is None else names[rows], results.uncertainty[rows]
         )
-    return figures_by_name
+    return drawn
 
 
-def _of_queries(
-    retriever: Retriever,
-    evaluation: Evaluation,
-    test: LabelledResults,
-    images: ImageSet,
-    gallery: ImageSet,
+def _draw_queries(
+    retriever: Retriever, evaluation: Evaluation, queries: SearchedSplits
 ) -> dict[str, Figure]:
-    """The most and the least certain queries with their sets, at the level nearest to `ALPHA`."""
-    row = evaluation.headline
-    if row is None or not images.pictures:
+    """Draw the most and least certain queries with their sets, at the level nearest to `ALPHA`."""
+    row, images, test = evaluation.headline, queries.images, queries.test
+    if row is None or queries.splits is None or not images.pictures:
         return {}
     from rcir.data import read_image
 
+    gallery = queries.splits.gallery
     ranking = retriever.require_calibration().main.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
     positions = ranking.take(test.results.require("positions"))
     relevant = ranking.take(test.relevant)
-    order = np.argsort(test.results.uncertainty, kind="stable")
-    figures_by_name = {}
-    for title, chosen in (
-        ("most_certain", order[:SHOWN_QUERIES]),
-        ("least_certain", order[-SHOWN_QUERIES:]),
-    ):
+    classes = _class_names(images)
+    names: Any = images.ids if classes is None else classes
+
+    def draw(rows: NDArray[np.int64]) -> Figure:
         sets = []
-        for query, size in zip(chosen.tolist(), sizes[chosen].tolist(), strict=True):
-            names = images.attributes.get("class", images.labels)
-            name = images.ids[query] if names is None else names[query]
-            title_of_set = (
-                f"query: {printable(name)}\nu = {test.results.uncertainty[query]:.2g}, size {size}"
-            )
+        for query, size in zip(rows.tolist(), sizes[rows].tolist(), strict=True):
+            uncertainty = test.results.uncertainty[query]
+            title = f"query: {printable(names[query])}\nu = {uncertainty:.2g}, size {size}"
             items = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
             sets.append(
                 figures.QuerySet(
                     read_image(images.images[query], channels=3),
-                    title_of_set,
+                    title,
                     [read_image(image, channels=3) for image in items],
                     relevant[query, :size].tolist(),
                 )
             )
-        figures_by_name[title] = figures.query_sets(sets, SET_COLUMNS)
-    return figures_by_name
+        return figures.query_sets(sets, SET_COLUMNS)
+
+    order = np.argsort(test.results.uncertainty, kind="stable")
+    return {
+        "most_certain": draw(order[:SHOWN_QUERIES]),
+        "least_certain": draw(order[-SHOWN_QUERIES:]),
+    }
+
+
+def _class_names(images: ImageSet) -> NDArray[Any] | None:
+    """Return the class of each image; None without classes."""
+    return images.attributes.get("class", images.labels)
 
 
 def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
-    """Return the HTML of an evaluation with every figure (SVG, by name) inside it."""
+    """Return the HTML page of an evaluation, which contains the figures (SVG, by name)."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=select_autoescape(),
@@ -177,7 +173,7 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
     numbers = {_title(name): value for name, value in evaluation.quality.numbers.items()}
     return environment.get_template("report.html").render(
         evaluation=evaluation,
-        summary=screen,
+        summary=sentences,
         titles={
             name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
             for name, kind in QUERY_UNCERTAINTIES.items()

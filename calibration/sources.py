@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,12 @@ from calibration.config import (
     CalibrationConfig,
     CertificationConfig,
     EvaluationConfig,
+    calibration_options,
 )
-from calibration.screen import print_population, step
+from calibration.progress import step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
+from rcir.data.bursts import MOMENT_SECONDS
 from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
@@ -29,83 +32,99 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import CalibrationOptions, Tuning, chosen_tuning, division_rng
-from rcir.risk import LabelledResults, required_calibration
+from rcir.retrieval.tuning import Tuning, chosen_tuning, division_rng
+from rcir.risk import LabelledResults, SearchResults, required_calibration
 from rcir.risk.guarantee import in_plural
 from rcir.risk.population import LABEL
 from rcir.terminal import console
-
-if TYPE_CHECKING:
-    from calibration.evaluation import Evaluation
 
 SPLIT_NOTE = (
     "note: the column split of {} divides nothing here. If its parts are gallery and queries, "
     "embed the folder of each by itself, and pass the files as --gallery and --queries"
 )
-# Of the queries, or of their clusters or labels; the others measure.
+# Shares of the queries, or of their clusters or labels; the other queries measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}
 SHARES_ON_GALLERY = {"calibration": 0.75}
+SHOWN_MOMENTS = 3
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The queries of a source, searched.
+class SearchedSplits:
+    """The queries of a source in three splits, searched.
 
     Attributes:
         dataset: name of the data, for the report.
-        tuning, calibration, test: the three splits; without a tuning split the gallery's items
-            tune.
+        tuning, calibration, test: the splits; without tuning queries the gallery's items tune.
+        calibration_ids: names of the calibration queries.
         images: the test queries.
-        gallery: what is searched.
-        ids: of the calibration and the test queries.
-        splits: the data set that they come from, if they come from one.
+        outside: queries of another data set, if any.
+        splits: the data set that the queries come from; None for files of vectors.
     """
 
     dataset: str
     tuning: LabelledResults | None
     calibration: LabelledResults
     test: LabelledResults
+    calibration_ids: list[str]
     images: ImageSet
-    gallery: ImageSet
-    ids: tuple[list[str], list[str]]
+    outside: SearchResults | None = None
     splits: Splits | None = None
 
+    def with_uncertainty_of(self, retriever: Retriever) -> Self:
+        """Return the splits with the uncertainty that a retriever was calibrated with."""
+        uncertainty, searcher = retriever.require_calibration().uncertainty, retriever.searcher
+        test, outside = searcher.judged(self.test, uncertainty), self.outside
+        if outside is not None:
+            outside = searcher.judged(outside, uncertainty)
+        return replace(self, test=test, outside=outside)
 
-class Source(Protocol):
-    """A source of a retriever and its queries."""
 
+class Source(ABC):
+    """A source of a retriever and its queries.
+
+    Attributes:
+        kind: of the runs in MLflow that track the outcome.
+        config: of the command.
+        is_tracked: False if nothing is tracked.
+        training: the run in MLflow of the training, if there is one; `open` finds it.
+    """
+
+    kind: ClassVar[str]
+    config: CalibrationConfig | EvaluationConfig | CertificationConfig
+    is_tracked: bool = True
+    training: tracking.TrackedRun | None = None
+
+    @abstractmethod
     def open(self) -> Retriever:
         """Return the retriever, built or loaded."""
-        ...
 
-    def search(self, retriever: Retriever) -> Opened:
+    @abstractmethod
+    def search(self, retriever: Retriever) -> SearchedSplits:
         """Search the queries."""
-        ...
 
-    def example(self, retriever: Retriever) -> Any:
-        """Return a query, for the model in MLflow."""
-        ...
+    def start_run(self, output: Path, encoder: str, dataset: str) -> tracking.TrackedRun | None:
+        """Start a run in MLflow below that of the training, with the parameters of both."""
+        if not self.is_tracked:
+            return None
+        from rcir.config import flatten  # imports jsonargparse
+        from rcir.runs.folder import FOLDER_TAG  # imports torch
 
-    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
-        """Start a run in MLflow for the outcome; None if nothing is tracked."""
-        ...
+        params = self.training.params if self.training else {}
+        name = f"{output.resolve().name} ({self.kind})"
+        if self.config.output is None and self.kind == "calibration":
+            name = f"{encoder} {dataset} seed {params.get('seed', 0)}"
+        tags = {
+            FOLDER_TAG: str(output.absolute()),
+            tracking.KIND_TAG: self.kind,
+            tracking.ENCODER_TAG: encoder,
+            tracking.DATASET_TAG: dataset,
+        }
+        run = tracking.start_run(name, tags, self.training)
+        run.log_params(params | flatten(asdict(self.config)))
+        return run
 
-    def uncertainty_outside(self, retriever: Retriever) -> NDArray[np.float64] | None:
-        """Return (m,) uncertainties of queries of another data set; None without any."""
-        return None
-
-    def pixel_recall(self) -> float | None:
-        """Return the recall at 1 of pixels; None if there are none."""
-        return None
-
-    @property
-    def training(self) -> tracking.TrackedRun | None:
-        """The run in MLflow of the training that is calibrated, if there is one."""
-        return None
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Remove what was kept in case of an interruption."""
-        return None
 
 
 class VectorFiles(Source):
@@ -114,14 +133,14 @@ class VectorFiles(Source):
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
     sizes, half of them certify these, and the others measure; where queries have a column
     `cluster`, whole clusters are drawn. If the gallery's items tune, three quarters certify.
-
-    Args:
-        config: of the certification.
     """
 
+    kind = "certification"
+    config: CertificationConfig
+
     def __init__(self, config: CertificationConfig) -> None:
-        self._config = config
-        self._tracks = tracking.is_chosen()
+        self.config = config
+        self.is_tracked = tracking.is_chosen()
 
     def open(self) -> Retriever:
         """Index the gallery.
@@ -131,59 +150,41 @@ class VectorFiles(Source):
             InvalidData: of a file, or of what it holds.
             TrackingUnavailable: a tracking store is set, and cannot be used.
         """
-        if self._tracks:
+        if self.is_tracked:
             tracking.require_experiment()  # fail now, not when the results are logged
-        file = Path(self._config.queries or self._config.gallery)
-        self._table = read_all_vectors(file, _cluster_column(self._config))
+        file = Path(self.config.queries or self.config.gallery)
+        self._table = read_all_vectors(file, _cluster_column(self.config))
         if "split" in self._table.columns:
             console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
         with step("index"):
-            retriever = _built(self._config, self._table)
-        return retriever
+            return _build(self.config, self._table)
 
-    def search(self, retriever: Retriever) -> Opened:
+    def search(self, retriever: Retriever) -> SearchedSplits:
         """Divide the queries and search them.
 
         Raises:
             InvalidData: there are too few queries to certify any of the levels.
         """
-        config, table = self._config, self._table
-        labelled = _labelled(retriever, config, table)
-        different = _distinct(labelled)
-        queries = labelled[different]
-        names = np.array(table.ids or [one.hex() for one in digests(labelled.vectors).tolist()])
-        options = CalibrationOptions(config.score_function)
-        tuning = chosen_tuning(retriever.searcher, queries, config.tuning, options)
+        config, searcher = self.config, retriever.searcher
+        queries = _label(retriever, config, self._table)
+        names = np.array(self._table.ids or [each.hex() for each in digests(queries.vectors)])
+        different = _distinct(queries)
+        queries, names = queries[different], names[different]
+        options = calibration_options(config)
+        tuning = chosen_tuning(searcher, queries, config.tuning, options)
         if tuning == "labels":
-            warn_of_other_labels(labelled.population.label_word)
-        divided = _divided(retriever.searcher, queries, names[different], config, tuning)
-        splits = [different[rows] for rows in divided]
+            warn_of_other_labels(queries.population.label_word)
+        rows = _divide(searcher, queries, names, config, tuning)
         with step("search"):
-            *tuned, calibration, test = (
-                retriever.search_labelled(labelled[rows]) for rows in splits
-            )
-        images = _image_set(retriever, table, labelled, splits[-1])
-        return Opened(
+            *tuned, calibration, test = (retriever.search_labelled(queries[part]) for part in rows)
+        return SearchedSplits(
             dataset=Path(config.gallery).stem,
             tuning=tuned[0] if tuned else None,
             calibration=calibration,
             test=test,
-            images=images,
-            gallery=images,
-            ids=(names[splits[-2]].tolist(), names[splits[-1]].tolist()),
+            calibration_ids=names[rows[-2]].tolist(),
+            images=_image_set(retriever, queries[rows[-1]], names[rows[-1]].tolist()),
         )
-
-    def example(self, retriever: Retriever) -> Any:
-        """See `Source`."""
-        from rcir.registry.logged_model import vector_example  # imports torch
-
-        return vector_example(retriever)
-
-    def track(self, output: Path, evaluation: Evaluation) -> tracking.TrackedRun | None:
-        """See `Source`."""
-        if not self._tracks:
-            return None
-        return start_tracking("certification", self._config, output, evaluation)
 
 
 def warn_of_other_labels(label: str = LABEL) -> None:
@@ -195,47 +196,20 @@ def warn_of_other_labels(label: str = LABEL) -> None:
     )
 
 
-def start_tracking(
-    kind: str,
-    config: CalibrationConfig | EvaluationConfig | CertificationConfig,
-    output: Path,
-    evaluation: Evaluation,
-    training: tracking.TrackedRun | None = None,
-) -> tracking.TrackedRun:
-    """Start a run in MLflow, below that of the training and with its parameters, too."""
-    from rcir.config import flatten  # imports jsonargparse
-    from rcir.runs.folder import FOLDER_TAG  # imports torch
-
-    params = training.params if training else {}
-    name = f"{output.resolve().name} ({kind})"
-    if config.output is None and kind == "calibration":
-        name = f"{evaluation.encoder} {evaluation.dataset} seed {params.get('seed', 0)}"
-    tags = {
-        FOLDER_TAG: str(output.absolute()),
-        tracking.KIND_TAG: kind,
-        tracking.ENCODER_TAG: evaluation.encoder,
-        tracking.DATASET_TAG: evaluation.dataset,
-    }
-    tracked = tracking.start_run(name, tags, training)
-    tracked.log_params(params | flatten(asdict(config)))
-    return tracked
-
-
 def _cluster_column(config: CertificationConfig) -> str | None:
-    """Return the column of clusters that the configuration names, if it does."""
     return None if config.cluster == NO_CLUSTERS else config.cluster
 
 
-def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
+def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """Return the retriever of the gallery; vectors in shards are mapped into memory."""
     gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
-    own = config.queries is None or _overlap(gallery, query_table)
-    if own and config.queries is not None:
+    are_items = config.queries is None or _overlap(gallery, query_table)
+    if are_items and config.queries is not None:
         gallery = read_all_vectors(Path(config.gallery), _cluster_column(config))
     clusters: Any = "auto"
-    if own and config.cluster == NO_CLUSTERS:
+    if are_items and config.cluster == NO_CLUSTERS:
         clusters = None
-    elif own and gallery.cluster is not None:
+    elif are_items and gallery.cluster is not None:
         clusters = gallery.cluster
     retriever = Retriever.from_embeddings(
         gallery.vectors,
@@ -246,18 +220,42 @@ def _built(config: CertificationConfig, query_table: VectorTable) -> Retriever:
         config.depth,
         config.index,
         gallery.model,
-        leave_one_out=own,
+        leave_one_out=are_items,
         clusters=clusters,
         cluster=config.cluster or CLUSTER,
-        times=gallery.seconds() if own and isinstance(clusters, str) else None,
+        times=gallery.seconds() if are_items and isinstance(clusters, str) else None,
     )
-    if own:
-        print_population(retriever.searcher)
+    if are_items:
+        _print_population(retriever.searcher)
     return retriever
 
 
+def _print_population(searcher: Searcher) -> None:
+    """Print what queries that are gallery items leave out of their search, with examples."""
+    options, gallery = searcher.options, searcher.gallery
+    units, counts = np.unique(gallery.units, return_counts=True)
+    several = units[counts > 1]
+    lines = ["The queries are gallery items: each is left out of its own search."]
+    if options.clusters != "none":
+        lines[0] = (
+            f"The queries are gallery items, {len(gallery):,} in {len(units):,} "
+            f"{in_plural(options.cluster)}: each is searched without its whole {options.cluster}, "
+            "which counts once."
+        )
+    if options.clusters == "found" and len(several):
+        members = gallery.members(several[:SHOWN_MOMENTS])
+        pairs = [" ~ ".join(gallery.ids[row[:2]].tolist()) for row in members]
+        lines.append(
+            f"{counts[counts > 1].sum():,} items share a moment with others: they are far nearer "
+            "to each other than to the rest of their label, or were photographed within "
+            f"{MOMENT_SECONDS} s. For instance {', '.join(pairs)}. --cluster COLUMN declares "
+            "clusters, and --cluster none keeps all items apart."
+        )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+
+
 def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
-    """Return what matches gallery items, as their file states."""
+    """Return the labels or places of the gallery items."""
     labels = _labels_of(config, gallery)
     if config.radius is not None and gallery.places is None:
         raise InvalidConfig(f"--radius needs places: {gallery.file} has no places (columns x, y)")
@@ -277,9 +275,9 @@ def _labels_of(config: CertificationConfig, table: VectorTable) -> object:
 
 
 def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
-    """Return whether all queries are gallery items: the same id and exactly the same vector.
+    """Return True if all queries are gallery items: the same id and exactly the same vector.
 
-    If only some are, these are refused as queries that find themselves.
+    If only some are, they are refused later as queries that find themselves.
     """
     if gallery.ids is None or query_table.ids is None:
         return False
@@ -288,19 +286,16 @@ def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
         name in row for name in query_table.ids
     ):
         return False
-    rows = np.array([row[name] for name in query_table.ids])
-    items = np.asarray(gallery.vectors[rows], np.float32)
-    return bool((np.asarray(query_table.vectors, np.float32) == items).all())
+    items = gallery.vectors[np.array([row[name] for name in query_table.ids])]
+    return np.array_equal(query_table.vectors.astype(np.float32), items.astype(np.float32))
 
 
-def _labelled(
-    retriever: Retriever, config: CertificationConfig, query_table: VectorTable
-) -> Queries:
-    """The queries with what they match."""
+def _label(retriever: Retriever, config: CertificationConfig, query_table: VectorTable) -> Queries:
+    """Return the queries with what they match."""
     if config.matches is None:
         labels = _labels_of(config, query_table)
     else:
-        labels = _listed(Path(config.matches), query_table)
+        labels = _matching_ids(Path(config.matches), query_table)
     return retriever.labelled(
         query_table.vectors,
         labels,
@@ -312,8 +307,8 @@ def _labelled(
     )
 
 
-def _listed(path: Path, query_table: VectorTable) -> list[list[str]]:
-    """The ids of the true matches of each query."""
+def _matching_ids(path: Path, query_table: VectorTable) -> list[list[str]]:
+    """Return the ids of the true matches of each query."""
     if query_table.ids is None:
         names = f"id, by which {path} names queries"
         raise missing_column(query_table.file, names, query_table.columns)
@@ -343,7 +338,7 @@ def _distinct(queries: Queries) -> NDArray[np.int64]:
     return rows
 
 
-def _divided(
+def _divide(
     searcher: Searcher,
     queries: Queries,
     names: NDArray[np.str_],
@@ -356,8 +351,8 @@ def _divided(
     gallery items, one of each cluster calibrates or measures.
     """
     shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
-    units_of_queries = searcher.units(queries)
-    clusters = None if units_of_queries is None else units_of_queries[0]
+    query_units = searcher.units(queries)
+    clusters = None if query_units is None else query_units[0]
     units = len(queries) if clusters is None else len(np.unique(clusters))
     alpha, share, apart = max(config.alphas), shares["calibration"], ""
     needed = required_calibration(alpha, config.delta) or 0
@@ -374,24 +369,19 @@ def _divided(
     unit = "clusters"
     if tuning == "labels":
         clusters, unit = queries.population.labels, f"{queries.population.label_word}s"
-    if clusters is not None:
-        parts = [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
-        if searcher.options.leave_one_out:
-            parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
-        return parts
-    numbers = [round(part * units) for part in shares.values()]
-    return np.split(order[rng.permutation(units)], np.cumsum(numbers))
+    if clusters is None:
+        ends = np.cumsum([round(share * units) for share in shares.values()])
+        return np.split(order[rng.permutation(units)], ends)
+    parts = [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
+    if searcher.options.leave_one_out:
+        parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
+    return parts
 
 
-def _image_set(
-    retriever: Retriever, query_table: VectorTable, queries: Queries, rows: NDArray[np.int64]
-) -> ImageSet:
-    """Return some of the queries as a set of images, for the evaluation."""
-    relevance = queries.relevance
-    assert relevance is not None
-    labels = relevance.single
-    attributes = {}
+def _image_set(retriever: Retriever, queries: Queries, ids: list[str]) -> ImageSet:
+    """Return queries as a set of images, for the report."""
+    assert queries.relevance is not None
+    labels, attributes = queries.relevance.single, {}
     if labels is not None and retriever.label_names:
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
-    ids = query_table.ids or [str(row) for row in range(len(queries))]
-    return ImageSet(queries.vectors, labels, ids, attributes, relevance).subset(rows)
+    return ImageSet(queries.vectors, labels, ids, attributes, queries.relevance)

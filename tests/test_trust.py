@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import pipeline
+from calibration import CertificationConfig, pipeline
 from rcir import cluster, tracking, trust
 from rcir.cli import main
 from rcir.errors import InvalidConfig, UntrustedFolder
@@ -114,7 +114,7 @@ def test_the_retriever_that_a_calibration_replaces_is_checked_before_the_work(pl
     named(place, {"kind": "antigravity:X", "options": {}})
     source = SimpleNamespace(open=lambda: pytest.fail("the work began"))
     with pytest.raises(UntrustedFolder, match="antigravity"):
-        pipeline.run(source, place.parent, (0.2,), 0.1, {})
+        pipeline.run(source, place.parent, CertificationConfig("gallery.npz"))
 
 
 def test_training_into_a_folder_does_not_import_the_method_of_its_run(tmp_path):

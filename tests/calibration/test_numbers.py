@@ -10,7 +10,7 @@ from scipy.stats import binom, binomtest
 from sklearn.metrics import roc_auc_score
 
 import rcir
-from calibration.evaluation import CURVE_ALPHAS, curve_sizes
+from calibration.measure import CURVE_ALPHAS, curve_sizes
 from calibration.quality import assess, pixel_recall
 from rcir.runs.results import RunResults
 

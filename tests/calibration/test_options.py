@@ -13,7 +13,7 @@ from mlflow.artifacts import download_artifacts
 import rcir
 from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
-from calibration.evaluation import HEADLINE
+from calibration.measure import HEADLINE
 from rcir.cli import main as rcir_command
 from rcir.encoders import batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
@@ -279,7 +279,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
         embedded.append(len(images))
         return fill(encoder, preprocessing, images, *options)
 
-    monkeypatch.setattr("calibration.screen.LONG", 0)
+    monkeypatch.setattr("calibration.progress.LONG", 0)
     monkeypatch.setattr(embedder, "embed_readable", interrupted)
     with monkeypatch.context() as patch:
         patch.setattr(batches, "CHUNK", 128)  # the batches are those of one block

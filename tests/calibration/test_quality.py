@@ -139,7 +139,8 @@ def ranked(case):
 
 def expected_numbers(case):
     """All numbers, from searches of whole rankings."""
-    retriever, test, outside = case.retriever, case.test, case.quality.outside
+    retriever, test = case.retriever, case.test
+    outside = None if retriever.labels is None else OUTSIDE
     rows, order, rankings, whole = ranked(case)
     totals, right = rankings.sum(axis=1), rankings[:, 0].astype(float)
     uncertainty, items = test.results.uncertainty[rows], retriever.searcher.item_uncertainty

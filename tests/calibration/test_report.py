@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from calibration import RiskResult, screen
+from calibration import RiskResult, screen, sentences
 from rcir.terminal import console
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -170,7 +170,7 @@ def result(alpha=0.2, risk=0.15, low=0.1, high=0.2, size=1.5, **changed):
 def test_surprising_results_are_explained_in_words(outcome, row, words):
     rows = [result(alpha=0.4), row]
     evaluation = replace(outcome.evaluation, rows=rows, beyond_depth=0, labels=None)
-    explained = " ".join(screen.remarks(evaluation))
+    explained = " ".join(sentences.remarks(evaluation))
     assert all(word in explained for word in words)
     assert bool(explained) == bool(words)
 
@@ -184,9 +184,9 @@ def test_the_promise_its_cost_and_what_sizes_the_sets_are_stated_in_numbers(outc
         uncertainties=sizes,
         uncertainty="vote",
     )
-    assert "at least 90 of 100" in screen.promise(evaluation)
-    assert "at most 10%" in screen.promise(evaluation)
-    stated = screen.cost(evaluation)
+    assert "at least 90 of 100" in sentences.promise(evaluation)
+    assert "at most 10%" in sentences.promise(evaluation)
+    stated = sentences.cost(evaluation)
     assert all(number in stated for number in ("1.50", " 3.", "9.0%", "6.0%", "13.0%"))
-    source = screen.size_source(evaluation)
+    source = sentences.size_source(evaluation)
     assert all(number in source for number in ("2.50", "3.00", "4.00"))

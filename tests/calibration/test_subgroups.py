@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 import rcir
-from calibration.evaluation import subgroups
+from calibration.measure import subgroups
 from tests.populations import in_population
 
 DELTA = 0.05

@@ -91,7 +91,7 @@ def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     capsys.readouterr()
     outcome = calibrated(grown[0])
     line = next(line for line in capsys.readouterr().out.splitlines() if "left out" in line)
-    assert line.startswith("left out, for the same picture stands elsewhere: ")
+    assert line.startswith("left out as duplicates of other images: ")
     measured = evaluate_retriever(EvaluationConfig(str(outcome.folder), "again", (0.5,)))
     assert line in capsys.readouterr().out
     assert measured.evaluation.rows == outcome.evaluation.rows

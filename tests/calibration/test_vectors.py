@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import CertificationConfig, certify, recalibrate, screen
-from calibration.screen import cost, promise
+from calibration import CertificationConfig, certify, cost, progress, promise, recalibrate
 from rcir.cli import main
 from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
@@ -53,7 +52,7 @@ COMMAND = ["certify", "--gallery", "gallery.npz", "--queries", "queries.npz"]
 
 
 def test_the_command_builds_the_named_index_prints_and_writes(folder, capsys, monkeypatch):
-    monkeypatch.setattr(screen, "LONG", 0.0)
+    monkeypatch.setattr(progress, "LONG", 0.0)
     options = ["--index", "ivf", "--index_option", "nlist=8", "--index_option", "nprobe=3"]
     assert main([*COMMAND, *options]) == 0
     shown = capsys.readouterr().out

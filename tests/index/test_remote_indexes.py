@@ -138,7 +138,7 @@ def fail_to_reindex(index, trained):
 def fail_to_calibrate(index, trained):
     """It is interrupted when the queries are searched."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_sets, "search_splits", interrupt)
+        patch.setattr(data_sets.DataSetSource, "search", interrupt)
         with pytest.raises(KeyboardInterrupt):
             calibrate(CalibrationConfig(str(trained.path), "output", depth=20, index=index))
 

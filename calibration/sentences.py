@@ -1,0 +1,188 @@
+"""An evaluation in sentences, for the screen and the report."""
+
+from __future__ import annotations
+
+from calibration.measure import Evaluation, RiskResult
+from rcir.errors import as_option
+from rcir.options import ALPHA
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.risk.guarantee import in_plural, stated_confidence
+
+UNCERTAINTY_ALONE = ("minmax", "quantile")  # score functions that use nothing but an uncertainty
+CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
+
+
+def promise(evaluation: Evaluation) -> str:
+    """State the guarantee in numbers, at the certified level nearest to `ALPHA`."""
+    row, n = evaluation.headline, evaluation.n_calibration
+    if row is None:
+        confidence = stated_confidence(evaluation.rows[0].delta)
+        return (
+            f"Nothing is certified with probability {confidence} on {n} calibration queries: "
+            f"{evaluation.refusal}."
+        )
+    covered, labelled = "future queries", f"{n} calibration queries"
+    if kind := evaluation.cluster:
+        covered = f"queries of further clusters ({kind}, each counted alike)"
+        labelled += f" in {evaluation.n_clusters} clusters"
+    elif evaluation.left_out:
+        kinds = in_plural(evaluation.left_out)
+        covered = f"{kinds} drawn from this gallery, each searched without itself,"
+        labelled = f"{n} {kinds} that calibrated"
+    elif evaluation.other_labels:
+        covered = f"future queries with the {evaluation.other_labels} of the calibration queries"
+    delta = row.delta * evaluation.chosen_among
+    sentence = (
+        f"With alpha = {row.alpha:g}, on average at least {100 * (1 - row.alpha):.4g} of 100 "
+        f"{covered} get a set that holds a right image. The chance that this is wrong, because "
+        f"the {labelled} were unluckily easy, is at most {100 * delta:.4g}%"
+    )
+    if evaluation.chosen_among > 1:
+        sentence += (
+            f", also after the choice among {evaluation.chosen_among} retrievers: each is "
+            f"certified at delta = {row.delta:.4g}"
+        )
+    return f"{sentence}."
+
+
+def cost(evaluation: Evaluation) -> str | None:
+    """State set sizes and the measured risk at that level; None if it was not measured."""
+    row = evaluation.headline
+    if row is None or row.test_risk is None:
+        return None
+    one_size = "no single size for all queries is certified"
+    if row.constant_size is not None:
+        one_size = f"one size for all queries would be {row.constant_size:.4g}"
+    tested, average = f"{evaluation.n_test} test queries", ""
+    if evaluation.other_labels:
+        tested += f" with other {evaluation.other_labels}"
+    if evaluation.cluster:
+        tested += f" in {evaluation.n_test_clusters} clusters"
+        average = " on average over clusters"
+    return (
+        f"That takes {row.mean_size:.2f} images per query on average; {one_size}. "
+        f"Of {tested}, which neither tuned nor calibrated anything, {100 * row.test_risk:.1f}% "
+        f"were missed{average} (95% interval {100 * (row.risk_low or 0):.1f}% to "
+        f"{100 * (row.risk_high or 0):.1f}%)."
+    )
+
+
+def limit(evaluation: Evaluation) -> str:
+    """State what the guarantee does not cover."""
+    covered, advice = "queries drawn like the calibration queries.", ""
+    if kind := evaluation.left_out:
+        covered = (
+            f"{in_plural(kind)} drawn from this gallery. For new ones it is an estimate: it needs "
+            "the same labels in the same shares, photographed alike, and no undeclared bursts."
+        )
+    else:
+        advice = f" ({as_option('query_labels', 'any')} does)"
+    return (
+        f"The promise covers {covered} It does not cover queries of labels that did not "
+        f"calibrate{advice}, queries from another source, or each kind of query by itself: some "
+        "kinds are missed more often than others."
+    )
+
+
+def size_source(evaluation: Evaluation) -> str:
+    """State what sizes the sets, and what the encoder's uncertainty alone would have given."""
+    score_function, name = evaluation.rows[0].score_function, evaluation.uncertainty
+    if score_function == "constant":
+        return "All sets have the same size: constant sizes use no uncertainty."
+    source = f"the uncertainty {name!r} ({QUERY_UNCERTAINTIES[name].title})"
+    if score_function not in UNCERTAINTY_ALONE:
+        source = f"the candidates of each query (distances, labels, votes) and on {source}"
+    sentence = f"Set sizes ({score_function}) depend on {source}"
+    if evaluation.quality.numbers.get("auroc_miss", 1.0) < CHANCE:
+        sentence += ", which predicts a wrong first image no better than chance"
+    levels = evaluation.uncertainties.get(name, {})
+    if not levels:
+        return f"{sentence}."
+    alpha = min(levels, key=lambda level: abs(level - ALPHA))
+    chosen = evaluation.comparison.get(score_function, {}).get(alpha)
+    sentence += f". On the tuning queries, at alpha = {alpha:g}, "
+    if chosen is not None:
+        sentence += f"these sets hold {chosen:.2f} images; "
+    sentence += f"sized by {name!r} alone they would hold {levels[alpha]:.2f}"
+    by_encoder = evaluation.uncertainties.get("encoder", {}).get(alpha)
+    if name != "encoder" and by_encoder is not None:
+        sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
+    ratio = evaluation.encoder_ratio
+    if ratio is not None and name == "encoder":
+        return (
+            f"{sentence}. Beside the neighbourhood, the encoder's uncertainty makes sets "
+            f"{ratio:.2f} times as large as the best other one does: it is used."
+        )
+    sentence += (
+        ". Of the uncertainties that give nearly the smallest sets, the one is taken that best "
+        "predicts a wrong first image."
+    )
+    if ratio is not None:
+        sentence += (
+            " Beside the neighbourhood, the encoder's uncertainty would make sets "
+            f"{ratio:.2f} times as large: it is not used."
+        )
+    return sentence
+
+
+def chance_uncertainties(evaluation: Evaluation) -> list[str]:
+    """Return the uncertainties that predict a wrong first image no better than chance."""
+    numbers = evaluation.quality.numbers
+    return [name for name in QUERY_UNCERTAINTIES if numbers.get(f"auroc_miss_{name}", 1.0) < CHANCE]
+
+
+def remarks(evaluation: Evaluation) -> list[str]:
+    """Explain levels that are not certified, and other results that need an explanation."""
+    sentences = []
+    for row in evaluation.rows:
+        level = f"alpha = {row.alpha:g}"
+        if not row.certified and evaluation.certified:
+            sentences.append(f"{level} is not certified: {row.refusal}.")
+        elif row.test_risk is not None and row.test_risk > row.alpha:
+            reason = _why_above(evaluation, row)
+            sentences.append(
+                f"{level}: the measured risk {row.test_risk:.4f} is above alpha, {reason}."
+            )
+        elif row.mean_size == 1:
+            sentences.append(
+                f"{level}: every set holds one image, the smallest size; the risk cannot come "
+                "closer to alpha."
+            )
+    if evaluation.labels:
+        sentences.append(evaluation.labels)
+    sentences += _depth_advice(evaluation)
+    if auroc := evaluation.quality.numbers.get("ood_auroc"):
+        sentences.append(f"AUROC of out-of-distribution queries by their uncertainty: {auroc:.3f}.")
+    return sentences
+
+
+def _why_above(evaluation: Evaluation, row: RiskResult) -> str:
+    """Return the reason of a measured risk above alpha."""
+    tested = f"{evaluation.n_test} test queries"
+    if evaluation.cluster:
+        tested = f"{evaluation.n_test_clusters} clusters of test queries"
+    if row.risk_low is not None and row.risk_low <= row.alpha:
+        return f"but within the noise of the {tested}"
+    return (
+        f"by more than the noise of the {tested}: this is one of the calibrations that the "
+        f"guarantee allows to fail (probability {row.delta:g}), or the test queries differ "
+        "from the calibration queries"
+    )
+
+
+def _depth_advice(evaluation: Evaluation) -> list[str]:
+    """Return advice if many test queries have no true match among the candidates."""
+    beyond, unmatched, n = evaluation.beyond_depth, evaluation.quality.unmatched, evaluation.n_test
+    advice = []
+    if beyond + unmatched >= min(row.alpha for row in evaluation.rows) * n / 2:
+        if beyond:
+            advice.append(
+                f"{beyond} of {n} test queries have their true matches beyond the search depth, "
+                "and are missed whatever the set size: search deeper (depth)."
+            )
+        if unmatched:
+            advice.append(
+                f"{unmatched} of {n} test queries have no true match in the gallery, and are "
+                "missed whatever the depth and the set size."
+            )
+    return advice
