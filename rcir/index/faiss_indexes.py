@@ -48,14 +48,15 @@ class FaissOptions:
     """
 
     exact = False  # True: vectors on disk rank the candidates
+    least_to_train = 0  # vectors to train on at least, besides one for each list
     train_size: int
     random_seed: int
 
     def __post_init__(self) -> None:
         require_range(self, **{name: RANGES[name] for name in vars(self) if name in RANGES})
 
-    def factory_string(self, dim: int) -> str:
-        """Return the string for vectors of d numbers."""
+    def factory_string(self) -> str:
+        """Return the string of `faiss.index_factory`."""
         raise NotImplementedError
 
     def search_parameters(self) -> dict[str, float]:
@@ -64,11 +65,6 @@ class FaissOptions:
 
     def configure(self, index: Any) -> None:
         """Set attributes of a new index of FAISS."""
-
-    @property
-    def least_to_train(self) -> int:
-        """The fewest vectors to train on, besides one for each list."""
-        return 0
 
 
 class FaissIndex:
@@ -87,8 +83,9 @@ class FaissIndex:
     def __init__(self, dim: int, options: Any) -> None:
         self.options, self.dim = options, dim
         stored = StoredVectors(dim, np.float16) if options.exact else None
-        with _faiss_errors("FAISS cannot create this index"):
-            index = faiss.index_factory(dim, options.factory_string(dim), faiss.METRIC_L2)
+        factory = options.factory_string()
+        with _faiss_errors(f"FAISS cannot create {factory!r} for vectors of {dim} numbers"):
+            index = faiss.index_factory(dim, factory, faiss.METRIC_L2)
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None and stored is None:
             lists.set_direct_map_type(faiss.DirectMap.Array)  # needed to return vectors
@@ -98,7 +95,7 @@ class FaissIndex:
         _faiss_parameters(index, 1, None, unused)
         if unused:
             raise InvalidConfig(
-                f"{options.factory_string(dim)!r} has no search parameter {', '.join(unused)}: "
+                f"{factory!r} has no search parameter {', '.join(unused)}: "
                 "lists have nprobe and max_codes (and quantizer_efSearch where a graph selects "
                 "them), graphs efSearch, refined indexes k_factor"
             )
@@ -360,7 +357,7 @@ class HnswOptions(FaissOptions):
     ef_construction: int = 40
     ef_search: int = 256
 
-    def factory_string(self, dim: int) -> str:
+    def factory_string(self) -> str:
         return f"HNSW{self.M}"
 
     def search_parameters(self) -> dict[str, float]:
@@ -375,12 +372,6 @@ class HnswIndex(FaissIndex):
 
     Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using
     hierarchical navigable small world graphs" (TPAMI 2020).
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-        >>> HnswIndex.build(vectors, HnswOptions()).search(vectors[:2], 1)[1].ravel()
-        array([0, 1])
     """
 
     Options = HnswOptions
@@ -455,7 +446,7 @@ class IvfOptions(ListOptions):
     train_size: int = 1 << 18
     random_seed: int = 0
 
-    def factory_string(self, dim: int) -> str:
+    def factory_string(self) -> str:
         return f"IVF{self.nlist},Flat"
 
 
@@ -487,13 +478,7 @@ class IvfPqOptions(ListOptions):
     train_size: int = 1 << 18
     random_seed: int = 0
 
-    def factory_string(self, dim: int) -> str:
-        if dim % self.m:
-            divisors = [str(m) for m in range(1, min(dim, 256) + 1) if dim % m == 0]
-            raise InvalidConfig(
-                f"m is {self.m}, which does not divide the length {dim} of the vectors; choose one "
-                f"of {', '.join(divisors)}"
-            )
+    def factory_string(self) -> str:
         return f"IVF{self.nlist},PQ{self.m}x{self.nbits}np"
 
     def configure(self, index: Any) -> None:
@@ -506,7 +491,7 @@ class IvfPqOptions(ListOptions):
         index.use_precomputed_table = -1
 
     @property
-    def least_to_train(self) -> int:
+    def least_to_train(self) -> int:  # type: ignore[override]
         return 1 << self.nbits
 
 
@@ -544,6 +529,7 @@ class FactoryOptions(FaissOptions):
     search: str = ""
     train_size: int = 1 << 18
     random_seed: int = 0
+    least_to_train = 1024  # more than codes of up to 10 bits need
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -556,7 +542,7 @@ class FactoryOptions(FaissOptions):
             )
         self.search_parameters()
 
-    def factory_string(self, dim: int) -> str:
+    def factory_string(self) -> str:
         return self.factory
 
     def search_parameters(self) -> dict[str, float]:
@@ -579,10 +565,6 @@ class FactoryOptions(FaissOptions):
             if values[name] < 1:
                 raise InvalidConfig(f"search: {name} is {values[name]}; at least 1")
         return values
-
-    @property
-    def least_to_train(self) -> int:
-        return 1024  # more than codes of up to 10 bits need
 
 
 class FactoryIndex(FaissIndex):

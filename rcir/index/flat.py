@@ -21,6 +21,7 @@ CHUNK = 1 << 24  # numbers (64 MiB) that have a digest; others change the versio
 _SPARE = 16  # candidates that are preselected beyond k
 _MAX_PADDING = 4  # a batch is repeated at most so often to reach FAISS's matrix products
 _TINY = float(np.finfo(np.float32).tiny)
+_NO_POSITION = 0xFFFFFFFF  # the lower half of -1
 
 
 def search_by_subtraction(
@@ -86,11 +87,7 @@ def rank_candidates(
         preselected: (n, more than k) squared distances by these products, ascending.
         candidates: their positions, of the same shape.
     """
-    exact = squared_distances(queries, vectors, candidates)
-    # One sort by distance, then position: nonnegative floats are in the order of their bits.
-    keys = np.sort((exact.view(np.int32).astype(np.int64) << 32) | candidates, axis=1)[:, :k]
-    squared = (keys >> 32).astype(np.int32).view(np.float32)
-    positions = keys & 0xFFFFFFFF
+    squared, positions = sort_candidates(queries, vectors, k, candidates)
     excluded_from = preselected[:, -1].astype(np.float64)
     unsure = ~(excluded_from > squared[:, -1] + _rounding(queries, squared[:, -1]))
     if unsure.any():
@@ -100,15 +97,26 @@ def rank_candidates(
     return squared, positions
 
 
-def squared_distances(
-    queries: NDArray[np.float32], vectors: NDArray[np.float32], candidates: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Return squared distances (n, c) to candidates (n, c) by subtraction; infinite for -1."""
+def sort_candidates(
+    queries: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+    k: int,
+    candidates: NDArray[np.int64],
+) -> Neighbours:
+    """Return the nearest k of candidates (n, c), by squared distance and position; -1 comes last.
+
+    Distances are computed by subtraction.
+    """
     squared = np.empty(candidates.shape, np.float32)
     arrays = [faiss.swig_ptr(array) for array in (squared, queries, vectors, candidates)]
     faiss.fvec_L2sqr_by_idx(*arrays, queries.shape[1], *squared.shape)
     squared[candidates < 0] = np.inf
-    return squared
+    # One sort of integers: nonnegative floats are in the order of their bits.
+    bits = squared.view(np.int32).astype(np.int64)
+    keys = np.sort((bits << 32) | (candidates & _NO_POSITION), axis=1)[:, :k]
+    positions = keys & _NO_POSITION
+    positions[positions == _NO_POSITION] = -1
+    return (keys >> 32).astype(np.int32).view(np.float32), positions
 
 
 def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDArray[np.float64]:

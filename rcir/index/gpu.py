@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig
 from rcir.files import read_array
 from rcir.index.base import Neighbours, check_vectors, require_range
-from rcir.index.flat import FlatIndex, rank_candidates, squared_distances
+from rcir.index.flat import FlatIndex, rank_candidates, sort_candidates
 from rcir.stored_vectors import batches
 
 MAX_ON_GPU = 2048  # neighbours, and lists, that FAISS looks through on a GPU
@@ -132,29 +132,13 @@ class GpuIndex(FlatIndex):
             return super().search(queries, k)
         with self._lock:
             squared, candidates = self._gpu_index().search(queries, fetched)
-        squared, positions = self._nearest(queries, k, squared, candidates)
-        return np.sqrt(squared, out=squared), positions
-
-    def _nearest(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        squared: NDArray[np.float32],
-        candidates: NDArray[np.int64],
-    ) -> Neighbours:
-        """Return the nearest of the GPU's candidates by subtraction: the GPU multiplies matrices,
-        whose rounding depends on the number of queries.
-        """
-        if not (self.options.nlist or self.options.float16):
-            return rank_candidates(queries, self.vectors, k, squared, candidates)
-        exact = squared_distances(queries, self.vectors, candidates)
-        order = exact.argsort(1)
-        ordered = np.take_along_axis(exact, order, 1)
-        # Only ties need two keys, by which a sort takes much longer.
-        tied = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(1))
-        order[tied] = np.lexsort((candidates[tied], exact[tied]))
-        order = order[:, :k]
-        return np.take_along_axis(exact, order, 1), np.take_along_axis(candidates, order, 1)
+        # Distances are computed again, by subtraction: the GPU multiplies matrices, whose rounding
+        # depends on the number of queries.
+        if self.options.nlist or self.options.float16:
+            squared, positions = sort_candidates(queries, self.vectors, k, candidates)
+        else:
+            squared, positions = rank_candidates(queries, self.vectors, k, squared, candidates)
+        return np.sqrt(squared), positions
 
     def _gpu_index(self) -> Any:
         """Return FAISS's index on the GPU, made on first use."""

@@ -1,7 +1,7 @@
-"""Kills of processes that change a retriever whose index is on a server.
+"""Kill processes that change a retriever whose index is on a server.
 
-`test_remote_indexes.py` runs this, with the options of the index, an empty folder, and the number
-of kills. It forks all that connects to a server, because clients do not survive a fork.
+`test_remote_indexes.py` runs this program with the options of the index, a folder, and the number
+of kills. Only forked processes connect to the server, because clients do not survive a fork.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from tests.retrieval.folder_processes import finish, killed, start
 WHOLE, TO_RECALIBRATE, REFUSED = 10, 11, 12  # exit codes of `check`
 
 
-def drawn(numbers):
-    """The vector and the label of each item or query, which its number decides."""
+def draw(numbers):
+    """Return the vector and the label of each item or query, which depend on its number alone."""
     numbers = np.asarray(numbers, int)
     labels = numbers % 4
     noise = [np.random.default_rng(number).standard_normal(6) for number in numbers]
@@ -31,11 +31,13 @@ def drawn(numbers):
 
 
 def build(folder, config):
-    vectors, labels = drawn(range(60))
+    vectors, labels = draw(range(60))
     ids = [str(number) for number in range(60)]
-    own = rcir.Retriever.from_embeddings(vectors, ids, labels, "euclidean", depth=20, index=config)
-    own.calibrate(*drawn(range(10_000, 10_300)), "minmax", query_uncertainty="encoder")
-    own.save(folder)
+    retriever = rcir.Retriever.from_embeddings(
+        vectors, ids, labels, "euclidean", depth=20, index=config
+    )
+    retriever.calibrate(*draw(range(10_000, 10_300)), "minmax", query_uncertainty="encoder")
+    retriever.save(folder)
 
 
 def change(folder, rounds):
@@ -44,7 +46,7 @@ def change(folder, rounds):
         retriever = rcir.load(folder)
         last = max(map(int, retriever.ids)) + 1
         new = np.arange(last, last + 5)
-        vectors, labels = drawn(new)
+        vectors, labels = draw(new)
         retriever.add(vectors, list(map(str, new)), labels)
         retriever.recalibrate()
         retriever.save(folder)
@@ -52,7 +54,7 @@ def change(folder, rounds):
         retriever.save(folder)
         retriever.recalibrate()
         retriever.save(folder)
-        vectors, labels = drawn(new + 5)
+        vectors, labels = draw(new + 5)
         files = folder.with_suffix(".npz"), folder.with_suffix(".txt")
         np.savez(files[0], vector=vectors, label=labels, id=np.array(list(map(str, new + 5))))
         files[1].write_text("\n".join(retriever.ids[:7]))
@@ -60,13 +62,13 @@ def change(folder, rounds):
 
 
 def check(folder):
-    """End with a code: whether the retriever is whole, to be recalibrated, or refused as stale."""
+    """Exit with a code: the retriever is whole, to be recalibrated, or refused as stale."""
     try:
         retriever = rcir.load(folder)
     except StaleCalibration:
         sys.exit(REFUSED)
-    queries, _ = drawn(range(20_000, 20_020))
-    items, _ = drawn(list(map(int, retriever.ids)))
+    queries, _ = draw(range(20_000, 20_020))
+    items, _ = draw(list(map(int, retriever.ids)))
     distances = np.linalg.norm(queries[:, None].astype(float) - items[None], axis=2)
     order = distances.argsort(axis=1)
     results = retriever.search(queries)
@@ -87,11 +89,11 @@ def check(folder):
 def main(options, folder, count):
     numbers = itertools.count()
 
-    def build_anew():
+    def rebuild():
         config = IndexConfig("pgvector", options | {"table": f"kills{next(numbers)}"})
         assert finish([start(build, folder, config)]) == [0]
 
-    build_anew()
+    rebuild()
     assert finish([start(change, folder, 1)]) == [0]
     started = time.perf_counter()
     assert finish([start(change, folder, 1)]) == [0]
@@ -101,7 +103,7 @@ def main(options, folder, count):
         codes += finish([start(check, folder)])
         assert codes[-1] in (WHOLE, TO_RECALIBRATE, REFUSED)
         if codes[-1] == REFUSED:
-            build_anew()
+            rebuild()
     counts = [codes.count(code) for code in (WHOLE, TO_RECALIBRATE, REFUSED)]
     print("{} whole, {} to be recalibrated, {} refused".format(*counts))
     assert counts[0] > 0

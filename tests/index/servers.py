@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, that can be stopped, killed and started again."""
+"""A PostgreSQL server for tests that can be killed and started again."""
 
 import os
 import signal
@@ -22,26 +22,24 @@ class PostgresServer:
         self("CREATE EXTENSION IF NOT EXISTS vector")
 
     def __call__(self, statement, values=None):
-        """Rows of a statement by somebody else."""
+        """Execute a statement on another connection, and return its rows."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement, values)
             return cursor.fetchall() if cursor.description else None
 
     def kill(self):
-        """SIGKILL to the server and all its processes."""
-        main = self._server.get_pid()
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(main)], capture_output=True, text=True, check=True
-        )
-        numbers = [main, *map(int, listed.stdout.split())]
-        for number in numbers:
+        """Send SIGKILL to the server and all its processes."""
+        parent = self._server.get_pid()
+        children = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(parent)], text=True)
+        processes = [parent, *map(int, children.split())]
+        for process in processes:
             with suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        while not all(map(ended, numbers)):
+                os.kill(process, signal.SIGKILL)
+        while not all(map(has_ended, processes)):
             time.sleep(0.02)
 
     def start(self):
-        # A killed process of which nobody takes note is still running, as far as the package knows.
+        # For the package, a zombie is still running.
         for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):
             Path(self._server.pgdata, name).unlink(missing_ok=True)
         with warnings.catch_warnings():
@@ -52,12 +50,12 @@ class PostgresServer:
         self._server.cleanup()
 
     def backends(self):
-        """Process numbers of the connections of others."""
-        asked = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
-        return [pid for (pid,) in self(f"{asked} AND pid <> pg_backend_pid()")]
+        """Return the processes of all other connections."""
+        activity = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        return [pid for (pid,) in self(f"{activity} AND pid <> pg_backend_pid()")]
 
 
-def ended(process):
-    """Return whether a process has ended or is a zombie."""
+def has_ended(process):
+    """Return True if a process has ended or is a zombie."""
     stat = Path(f"/proc/{process}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"

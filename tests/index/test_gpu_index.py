@@ -1,4 +1,4 @@
-"""The index that a GPU searches: with a stand-in for the GPU, and with one where there is one."""
+"""The index that a GPU searches: with a stand-in for the GPU, and with a GPU if there is one."""
 
 import weakref
 from copy import copy, deepcopy
@@ -13,7 +13,7 @@ from rcir.errors import InvalidConfig
 from rcir.index import IndexConfig, build_index, find_index, recall_of
 from tests.index.conftest import brute_force, vectors
 
-# Twins, of which the first comes first, whatever the GPU's rounding makes of them.
+# Duplicates, of which the first comes first, in spite of the GPU's rounding.
 GALLERY = np.repeat(vectors(600, 16, 0, 100), 2, axis=0)
 QUERIES = vectors(60, 16, 1, 100)
 DISTANCES, _ = brute_force(QUERIES, GALLERY, 20)
@@ -26,7 +26,7 @@ KINDS = {
 
 
 class Gpu:
-    """A stand-in for FAISS's GPUs: an index of the CPU with their limits and their rounding."""
+    """A stand-in for FAISS's GPUs: an index on the CPU with their limits and their rounding."""
 
     def __init__(self):
         self.resources, self.places, self.for_training = [], [], []
@@ -39,7 +39,7 @@ class Gpu:
         useFloat16 = False
 
     class Index:
-        """Searches only for so many, without selectors, and rounds by the size of the batch."""
+        """It finds a limited number, has no selectors, and rounds by the size of the batch."""
 
         def __init__(self, index):
             self._index = index
@@ -55,9 +55,9 @@ class Gpu:
             order = squared.argsort(1)
             return np.take_along_axis(squared, order, 1), np.take_along_axis(numbers, order, 1)
 
-    def taken(self):
-        """Resources that were not freed."""
-        return sum(each() is not None for each in self.resources)
+    def n_held(self):
+        """Return the number of resources that were not freed."""
+        return sum(resource() is not None for resource in self.resources)
 
     def make_resources(self):
         resources = self.Resources()
@@ -68,7 +68,7 @@ class Gpu:
         assert isinstance(resources, self.Resources)
         self.places.append((type(index).__name__, device))
         on_gpu = faiss.clone_index(index)
-        if options is None:  # for training, which takes an index of FAISS's own
+        if options is None:  # training requires an index of FAISS
             self.for_training.append(on_gpu)
             return on_gpu
         return self.Index(on_gpu)
@@ -76,7 +76,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Two GPUs that FAISS seems to find."""
+    """Stand-ins for two GPUs."""
     stand_in = Gpu()
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
     monkeypatch.setattr(faiss, "StandardGpuResources", stand_in.make_resources, raising=False)
@@ -91,7 +91,7 @@ def config(request):
 
 
 def check(config, gallery=GALLERY):
-    """Compare distances, order, and single queries with what brute force finds."""
+    """Compare distances, order, and single queries with brute force."""
     index = build_index(gallery, config)
     distances, positions = index.search(QUERIES, 20)
     exact, nearest = brute_force(QUERIES, gallery, 20)
@@ -113,18 +113,18 @@ def test_distances_are_exact_alone_and_in_a_batch(gpu, config):
 
 def test_the_gpu_holds_one_copy_until_vectors_change(gpu, config):
     index = build_index(GALLERY[:600], config)
-    assert gpu.taken() == 0
+    assert gpu.n_held() == 0
     for _ in range(3):
         index.search(QUERIES, 5)
-    assert gpu.taken() == 1
+    assert gpu.n_held() == 1
     index.add(GALLERY[600:])
     index.remove(np.arange(0, 1200, 3))
-    assert gpu.taken() == 0
+    assert gpu.n_held() == 0
     rest = np.delete(GALLERY, np.arange(0, 1200, 3), axis=0)
     expected = brute_force(QUERIES, rest, 20)[1]
     assert recall_of(index.search(QUERIES, 20)[1], expected) >= 0.95
     index.search(QUERIES, 5)
-    assert gpu.taken() == 1
+    assert gpu.n_held() == 1
 
 
 def test_copies_and_folders_answer_alike(gpu, config, tmp_path):
@@ -169,7 +169,7 @@ def test_without_a_gpu_a_folder_can_be_loaded_and_not_searched(gpu, monkeypatch,
 def test_other_indexes_train_on_one_gpu_and_let_it_go(gpu):
     index = build_index(GALLERY, IndexConfig("ivf", {"nlist": 8, "nprobe": 8}))
     assert len(gpu.resources) == 2  # for training and for adding, whatever the number of batches
-    assert gpu.taken() == 0
+    assert gpu.n_held() == 0
     assert all(each.thisown for each in gpu.for_training)  # Python frees it, for FAISS does not
     assert {device for _, device in gpu.places} == {0}
     expected = np.sort(DISTANCES)[:, :20]

@@ -101,8 +101,7 @@ def test_a_query_far_from_the_origin_has_the_same_results_alone_and_in_a_batch(k
         np.testing.assert_allclose(distances[:9], np.take_along_axis(exact, order, 1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("k", [1, 30, 150])
-@pytest.mark.parametrize("largest", [1, 1000])
+@pytest.mark.parametrize(("k", "largest"), [(1, 1000), (30, 1), (150, 1000)])
 def test_exact_search_of_a_large_batch_is_that_of_each_query_with_ties_and_near_copies(k, largest):
     gallery = np.repeat(vectors(200, 30, 0, largest), 10, axis=0)
     gallery[::3] += 2**-10  # squared distances of copies are small beside those to the origin
@@ -148,7 +147,7 @@ def test_missing_results_have_infinite_distance_and_position_minus_one(config, n
     assert index.search(vectors(4, seed=2), 1)[1].ravel().tolist() == list(range(n, n + 4))
 
 
-@pytest.mark.parametrize("removed", [[0], [11, 3, 4], list(range(20)), []])
+@pytest.mark.parametrize("removed", [[11, 3, 4], list(range(20)), []])
 def test_removed_items_are_not_found_and_later_items_move_up(config, removed):
     gallery = vectors(20)
     index = filled(config, gallery)
@@ -221,11 +220,11 @@ def test_the_version_changes_with_every_vector_and_with_nothing_else(kind):
     assert index.version == versions[5]
 
 
-@pytest.mark.parametrize("copied", [deepcopy, lambda index: loads(dumps(index))])
-def test_a_copy_has_its_own_vectors_and_version(local, copied):
+@pytest.mark.parametrize("duplicate", [deepcopy, lambda index: loads(dumps(index))])
+def test_a_copy_has_its_own_vectors_and_version(local, duplicate):
     gallery = vectors(20)
     index = filled(local, gallery)
-    version, other = index.version, copied(index)
+    version, other = index.version, duplicate(index)
     assert other.version == version
     other.add(vectors(2, seed=1))
     assert other.version == filled(local, gallery, vectors(2, seed=1)).version
@@ -268,10 +267,9 @@ def test_unknown_indexes_and_options_are_refused(kind, options, word):
 
 def test_a_damaged_file_of_vectors_raises(tmp_path):
     flat, path = find_index("flat"), tmp_path / "vectors.npy"
-    for content in (b"", b"PK\x03\x04" + bytes(40), b"\x93NUMPY\x01\x00\x10\x00{"):
-        path.write_bytes(content)
-        with pytest.raises(Exception):  # noqa: B017  (any exception refuses the folder)
-            flat.load(tmp_path, flat.Options())
+    path.write_bytes(b"\x93NUMPY\x01\x00\x10\x00{")
+    with pytest.raises(Exception):  # noqa: B017  (any exception refuses the folder)
+        flat.load(tmp_path, flat.Options())
     rows = np.zeros((3, 7), np.float32)
     for array in (rows[0], rows.astype(np.float64), rows + np.nan, rows[:, :0]):
         np.save(path, array)
@@ -282,23 +280,17 @@ def test_a_damaged_file_of_vectors_raises(tmp_path):
 # A user's own index in a retriever
 
 
-@pytest.fixture(scope="module")
-def own():
-    return calibrated(IndexConfig(OWN, {"block": 50}))
-
-
-def test_a_retriever_with_a_users_index_agrees_with_the_exact_one(own):
-    require_agreement(own, calibrated())
-
-
-def test_a_retriever_with_a_users_index_is_saved_and_loaded(own, tmp_path, monkeypatch):
+def test_a_retriever_with_a_users_index_is_calibrated_saved_and_loaded(tmp_path, monkeypatch):
+    retriever = calibrated(IndexConfig(OWN, {"block": 50}))
+    require_agreement(retriever, calibrated())
     queries = blobs()[0][300:400]
-    folder = own.save(tmp_path / "retriever")
+    folder = retriever.save(tmp_path / "retriever")
     loaded = rcir.load(folder, trust_code=True)
     assert isinstance(loaded.index, BruteIndex)
     assert loaded.index.options == BruteOptions(block=50)
     before, after = (
-        [answer.to_dict() for answer in one.retrieve(queries, 0.3, 0.1)] for one in (own, loaded)
+        [answer.to_dict() for answer in searched.retrieve(queries, 0.3, 0.1)]
+        for searched in (retriever, loaded)
     )
     assert before == after
     manifest = json.loads((loaded.version_folder / "manifest.json").read_text())
@@ -332,25 +324,23 @@ def others_by_brute_force(points):
     return distances
 
 
-@pytest.mark.parametrize("of", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
-@pytest.mark.parametrize(("n", "k", "dim"), [(2, 1, 3), (20, 19, 1), (60, 5, 7), (300, 25, 64)])
-def test_nearest_others_are_those_of_brute_force(n, k, dim, of, monkeypatch):
+@pytest.mark.parametrize("convert", [torch.from_numpy, np.asarray], ids=["tensor", "array"])
+@pytest.mark.parametrize(("n", "k", "dim"), [(2, 1, 3), (20, 19, 1), (300, 25, 64)])
+def test_nearest_others_are_those_of_brute_force(n, k, dim, convert, monkeypatch):
     monkeypatch.setattr(neighbours, "DISTANCES_AT_ONCE", 1000)  # several blocks
     points = vectors(n, dim)
     expected = others_by_brute_force(points)
-    distances, positions = nearest_others(of(points.copy()), k)
-    assert distances.shape == positions.shape == (n, k)
-    assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
-    ordered = np.sort(expected, axis=1)[:, :k]
-    np.testing.assert_allclose(distances, ordered, rtol=1e-3, atol=0.5)
-    np.testing.assert_allclose(np.take_along_axis(expected, positions, 1), ordered, atol=0.5)
-    assert all(len(set(row)) == k for row in positions.tolist())
-    assert (positions != np.arange(n)[:, None]).all()
-    some = slice(n // 3, n // 3 + 20)
-    of_some = nearest_others(of(points.copy()), k, some)[1]
-    np.testing.assert_allclose(
-        np.take_along_axis(expected[some], of_some, 1), ordered[some], atol=0.5
-    )
+    part = slice(n // 3, n // 3 + 20)
+    for queries in (slice(None), part):
+        distances, positions = nearest_others(convert(points.copy()), k, queries)
+        assert distances.shape == positions.shape == (len(expected[queries]), k)
+        assert (distances.dtype, positions.dtype) == (np.float32, np.int64)
+        ordered = np.sort(expected[queries], axis=1)[:, :k]
+        np.testing.assert_allclose(distances, ordered, rtol=1e-3, atol=0.5)
+        found = np.take_along_axis(expected[queries], positions, 1)
+        np.testing.assert_allclose(found, ordered, atol=0.5)
+        assert all(len(set(row)) == k for row in positions.tolist())
+        assert (positions != np.arange(n)[queries, None]).all()
 
 
 @pytest.mark.parametrize("shift", [0, 100_000])
@@ -363,7 +353,6 @@ def test_twins_find_each_other_even_far_from_the_origin(shift):
     assert (positions[3, 0], positions[150, 0]) == (150, 3)
     expected = np.sort(others_by_brute_force(points), axis=1)[:, :3]
     np.testing.assert_allclose(distances, expected, atol=0.5)
-    assert 3 not in positions[3]
 
 
 def test_equal_vectors_find_any_others_and_no_more_than_there_are():
@@ -371,6 +360,6 @@ def test_equal_vectors_find_any_others_and_no_more_than_there_are():
     assert (distances == 0).all()
     for row, nearest in enumerate(positions.tolist()):
         assert sorted(nearest) == sorted({*range(6)} - {row})
-    for k in (-1, 0, 6, 9):
+    for k in (0, 6):
         with pytest.raises(InvalidData, match="from 1 to 5"):
             nearest_others(torch.ones(6, 2), k)

@@ -14,6 +14,7 @@ from rcir.risk import LabelledResults, Request, SearchResults, certify, fit_scor
 from tests.index.conftest import postgres  # noqa: F401  (a fixture)
 
 POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
+FEWER = {"POPULATION": 5}
 ALPHA, DELTA = 0.2, 0.1
 CODES = {"nlist": 16, "nprobe": 16, "m": 1, "nbits": 4}
 # Indexes that miss so many neighbours that the calibration of another index is not valid.
@@ -79,10 +80,16 @@ def searched(request):
     return of
 
 
-def thresholds(thresholds_of, searched, rows):
-    tuning, population = searched
-    request, samples = Request(ALPHA, DELTA), (population[row] for row in rows)
-    return thresholds_of(lambda sample: certify(request, sample, tuning).threshold, samples)
+@pytest.fixture
+def thresholds(thresholds_of, draws):
+    """Certified thresholds of samples of a population."""
+
+    def thresholds(tuning, population):
+        samples = (population[row] for row in draws(N, size=POPULATION))
+        request = Request(ALPHA, DELTA)
+        return thresholds_of(lambda sample: certify(request, sample, tuning).threshold, samples)
+
+    return thresholds
 
 
 @pytest.mark.statistical
@@ -90,19 +97,17 @@ def thresholds(thresholds_of, searched, rows):
     ("kind", "way", "sizes"), [*((kind, *way) for kind, way in product(KINDS, WAYS)), *ON_SERVERS]
 )
 def test_the_risk_holds_through_the_index(
-    searched, kind, way, sizes, draws, thresholds_of, true_risk, excess
+    searched, kind, way, sizes, thresholds, true_risk, excess
 ):
     tuning, population = searched(kind, way, sizes)
     risk = true_risk(population, "miss")
-    certified = thresholds(thresholds_of, (tuning, population), draws(N))
-    assert excess(risk(certified) > ALPHA, DELTA) <= 3
+    assert excess(risk(thresholds(tuning, population)) > ALPHA, DELTA) <= 3
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", POOR)
 def test_the_calibration_of_another_index_would_be_noticed(
-    searched, kind, draws, thresholds_of, true_risk, excess
+    searched, kind, thresholds, true_risk, excess
 ):
     risk = true_risk(searched(kind)[-1], "miss")
-    certified = thresholds(thresholds_of, searched("flat"), draws(N))
-    assert excess(risk(certified) > ALPHA, DELTA) > 3
+    assert excess(risk(thresholds(*searched("flat"))) > ALPHA, DELTA) > 3
