@@ -7,15 +7,27 @@ from safetensors.torch import save_file
 from training import train
 
 
+def skip_figures(patch):
+    """Train without the figure, which takes as long as an epoch; `trained` has one."""
+    patch.setattr("rcir.figures.reliability_diagram", lambda diagram: None)
+    patch.setattr("rcir.figures.to_svg", lambda figure: "<svg/>")
+
+
+@pytest.fixture(autouse=True)
+def _skip_figures(monkeypatch):
+    skip_figures(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def train_apart(tracking_uri, tmp_path_factory):
     """`train_apart(config)` trains in a new folder, for runs that several tests read."""
 
-    def trained(config, **options):
+    def trained(config):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path_factory.mktemp("apart"))
             patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-            return train(config, **options)
+            skip_figures(patch)
+            return train(config)
 
     return trained
 

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -11,16 +11,14 @@ import pytest
 import torch
 import yaml
 from mlflow import MlflowClient
-from safetensors.torch import load_file
 
 from rcir.config import parse
 from rcir.data import Augmentation
-from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig
 from rcir.runs.folder import find_run
 from tests.methods import MADE_OF_OTHERS, TRAINED, config_of
-from tests.training.helpers import Stop, equal, logged, same_weights, steps, unfinish
+from tests.training.helpers import Stop, logged, same_weights, steps, unfinish
 from training import Change, OptimizerConfig, TrainingConfig, train
 from training.checkpoint import History, last_epoch
 
@@ -32,7 +30,6 @@ LATER = {
     "mining.negatives": "margin-violating",
     "augmentation.jitter": [0.2, 0.2, 0.0, 0.0],
 }
-ENSEMBLE = EncoderConfig("deep-ensemble", dim=8, options={"members": 2})
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,10 @@ def test_a_run_that_is_stopped_is_killed_in_mlflow_and_continues(tiny, tmp_path,
     (stopped,) = client.search_runs([experiment], f"tags.`rcir.folder` = '{folder}'")
     assert stopped.info.status == "KILLED"
 
-    again = train(tiny(epochs=2), callback=second)
+    # In another thread, as trials of Ray Tune train, and with other random numbers.
+    torch.manual_seed(5)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(train, tiny(epochs=2), callback=second).result()
     assert again.mlflow_run == stopped.info.run_id
     assert client.get_run(again.mlflow_run).info.status == "FINISHED"
     assert steps(again) == [1, 2]
@@ -94,39 +94,27 @@ def test_losses_of_steps_are_logged_once_by_a_run_that_is_stopped_within_an_epoc
     values = np.reshape([*losses.values()], (2, 10))
     np.testing.assert_allclose(values.mean(1), [*logged(run).values()], rtol=1e-5)
 
-    monkeypatch.setattr("training.trainer.MAX_LOSSES", 4)
-    fewer = logged(train(tiny("fewer", epochs=2)), "train/loss_step")
-    assert [*fewer] == [5, 10, 15, 20]
-    np.testing.assert_allclose([*fewer.values()], values.reshape(4, 5).mean(1), rtol=1e-5)
+    monkeypatch.setattr("training.trainer.MAX_LOSSES", 2)
+    fewer = logged(train(tiny("fewer", epochs=1)), "train/loss_step")
+    assert [*fewer] == [5, 10]
+    np.testing.assert_allclose([*fewer.values()], values[0].reshape(2, 5).mean(1), rtol=0.1)
 
 
-def test_a_run_that_stopped_after_its_last_epoch_starts_and_repeats_none(tiny, capsys, monkeypatch):
-    run = train(tiny(epochs=1))
-    weights = load_file(run.path / "encoder.safetensors")
-    unfinish(run.path)
-    # What a process that was killed while it wrote a checkpoint leaves.
-    half = run.path / "checkpoints" / ".epoch-0002-0123abcd"
-    half.mkdir()
-    (half / "state.json").write_text("{")
-    capsys.readouterr()
+def test_a_run_that_stopped_after_its_last_epoch_starts_and_repeats_none(
+    whole, tiny, tmp_path, capsys, monkeypatch
+):
+    folder = tmp_path / "runs" / "whole"
+    shutil.copytree(whole.path, folder)
+    unfinish(folder)
+    # Left by a process that was killed while it wrote a checkpoint.
+    (folder / "checkpoints" / ".epoch-0003-0123abcd").mkdir()
     monkeypatch.setattr("training.run.launch", None)
-
-    again = train(tiny(epochs=1))
+    again = train(tiny("whole", epochs=2))
     assert "epoch" not in capsys.readouterr().out
     assert again.finished
-    assert again.mlflow_run == run.mlflow_run
-    assert steps(again) == [1]
-    assert equal(load_file(run.path / "encoder.safetensors"), weights)
-
-
-def test_training_in_another_thread_gives_the_same_weights(tiny, whole):
-    """The function of a Ray Tune trial runs in a thread of its own."""
-    runs = []
-    torch.manual_seed(5)
-    thread = threading.Thread(target=lambda: runs.append(train(tiny(epochs=2))))
-    thread.start()
-    thread.join()
-    assert same_weights(runs[0], whole)
+    assert again.mlflow_run == whole.mlflow_run
+    assert steps(again) == [1, 2]
+    assert same_weights(again, whole)
 
 
 def test_a_run_of_another_version_is_refused(trained, tmp_path):
@@ -136,22 +124,6 @@ def test_a_run_of_another_version_is_refused(trained, tmp_path):
     (folder / "run.json").write_text(json.dumps(stored))
     with pytest.raises(InvalidData, match="version"):
         find_run(str(folder)).encoder()
-
-
-def test_an_ensemble_keeps_its_trained_members_and_reports_no_epochs(tiny):
-    config, recorder = tiny(epochs=1, encoder=ENSEMBLE), Stop()
-    run = train(config, callback=recorder)
-    assert recorder.reports == []
-    weights = load_file(run.path / "encoder.safetensors")
-    unfinish(run.path)
-    first, second = (run.path / "members" / f"member-{number}" for number in (0, 1))
-    shutil.rmtree(second)
-    before = (first / "encoder.safetensors").stat().st_mtime_ns
-
-    again = train(config)
-    assert again.mlflow_run == run.mlflow_run
-    assert (first / "encoder.safetensors").stat().st_mtime_ns == before
-    assert equal(load_file(run.path / "encoder.safetensors"), weights)
 
 
 def test_changed_options_are_those_of_a_run_that_was_stopped_and_edited(tiny, tmp_path):

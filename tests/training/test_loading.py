@@ -48,18 +48,13 @@ def files(folder, images):
     return paths
 
 
-@pytest.mark.parametrize("kind", ["array", "sequence", "files"])
-def test_every_row_is_the_preprocessed_image(kind, tmp_path):
-    images = {
-        "array": pictures,
-        "sequence": lambda: list(pictures()),
-        "files": lambda: files(tmp_path, pictures()),
-    }[kind]()
-    expected = [SIZE.resized([image])[0] for image in images]
-    batches = list(loaded(image_set(images), SIZE, iter(BATCHES), CPU))
-    for batch, rows in zip(batches, BATCHES, strict=True):
-        assert (batch.dtype, batch.device) == (torch.uint8, CPU)
-        assert torch.equal(batch, torch.stack([expected[row] for row in rows]))
+def test_every_row_is_the_preprocessed_image(tmp_path):
+    for images in (pictures(), list(pictures()), files(tmp_path, pictures())):
+        expected = [SIZE.resized([image])[0] for image in images]
+        batches = list(loaded(image_set(images), SIZE, iter(BATCHES), CPU))
+        for batch, rows in zip(batches, BATCHES, strict=True):
+            assert (batch.dtype, batch.device) == (torch.uint8, CPU)
+            assert torch.equal(batch, torch.stack([expected[row] for row in rows]))
     assert list(loaded(image_set(images), SIZE, [], CPU)) == []
 
 

@@ -1,6 +1,5 @@
 """Micro-batches by a memory budget."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,7 @@ from training import train
 from training.config import OptimizerConfig, TrainingConfig, override
 from training.run import within_memory
 
-DIGITS = DataConfig("digits", options={"train": 96, "validation": 96})
+DIGITS = DataConfig("digits", options={"train": 48, "validation": 48})
 
 
 def config_of(tmp_path, **options):
@@ -57,4 +56,4 @@ def test_weights_do_not_depend_on_the_budget(tmp_path):
     first, second = few.encoder().state_dict(), one.encoder().state_dict()
     for name, weights in second.items():
         torch.testing.assert_close(first[name], weights, atol=1e-5, rtol=1e-3)
-    assert np.isfinite([float(weights.abs().max()) for weights in second.values()]).all()
+        assert weights.isfinite().all()

@@ -1,5 +1,6 @@
 """Every method trains, is usable afterwards, calibrates, is stored, and answers."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.folder import TrainedOn, read_run
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
-from tests.training.helpers import epochs, equal, trainer_of
+from tests.training.helpers import Stop, epochs, equal, same_weights, trainer_of, unfinish
 from training import train
 
 BRIEF = {"steps": 30, "batch": 32}
@@ -29,17 +30,13 @@ def embedded(run):
 def test_an_epoch_of_every_method_gives_an_encoder_with_its_uncertainty(tiny, method):
     options = {"online": True} if method == "lam" else {}
     config = tiny(encoder=config_of(method, dim=8, options=options))
-    trainer = trainer_of(config)
+    trainer = trainer_of(config, load_splits(config.data).train.subset(np.arange(160)))
     before = {name: each.clone() for name, each in trainer.encoder.state_dict().items()}
     (metrics,) = epochs(trainer)
     assert np.isfinite(metrics["loss"])
     assert not equal(trainer.encoder.state_dict(), before)
     images = load_splits(config.data).test.images
     check(embed(trainer.encoder.eval(), config.preprocessing, images), method)
-
-
-def test_the_curvature_of_lam_is_fitted_after_training(tiny):
-    check(embedded(train(tiny(epochs=1, encoder=config_of("lam", dim=8)))), "lam")
 
 
 def check(embedding, method):
@@ -80,14 +77,43 @@ def ensemble(tiny, train_apart):
     return train_apart(tiny("ensemble", epochs=1, encoder=encoder))
 
 
-def test_members_are_runs_below_that_of_the_ensemble(ensemble):
+def test_members_are_runs_below_that_of_the_ensemble_with_their_pace(ensemble):
     client = MlflowClient(ensemble.tracking_uri)
-    experiment = client.get_run(ensemble.mlflow_run).info.experiment_id
-    parent = f"tags.`mlflow.parentRunId` = '{ensemble.mlflow_run}'"
-    children = client.search_runs([experiment], parent)
-    assert {child.info.run_name for child in children} == {"member-0", "member-1"}
-    assert {child.info.status for child in children} == {"FINISHED"}
-    assert len({child.data.params["seed"] for child in children}) == 2
+    parent = client.get_run(ensemble.mlflow_run)
+    tags = {name: parent.data.tags[name] for name in ("kind", "encoder", "dataset")}
+    assert tags == {"kind": "training", "encoder": "deep-ensemble", "dataset": "digits"}
+    below = f"tags.`mlflow.parentRunId` = '{ensemble.mlflow_run}' and tags.kind = 'member'"
+    members = client.search_runs([parent.info.experiment_id], below)
+    assert {member.info.run_name for member in members} == {"member-0", "member-1"}
+    assert {member.info.status for member in members} == {"FINISHED"}
+    assert len({member.data.params["seed"] for member in members}) == 2
+    for member in members:  # whose curves the ensemble has, too
+        name = f"loss/{member.info.run_name}"
+        (ours,) = client.get_metric_history(ensemble.mlflow_run, name)
+        (theirs,) = client.get_metric_history(member.info.run_id, "loss")
+        assert (ours.step, ours.value, ours.timestamp) == (1, theirs.value, theirs.timestamp)
+    metrics = members[0].data.metrics
+    assert (metrics["best_epoch"], metrics["workers"]) == (1, 1)
+    # 300 images of 60 classes, five each: each is an anchor once, with a positive, two negatives.
+    images = metrics["images_per_second"] * metrics["seconds"]
+    assert images == pytest.approx(300 * 4)
+    (used,) = members[0].inputs.dataset_inputs
+    assert used.dataset.name == "digits"
+    assert {tag.value for tag in used.tags} == {"training"}
+
+
+def test_members_have_weights_of_their_own_and_are_kept(ensemble, tiny, tmp_path):
+    folder = tmp_path / "runs" / "ensemble"
+    shutil.copytree(ensemble.path, folder)
+    unfinish(folder)
+    first, second = (folder / "members" / f"member-{number}" for number in (0, 1))
+    shutil.rmtree(second)
+    before, recorder = (first / "encoder.safetensors").stat().st_mtime_ns, Stop()
+    again = train(tiny("ensemble", epochs=1, encoder=ensemble.encoder().config), callback=recorder)
+    assert recorder.reports == []  # an ensemble has no epochs
+    assert again.mlflow_run == ensemble.mlflow_run
+    assert (first / "encoder.safetensors").stat().st_mtime_ns == before
+    assert same_weights(again, ensemble)
     weights = []
     for number, member in enumerate(ensemble.encoder().members):
         run = read_run(ensemble.path / "members" / f"member-{number}")

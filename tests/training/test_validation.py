@@ -60,9 +60,9 @@ def dots(labels):
     return ImageSet(pixels, np.array(labels), list("abcdef"))
 
 
-@pytest.mark.parametrize("n", [40, 1100])
-def test_ranks_are_those_of_a_search_among_all_others(n):
+def test_ranks_are_those_of_a_search_among_all_others():
     """Vectors are integers, of which float32 has exact distances; ties may come in any order."""
+    n = 1100
     images = draw(n, copies=0)
     vectors = images.images.reshape(n, -1).astype(np.float64)
     validation = validate(Embedding(torch.from_numpy(vectors).float()), images)
@@ -120,9 +120,7 @@ def test_embeddings_that_cannot_be_validated_are_refused():
         validated(encoder, draw(5, copies=0))
 
 
-@pytest.mark.parametrize(
-    ("n", "copies", "n_certified"), [(7, 3, 0), (8, 3, 0), (100, 50, 2), (240, 60, 3)]
-)
+@pytest.mark.parametrize(("n", "copies", "n_certified"), [(8, 3, 0), (100, 50, 2), (240, 60, 3)])
 def test_sizes_are_those_that_the_images_certify(n, copies, n_certified):
     """A size that cannot be certified is left out."""
     validation = validated(Pixels(spread=1.0), draw(n, copies))
@@ -136,17 +134,13 @@ def test_sizes_are_those_that_the_images_certify(n, copies, n_certified):
     assert [n / 4, *certified, 1] == sorted([n / 4, *certified, 1], reverse=True)
 
 
-@pytest.mark.parametrize("spread", [None, 1.0])
-def test_sizes_depend_on_the_uncertainty_of_the_encoder(spread):
-    """Without one, on the distance to the nearest image of the fold searched."""
+def test_sizes_depend_on_the_uncertainty_of_the_encoder():
     images = draw(240, copies=0)
-    embedding = embed(Pixels(spread), Preprocessing((2, 3)), images.images)
-    stated = None if spread is None else embedding.uncertainty.double().numpy()
-    expected = certify_folds(embedding.vectors.numpy(), stated, images)
-    other = certify_folds(embedding.vectors.numpy(), np.arange(240.0), images)
-    for ours, theirs, wrong in zip(
-        validate(embedding, images).certified, expected, other, strict=True
-    ):
+    embedding = embed(Pixels(1.0), Preprocessing((2, 3)), images.images)
+    vectors, stated = embedding.vectors.numpy(), embedding.uncertainty.double().numpy()
+    expected, other = (certify_folds(vectors, each, images) for each in (stated, None))
+    certified = validate(embedding, images).certified
+    for ours, theirs, wrong in zip(certified, expected, other, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
         np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
         assert not np.array_equal(ours.candidate_scores, wrong.candidate_scores)

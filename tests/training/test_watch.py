@@ -38,7 +38,7 @@ def test_a_training_that_collapses_is_reported(tiny, capsys):
     collapsing = OptimizerConfig(lr=0.05, schedule="constant", weight_decay=10.0)
     encoder = EncoderConfig("deterministic", dim=8)
     mining = MiningConfig("farthest", "hardest")
-    train(tiny(batch=8, epochs=4, optimizer=collapsing, encoder=encoder, mining=mining))
+    train(tiny(batch=8, epochs=3, optimizer=collapsing, encoder=encoder, mining=mining))
     assert "collapsed" in capsys.readouterr().out
 
 
