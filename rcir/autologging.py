@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _InsideBlock(threading.local):
-    """True in the threads that are inside `without_autologging`, False in all others."""
+    """True in threads that are inside `without_autologging`, False in all others."""
 
     depth = 0
 
@@ -23,19 +23,17 @@ _inside = _InsideBlock()
 
 @contextmanager
 def without_autologging() -> Iterator[None]:
-    """Keep `mlflow.autolog()` from logging what this thread fits inside the block.
+    """Keep `mlflow.autolog()` from logging the models that this thread fits inside the block.
 
     A calibration fits hundreds of small scikit-learn models. Autologging would turn each of them
-    into a run of the user, or write its parameters into the user's active run. Also a decorator of
-    functions.
+    into a run of the user, or write its parameters into the user's active run. Also a decorator.
 
-    MLflow's own switch holds for all threads, and the first block that ends turns logging on for
-    the others. Here the switch is set to a value that depends on the thread, and stays there: what
-    the user fits outside of the block, or in another thread, is logged as before. MLflow is not
-    imported.
+    MLflow's own switch is global: the first block that ends would turn logging on for all threads.
+    Here, the switch is set for good to a value that depends on the thread, so that models fitted
+    outside of the block are logged as before. MLflow is not imported.
     """
     mlflow: Any = sys.modules.get("mlflow.utils.autologging_utils")
-    # True means that autologging is off everywhere, until whoever set it sets it back.
+    # True means that somebody has turned autologging off.
     if mlflow is not None and mlflow._AUTOLOGGING_GLOBALLY_DISABLED is not True:
         mlflow._AUTOLOGGING_GLOBALLY_DISABLED = _inside
     _inside.depth += 1

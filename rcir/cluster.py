@@ -1,4 +1,4 @@
-"""The Ray cluster that a process works on, and its notes on itself."""
+"""The Ray cluster of a process."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from rcir.errors import InvalidConfig
 
 LOCAL = "local"
-TOKEN_FILE = ".ray/auth_token"  # which Ray writes for all users of the machine to read
+TOKEN_FILE = ".ray/auth_token"  # Ray lets all users of the machine read it
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CLIENT, CLIENT_PORT = "ray", 10001  # of Ray's client, ray://host
 PROBE_TIMEOUT_S = 3.0
-# The head of a cluster speaks HTTP/2 (RFC 9113): a client's first bytes, and the type of the frame
-# that a server answers with.
+# The head of a cluster speaks HTTP/2 (RFC 9113): the first bytes of a client, and the type of the
+# first frame of a server.
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_HEADER, SETTINGS_FRAME = 9, 4  # bytes, and the byte at index 3
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 
 
 def join_cluster() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine for this process alone.
+    """Join the cluster at RAY_ADDRESS, or start one on this machine for this process alone.
 
-    A process that has joined one stays in it. By itself Ray would join whatever runs on the
-    machine, such as what another training started for itself, and end with it.
+    A process stays in the cluster that it has joined. By default, Ray would join any cluster on the
+    machine, such as that of another training, and end with it.
 
     Raises:
         InvalidConfig: no cluster answers at RAY_ADDRESS.
@@ -48,14 +48,14 @@ def join_cluster() -> None:
             logging_level=logging.WARNING,
         )
         if address == LOCAL:
-            with suppress(OSError):  # there is none, or it is another user's
+            with suppress(OSError):  # it does not exist, or belongs to another user
                 (Path.home() / TOKEN_FILE).chmod(0o600)
 
 
 def require_cluster() -> None:
-    """Raise `InvalidConfig`, in seconds, if no cluster answers at RAY_ADDRESS.
+    """Raise `InvalidConfig` within seconds if no cluster answers at RAY_ADDRESS.
 
-    Ray itself tries again for minutes. A process that has joined a cluster need not ask.
+    Ray itself would retry for minutes.
     """
     address = os.environ.get(ADDRESS_VARIABLE) or LOCAL
     if address == LOCAL or ray.is_initialized():
@@ -77,10 +77,10 @@ def require_cluster() -> None:
             f"cluster at host:port, with the port of `ray start`; {remedy}"
         )
     if scheme not in ("", CLIENT):
-        return  # of a package that extends Ray
+        return  # of an extension of Ray
     if not host or port is None:
         raise InvalidConfig(f"{ADDRESS_VARIABLE} is {address}, not host:port: {remedy}")
-    if reason := _silence(host, port):
+    if reason := _why_no_cluster(host, port):
         shown = address if address == resolved else f"{address}, which means {resolved}"
         raise InvalidConfig(
             f"{ADDRESS_VARIABLE} is {shown}, and no Ray cluster answers there ({reason}): {remedy}"
@@ -88,17 +88,18 @@ def require_cluster() -> None:
 
 
 def _last_started() -> str:
-    """Return the address that Ray takes for "auto"; ConnectionError if there is none.
+    """Return Ray's address for "auto", from a file that a killed cluster leaves behind.
 
-    It is read from a file, which a cluster that was killed leaves behind.
+    Raises:
+        ConnectionError: there is none.
     """
     from ray._private.services import canonicalize_bootstrap_address
 
     return str(canonicalize_bootstrap_address("auto"))
 
 
-def _silence(host: str, port: int) -> str | None:
-    """Return why no head of a cluster can be at an address, or None if one may be."""
+def _why_no_cluster(host: str, port: int) -> str | None:
+    """Return why there is no cluster at an address, or None if there may be one."""
     try:
         with socket.create_connection((host, port), PROBE_TIMEOUT_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
@@ -112,12 +113,12 @@ def _silence(host: str, port: int) -> str | None:
 
 
 def alive_nodes() -> list[dict[str, float]]:
-    """The resources of each node of the cluster that is alive."""
+    """Return the resources of each live node of the cluster."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def cpus_per_gpu() -> float:
-    """CPUs for each GPU, to read images, on the node of the cluster that has the fewest.
+    """Return the smallest number of CPUs per GPU of any node, for reading images.
 
     Raises:
         InvalidConfig: no node has a GPU.
@@ -125,37 +126,34 @@ def cpus_per_gpu() -> float:
     shares = [node.get("CPU", 0) / node["GPU"] for node in alive_nodes() if node.get("GPU")]
     if not shares:
         raise InvalidConfig(
-            "use_gpu is true, and Ray's cluster has no GPU: start a node with one, or set "
+            "use_gpu is true, but Ray's cluster has no GPU: start a node with one, or set "
             "use_gpu=false"
         )
     return min(shares)
 
 
 def free(group: str) -> None:
-    """Give back what a placement group holds, by its id.
-
-    Ray would ask its dashboard which ones a process that ended has left, and there need be none.
-    """
+    """Free the resources of a placement group by its id, without Ray's dashboard."""
     remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
 
 def in_submitted_job() -> bool:
-    """Return whether this process was started by `ray job submit`."""
+    """Return True if `ray job submit` started this process."""
     return JOB_VARIABLE in os.environ
 
 
 def cluster_tags() -> dict[str, str]:
-    """Return Ray's name of this job and its number of nodes; nothing outside of a cluster."""
+    """Return Ray's name of this job and the number of nodes; nothing outside of a cluster."""
     if not ray.is_initialized():
         return {}
     metadata = json.loads(os.environ.get(JOB_VARIABLE, "{}")).get("metadata") or {}
     job = metadata.get("job_submission_id") or ray.get_runtime_context().get_job_id()
-    return {"ray.job": job, "ray.nodes": str(sum(node["Alive"] for node in ray.nodes()))}
+    return {"ray.job": job, "ray.nodes": str(len(alive_nodes()))}
 
 
 @contextmanager
 def quiet(*names: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Quieten some of Ray's loggers: their notes are for Ray's log, not for the screen."""
+    """Keep notes of some of Ray's loggers from the screen."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -70,6 +70,7 @@ def test_own_fits_make_no_run_and_those_of_the_user_still_do(logged):
     with mlflow.start_run() as active:
         for fit in OWN_FITS.values():
             fit()
+    fit_logistic(VALUES, POSITIVE)  # without an active run
     (run,) = logged()
     assert run.info.run_id == active.info.run_id
     assert (run.data.params, run.data.metrics) == ({}, {})

@@ -10,7 +10,7 @@ from rcir.cli import add_levels
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments: encoder, epochs and output."""
+    """Add encoder, epochs and output."""
     parser.add_argument("--encoder", default="btl", help="method, see docs/methods.md")
     parser.add_argument(
         "--epochs",
@@ -22,7 +22,7 @@ def add_demo_arguments(parser: ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("runs/demo"),
-        help="folder to write to; what an earlier demo left there is replaced",
+        help="folder to write to; the files of an earlier demo are replaced",
     )
 
 
@@ -34,7 +34,7 @@ def run_demo(options: Namespace) -> None:
 
 
 def add_compare_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments: runs and levels."""
+    """Add runs and levels."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -52,7 +52,7 @@ def add_compare_arguments(parser: ArgumentParser) -> None:
 
 
 def run_compare(options: Namespace) -> None:
-    """Print the runs beside each other, or the choice among them."""
+    """Print the runs side by side, or the choice among them."""
     from rcir.runs.compare import Choice, choose, compare_runs, print_choice, print_comparison
 
     arguments = options.runs, options.alpha, options.delta
@@ -66,7 +66,7 @@ def run_compare(options: Namespace) -> None:
 
 
 def add_register_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `rcir register`."""
+    """Add the calibration, the name and the alias."""
     parser.add_argument("run", metavar="RUN", help="folder of a calibration, or its MLflow id")
     parser.add_argument("--name", required=True, help="of the registered model")
     parser.add_argument("--alias", help="of this version, such as champion")

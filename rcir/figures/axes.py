@@ -1,52 +1,41 @@
-"""The look of all figures: colours, axes, and how one curve differs from the next."""
+"""The style of all figures: colours, axes and curves."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import cycle, product
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rcir.metrics.ranking import Floats
-
-Item = TypeVar("Item")
-
 BLUE, GREY, GREEN, RED = "#2563a8", "#8a8f98", "#1a8a4a", "#c93a3a"
 AMBER, PURPLE, DARK = "#d98c00", "#7a4fb0", "#222222"
 
-# Markers tell curves apart where colours do not: in greyscale, and to the colour-blind.
-_MARKED = (
-    (BLUE, "o"),
-    (AMBER, "s"),
-    (GREEN, "^"),
-    (RED, "D"),
-    (PURPLE, "v"),
-    (DARK, "X"),
-)
+# Markers distinguish curves in greyscale and for colour-blind readers.
+_MARKED = ((BLUE, "o"), (AMBER, "s"), (GREEN, "^"), (RED, "D"), (PURPLE, "v"), (DARK, "X"))
 _LINES = ("-", "--", ":")
 DPI = 200  # of pixels inside a figure, also inside an SVG
 
 
 def one_panel(x: str, y: str, title: str) -> tuple[Figure, Axes]:
-    """A figure of one panel, with the labels of its axes and its title."""
+    """Return a figure of one labelled panel."""
     figure = Figure(figsize=(5, 3.6), layout="constrained", dpi=DPI)
-    return figure, labelled(figure.subplots(), x, y, title)
+    return figure, add_labels(figure.subplots(), x, y, title)
 
 
 def two_panels() -> tuple[Figure, tuple[Axes, Axes]]:
-    """A figure of two panels beside each other."""
+    """Return a figure of two panels side by side."""
     figure = Figure(figsize=(7.4, 3.6), layout="constrained", dpi=DPI)
     left, right = figure.subplots(1, 2)
     return figure, (left, right)
 
 
-def labelled(axes: Axes, x: str, y: str, title: str) -> Axes:
-    """The panel, with labels, a title, and without the lines that bear no scale."""
+def add_labels(axes: Axes, x: str, y: str, title: str) -> Axes:
+    """Add labels and a title to a panel, and remove the lines at its top and right."""
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
@@ -54,16 +43,11 @@ def labelled(axes: Axes, x: str, y: str, title: str) -> Axes:
 
 
 def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis that is drawn on already logarithmic, with plain numbers, neither few nor many.
-
-    Args:
-        axes: the panel.
-        which: its "x" or "y" axis.
-    """
+    """Make an axis of a finished panel logarithmic, with a few plain numbers."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    if not 0 < low < high:  # nothing is drawn: the limits are those of an empty linear axis
+    if not 0 < low < high:  # the panel is empty
         low, high = 1.0, 10.0
         axes.set(**{f"{which}lim": (low, high)})
     decades = np.log10(high / low)
@@ -74,32 +58,15 @@ def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def to_svg(figure: Figure) -> str:
-    """A figure as the text of an SVG file."""
+    """Return a figure as the text of an SVG file."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     return buffer.getvalue()
 
 
-def legend_below(figure: Figure, columns: int) -> None:
-    """A legend under the panel, for curves that leave no room in it."""
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-
-
-def styled(items: Iterable[Item]) -> Iterator[tuple[Item, dict[str, Any]]]:
-    """Each item with the colour, marker and line of its curve."""
-    styles = (
-        {"color": color, "marker": marker, "markersize": 4, "linestyle": line}
-        for line, (color, marker) in product(_LINES, _MARKED)
-    )
-    return zip(items, cycle(styles), strict=False)
-
-
-def draw_curves(axes: Axes, x: Floats, curves: Mapping[str, Floats]) -> None:
-    """Named curves over the same x, each with markers at about twenty places at most."""
-    for (name, y), style in styled(curves.items()):
-        axes.plot(x, y, label=name, markevery=spaced(x), **style)
-
-
-def spaced(x: Floats) -> int:
-    """Return the number of points per marker."""
-    return max(1, len(x) // 20)
+def draw_curves(axes: Axes, curves: Mapping[str, tuple[Any, Any]], **options: Any) -> None:
+    """Draw curves (x, y) by name, with different styles and at most about twenty markers each."""
+    styles = cycle(product(_LINES, _MARKED))
+    for (name, (x, y)), (line, (color, marker)) in zip(curves.items(), styles, strict=False):
+        style = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
+        axes.plot(x, y, label=name, markevery=max(1, len(x) // 20), **style, **options)

@@ -1,4 +1,4 @@
-"""Curves over levels, confidence and shares: of a guarantee, and of an uncertainty."""
+"""Curves of guarantees and uncertainties."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from rcir.figures.axes import (
     BLUE,
     DARK,
     GREY,
+    add_labels,
     draw_curves,
-    labelled,
-    legend_below,
     log_scale,
     one_panel,
-    spaced,
-    styled,
     two_panels,
 )
 from rcir.metrics import Reliability
@@ -32,7 +29,7 @@ CONFIDENCE = "confidence (1 - scaled uncertainty)"
 
 
 def risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure:
-    """Measured risk against alpha, beside the line on which both are equal.
+    """Draw measured risk against alpha, with the line on which both are equal.
 
     Args:
         alpha: (m,) levels, ascending.
@@ -52,7 +49,7 @@ def risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure
 
 
 def size_curve(alpha: Floats, size: Floats, low: Floats, high: Floats, constant: Floats) -> Figure:
-    """Mean set size against alpha, beside the size if all sets were equally large.
+    """Draw mean set size against alpha, and the size if all sets were equally large.
 
     Args:
         alpha: (m,) levels, ascending.
@@ -76,12 +73,10 @@ def size_curve(alpha: Floats, size: Floats, low: Floats, high: Floats, constant:
 
 
 def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
-    """For each name, such as a level, the share of queries with a set of at most some size.
-
-    Cumulated, distributions can lie on top of each other and still be read.
+    """Draw the cumulative distributions of set sizes.
 
     Args:
-        sizes: for each name, (n,) set sizes; n may differ.
+        sizes: (n,) set sizes by name, such as a level; n may differ.
 
     Example:
         >>> sizes = {"alpha = 0.1": np.array([1, 3, 9]), "alpha = 0.2": np.array([1, 1, 2])}
@@ -89,13 +84,14 @@ def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
     """
     figure, axes = one_panel("set size", "share with at most that size", "Set sizes")
     start, end = 0.9, 1.1 * max(1, *(int(values.max()) for values in sizes.values()))
-    for (name, values), style in styled(sizes.items()):
+    curves = {}
+    for name, values in sizes.items():
         size, count = np.unique(values, return_counts=True)
         share = np.cumsum(count) / len(values)
-        empty = share[size == 0].sum()  # a logarithmic axis has no place for zero: it starts there
+        empty = share[size == 0].sum()  # a logarithmic axis starts above zero
         steps = np.r_[start, size[size > 0], end], np.r_[empty, share[size > 0], 1]
-        label = f"{name}: mean {values.mean():.3g}"
-        axes.plot(*steps, drawstyle="steps-post", label=label, markevery=spaced(size), **style)
+        curves[f"{name}: mean {values.mean():.3g}"] = steps
+    draw_curves(axes, curves, drawstyle="steps-post")
     axes.set(xlim=(start, end), ylim=(0, 1.02))
     log_scale(axes, "x")
     axes.legend(frameon=False, loc="lower right")
@@ -108,7 +104,7 @@ def _draw_band(axes: Axes, x: Floats, values: Floats, low: Floats, high: Floats,
 
 
 def reliability_diagram(diagram: Reliability) -> Figure:
-    """Recall at 1 against confidence, with the number of queries of each bin above it."""
+    """Draw recall at 1 against confidence, with the number of queries above each bin."""
     title = f"Reliability (calibration error {diagram.error:.3f})"
     figure, axes = one_panel(CONFIDENCE, "recall at 1", title)
     width = 1 / len(diagram.confidence)
@@ -126,16 +122,15 @@ def sparsification_curves(
     curves: Mapping[str, Floats],
     metric: str = "recall at 1",
 ) -> Figure:
-    """A metric of what remains when the most uncertain queries are removed.
+    """Draw a metric of the remaining queries when the most uncertain ones are removed.
 
-    An uncertainty is the better the closer its curve is to that of the oracle, which removes the
+    The better an uncertainty, the closer is its curve to that of the oracle, which removes the
     wrong queries first, and the farther from that of a random order.
 
     Args:
         fractions: (m,) of queries removed, in [0, 1).
-        curves: for each name, (m,) values of the metric. Those named "oracle" and "random" are
-            drawn as references.
-        metric: what the values are.
+        curves: (m,) values of the metric by name; "oracle" and "random" are drawn as references.
+        metric: its name.
 
     Example:
         >>> curves = {"btl": np.array([0.8, 0.9]), "oracle": np.array([0.8, 1.0])}
@@ -144,12 +139,13 @@ def sparsification_curves(
     title = "Without the most uncertain queries"
     figure, axes = one_panel("fraction of queries removed", metric, title)
     references = {"oracle": (DARK, "--"), "random": (GREY, ":")}
-    draw_curves(axes, fractions, {name: y for name, y in curves.items() if name not in references})
+    others = {name: (fractions, y) for name, y in curves.items() if name not in references}
+    draw_curves(axes, others)
     for name, (color, line) in references.items():
         if name in curves:
             axes.plot(fractions, curves[name], color=color, linestyle=line, linewidth=2, label=name)
     axes.set_xlim(0, None)
-    legend_below(figure, 3)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -159,16 +155,15 @@ def in_and_out(
     outside: Floats,
     names: tuple[str, str] = ("in distribution", "out of distribution"),
 ) -> Figure:
-    """Uncertainty in and out of distribution, and how well it tells the two apart.
+    """Draw histograms of uncertainties in and out of distribution, and the ROC curve.
+
+    The histograms share their bins, which are logarithmic if all values are positive and span more
+    than two decades.
 
     Args:
         inside: (n,) uncertainties of queries in distribution; finite.
-        outside: (m,) of queries out of it, which should be higher; finite.
+        outside: (m,) of queries out of distribution, which should be higher; finite.
         names: of the two.
-
-    Returns:
-        Histograms over bins that both share, logarithmic where all values are positive and span
-        more than two decades; beside them the ROC curve, with the area under it in the title.
 
     Example:
         >>> in_and_out(np.array([0.1, 0.2, 0.3]), np.array([0.25, 0.9])).savefig("ood.png")
@@ -176,7 +171,7 @@ def in_and_out(
     from sklearn.metrics import auc, roc_curve
 
     figure, (left, right) = two_panels()
-    labelled(left, "uncertainty", "share of queries", "Uncertainty")
+    add_labels(left, "uncertainty", "share of queries", "Uncertainty")
     both = np.concatenate([inside, outside])
     logarithmic = both.min() > 0 and both.max() > 100 * both.min()
     if logarithmic:
@@ -195,13 +190,13 @@ def in_and_out(
     if logarithmic:
         log_scale(left, "x")
     else:
-        left.locator_params(axis="x", nbins=4)  # small numbers are long ones
+        left.locator_params(axis="x", nbins=4)  # small numbers have many digits
     left.legend(frameon=False)
 
     truth = np.repeat([False, True], [len(inside), len(outside)])
     false_alarms, detected, _ = roc_curve(truth, both)
     title = f"AUROC {auc(false_alarms, detected):.3f}"
-    labelled(right, f"{names[0]}: share above", f"{names[1]}: share above", title)
+    add_labels(right, f"{names[0]}: share above", f"{names[1]}: share above", title)
     right.plot([0, 1], [0, 1], color=GREY, linestyle="--")
     right.plot(false_alarms, detected, color=BLUE)
     right.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")

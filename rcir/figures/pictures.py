@@ -1,4 +1,4 @@
-"""Queries with their retrieved sets, and a map of the embedding."""
+"""Figures of queries with their retrieved sets, and a map of the embedding."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from numpy.typing import NDArray
 
 from rcir.autologging import without_autologging
 from rcir.errors import InvalidData, printable
-from rcir.figures.axes import DARK, DPI, GREEN, RED, labelled, one_panel, two_panels
+from rcir.figures.axes import DARK, DPI, GREEN, RED, add_labels, one_panel, two_panels
 from rcir.metrics.ranking import Floats
 
-PICTURE, GAP, LINE, MIN_WIDTH = 0.72, 0.06, 0.135, 2.2  # inches
-# As many colours as can be told apart; PALE is of all other classes.
+PICTURE, GAP, LINE, LETTER, MIN_WIDTH = 0.72, 0.06, 0.135, 0.065, 2.2  # inches
 TEN_COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "black")
-PALE = "#d5d7db"
+PALE = "#d5d7db"  # of all other classes
 
 
 @dataclass(frozen=True)
 class QuerySet:
-    """A query with its retrieved set, to be drawn.
+    """A query with its retrieved set.
 
     Attributes:
         query: (H, W) or (H, W, 3) uint8.
-        title: said above the query.
+        title: above the query.
         images: the first images of the set, nearest first.
-        matches: whether each image of the whole set is a true match.
+        matches: for each image of the whole set, True if it is a match.
     """
 
     query: NDArray[np.uint8]
@@ -42,47 +41,44 @@ class QuerySet:
 
 
 def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
-    """Queries, one a row, with the first images of their sets.
+    """Draw queries, one a row, with the first images of their sets.
 
-    A true match has a solid green frame, any other image a dashed red one. An empty set is said
-    to be empty; what of a set does not fit on the page is counted.
+    A match has a solid green frame, any other image a dashed red one. Empty sets are marked, and
+    images that do not fit on the page are counted.
 
     Args:
-        rows: at least one; pictures may differ in size and shape.
-        columns: how many images of a set are shown at most.
+        rows: at least one; images may differ in size and shape.
+        columns: maximum number of images of a set.
     """
     width = max(MIN_WIDTH, (columns + 1) * (PICTURE + GAP) + GAP)
-    titles = [_wrapped(row.title, width - 2 * GAP) for row in rows]
+    letters = int((width - 2 * GAP) / LETTER)
+    titles = [
+        "\n".join(textwrap.fill(printable(line), letters) for line in row.title.split("\n"))
+        for row in rows
+    ]
     above = [LINE * (title.count("\n") + 1) + GAP for title in titles]
     heights = [PICTURE * _tallest(row, columns) for row in rows]
     below = [LINE * (len(row.matches) > min(len(row.images), columns)) + 2 * GAP for row in rows]
-    height = sum(above) + sum(heights) + sum(below)
+    height = top = sum(above) + sum(heights) + sum(below)
     figure = Figure(figsize=(width, height), dpi=DPI)
-    top = height
-    for row, title, *inches in zip(rows, titles, above, heights, below, strict=True):
-        top -= inches[0] + inches[1]
-        places = [
-            (
-                (GAP + column * (PICTURE + GAP)) / width,
-                top / height,
-                PICTURE / width,
-                inches[1] / height,
-            )
-            for column in range(columns + 1)
-        ]
-        # A dollar in a name starts no formula.
-        above_it = (places[0][0], (top + inches[1] + GAP) / height)
-        figure.text(*above_it, title, fontsize=7, va="bottom", parse_math=False)
-        _picture(figure.add_axes(places[0]), row.query, DARK)
+    for row, title, over, tall, under in zip(rows, titles, above, heights, below, strict=True):
+        top -= over + tall
+        lefts = [(GAP + column * (PICTURE + GAP)) / width for column in range(columns + 1)]
+        places = [(left, top / height, PICTURE / width, tall / height) for left in lefts]
+        # Names may contain dollars, which are not formulas.
+        y = (top + tall + GAP) / height
+        figure.text(lefts[0], y, title, fontsize=7, va="bottom", parse_math=False)
+        _draw_picture(figure.add_axes(places[0]), row.query, DARK)
         panels = list(zip(places[1:], row.images, row.matches, strict=False))
         for place, image, match in panels:
-            last = _picture(figure.add_axes(place), image, GREEN if match else RED, not match)
+            last = figure.add_axes(place)
+            _draw_picture(last, image, GREEN if match else RED, dashed=not match)
         more = len(row.matches) - len(panels)
         if not row.matches:
-            figure.text(places[1][0], (top + inches[1]) / height, "empty set", fontsize=8, va="top")
+            figure.text(lefts[1], (top + tall) / height, "empty set", fontsize=8, va="top")
         elif more > 0 and panels:
             last.set_xlabel(f"+ {more} more", fontsize=7, labelpad=3)
-        top -= inches[2]
+        top -= under
     return figure
 
 
@@ -90,17 +86,15 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
 def project(
     vectors: Floats, seed: int = 0, limit: int = 1500
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Points in the plane that keep near what is near: t-SNE (van der Maaten and Hinton, 2008).
+    """Project vectors to the plane by t-SNE (van der Maaten and Hinton, 2008).
 
     Args:
         vectors: (n, d) embeddings, n >= 4 and d >= 2.
         seed: of the draw of vectors, and of the projection.
-        limit: of more vectors than this, so many are drawn at random; t-SNE takes some seconds for
-            1500.
+        limit: maximum number of vectors, drawn at random; t-SNE takes some seconds for 1500.
 
     Returns:
-        (k, 2) points, and (k,) the ascending rows of `vectors` that they belong to, k at most
-        `limit`.
+        (k, 2) points, and the (k,) ascending rows of their vectors, k at most `limit`.
 
     Raises:
         InvalidData: there are too few vectors, or they have too few components.
@@ -116,7 +110,7 @@ def project(
     n = min(len(vectors), limit)
     if n < 4 or vectors.shape[1] < 2:
         raise InvalidData(
-            f"{n} vectors of {vectors.shape[1]} components cannot be mapped to the plane: give at "
+            f"{n} vectors of {vectors.shape[1]} components cannot be mapped to the plane: pass at "
             "least 4 of at least 2"
         )
     rows = np.sort(np.random.default_rng(seed).choice(len(vectors), n, replace=False))
@@ -131,12 +125,12 @@ def project(
 def projection(
     points: Floats, labels: Sequence[str] | NDArray[Any] | None, uncertainty: Floats
 ) -> Figure:
-    """A map of the embedding, by class and by uncertainty.
+    """Draw a map of the embedding, by class and by uncertainty.
 
     Args:
         points: (n, 2), such as those of `project`.
-        labels: (n,) classes. The ten most frequent have colours, the others are grey. None where
-            images have not one class each: the map is by uncertainty alone.
+        labels: (n,) classes. The ten most frequent have colours, the others are grey. None draws
+            the map by uncertainty alone.
         uncertainty: (n,) finite; the colours span its 2% to 98% quantiles.
 
     Example:
@@ -149,19 +143,18 @@ def projection(
         figure, right = one_panel("", "", "By uncertainty")
     else:
         figure, (left, right) = two_panels()
-        labelled(right, "", "", "By uncertainty")
-        classes = _by_class(labelled(left, "", "", "By class"), points, labels, style)
-        marker = 6 / size**0.5
+        add_labels(right, "", "", "By uncertainty")
+        classes = _draw_classes(add_labels(left, "", "", "By class"), points, labels, style)
         legend = figure.legend(
             [dots for _, dots in classes],
             ["class"] * len(classes),
             loc="outside lower center",
             ncols=4,
             fontsize=8,
-            markerscale=marker,
+            markerscale=6 / size**0.5,
             frameon=False,
         )
-        # Named afterwards: a legend leaves out what starts with "_", and takes "$" for a formula.
+        # Named afterwards: a legend omits names with "_" in front, and reads "$" as a formula.
         for text, (name, _) in zip(legend.get_texts(), classes, strict=True):
             text.set(text=name, parse_math=False)
     low, high = np.quantile(uncertainty, (0.02, 0.98))
@@ -176,10 +169,10 @@ def projection(
     return figure
 
 
-def _by_class(
+def _draw_classes(
     axes: Axes, points: Floats, labels: Sequence[str] | NDArray[Any], style: dict[str, Any]
 ) -> list[tuple[str, PathCollection]]:
-    """Draw the points of the ten most frequent classes and of all others; names and dots."""
+    """Draw the points of the ten most frequent classes and of all others; return names and dots."""
     names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
     handles = []
@@ -196,23 +189,15 @@ def _by_class(
     return handles
 
 
-def _picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> Axes:
-    """The picture at the top of its place, in a frame."""
+def _draw_picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> None:
     axes.imshow(image, cmap="gray", vmin=0, vmax=255)
     axes.set(xticks=[], yticks=[], anchor="NW")
     for spine in axes.spines.values():
         spine.set(color=color, linewidth=2.2, capstyle="butt")
         spine.set_linestyle((0, (1.5, 0.8)) if dashed else "-")
-    return axes
 
 
 def _tallest(row: QuerySet, columns: int) -> float:
-    """The height of a row's tallest picture, in its width; extreme ones are drawn narrower."""
+    """Return the largest ratio of height to width in a row, within limits."""
     shapes = [image.shape for image in (row.query, *row.images[:columns])]
     return float(np.clip(max(shape[0] / shape[1] for shape in shapes), 0.3, 1.6))
-
-
-def _wrapped(title: str, inches: float) -> str:
-    """The title in lines that are not longer than the page is wide."""
-    letters = int(inches / 0.065)  # at 7 points
-    return "\n".join(textwrap.fill(printable(line), letters) for line in title.split("\n"))

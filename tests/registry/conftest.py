@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from calibration import CalibrationConfig, CertificationConfig, calibrate, certify
 from rcir.retrieval.retriever import Retriever
 
-N_GALLERY, N_QUERIES, KINDS = 300, 1600, 6
+N_GALLERY, N_QUERIES, KINDS = 200, 800, 6
 ALPHAS = (0.1, 0.2)
 
 

@@ -13,6 +13,7 @@ from rcir.index import IndexConfig
 from rcir.registry.logged_model import image_example, log_calibration
 from rcir.retrieval.retriever import Retriever
 from rcir.tracking import start_run
+from tests.training.conftest import skip_figures
 from training import train
 
 BRUTE = IndexConfig("tests.index.brute:BruteIndex", {"block": 50})
@@ -28,6 +29,7 @@ def calibrations(trained, tiny, tracking_uri, tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
+        skip_figures(patch)
         config = tiny("other", seed=4)
         other = train(replace(config, epochs=1, encoder=replace(config.encoder, dim=4)))
         changed = {"score_function": "constant", "depth": 150, "index": BRUTE}

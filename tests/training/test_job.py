@@ -122,20 +122,6 @@ def tracked(store):
     return client, client.search_runs([experiment.experiment_id])
 
 
-@pytest.mark.parametrize(
-    ("credentials", "answer"),
-    [({"RAY_AUTH_MODE": "disabled"}, "Unauthorized"), ({"RAY_AUTH_TOKEN": "guess"}, "Forbidden")],
-)
-def test_without_the_token_nothing_is_submitted(
-    address, environment, tmp_path, credentials, answer
-):
-    mark = tmp_path / "mark"
-    refused = submit(address, environment | credentials, "touch", str(mark))
-    assert refused.returncode != 0
-    assert answer in refused.stdout
-    assert not mark.exists()
-
-
 def test_a_submitted_training_ends_on_the_shared_storage_and_is_not_repeated(
     address, environment, shared
 ):

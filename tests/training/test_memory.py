@@ -10,7 +10,7 @@ from training import train
 from training.config import OptimizerConfig, TrainingConfig, override
 from training.run import within_memory
 
-DIGITS = DataConfig("digits", options={"train": 48, "validation": 48})
+DIGITS = DataConfig("digits", options={"train": 96, "validation": 96})
 
 
 def config_of(tmp_path, **options):

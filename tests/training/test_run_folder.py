@@ -18,7 +18,7 @@ from rcir.runs.folder import TrainedOn
 from tests.training.helpers import equal, logged
 from training import Change, OptimizerConfig, train
 from training.checkpoint import checkpoint_folder, read_state
-from training.run import create_run, existing_run
+from training.run import create_run, existing_run, folder_of
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
 
@@ -106,6 +106,7 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys):
 
 def test_a_run_keeps_the_batch_that_it_was_begun_with(tiny, splits):
     config = tiny("scaled", epochs=1, batch_per_worker=16, micro_batches=4)
+    folder_of(config).mkdir(parents=True)
     run = create_run(config, None, TrainedOn.of(splits))
     assert (run.config["batch"], run.config["batch_per_worker"]) == (16, None)
     # With more workers it would be another batch, were it begun now.
@@ -166,8 +167,11 @@ def test_what_cannot_be_trained_leaves_nothing_behind(changes, error, message, t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_submitted_job_writes_nothing_into_its_copy_of_the_code(tiny, tmp_path, monkeypatch):
-    """Ray sets this variable for the jobs that are submitted to it, and removes their folder."""
+def test_a_job_without_a_cluster_or_with_a_lost_folder_writes_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with pytest.raises(InvalidConfig, match="nowhere"):
+        train(tiny(num_workers=2))
+    # Ray sets this variable for the jobs that are submitted to it, and removes their folder.
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     with pytest.raises(InvalidConfig, match="storage"):
         train(tiny())

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
@@ -11,7 +10,7 @@ from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
-from tuning.report import best_run, table_of
+from tuning.report import best_run
 from tuning.run import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
@@ -77,15 +76,6 @@ def test_a_failed_trial_is_tried_again_unless_it_would_fail_again(records):
     assert done == {0, 1, 2, 3, 4, 5, 8}
 
 
-def test_the_table_has_a_row_for_each_trial(records):
-    table = table_of(records).set_index("trial")
-    assert list(table.index[:4]) == ["trial-004", "trial-005", "trial-002", "trial-000"]
-    assert table.reason["trial-003"] == "TrainingDiverged: nan"
-    assert table["optimizer.lr"]["trial-003"] == 1e-4
-    assert np.isnan(table.certified_size["trial-003"])
-    assert table.certified_size["trial-000"] == 9.0
-
-
 def test_the_best_is_a_run_that_finished(records):
     run = RunFolder(records.folder / "trial-004", {}, "id", "uri", finished=True)
     run.path.mkdir()
@@ -114,7 +104,6 @@ def sweep_on(monkeypatch):
 @pytest.mark.parametrize(
     ("training", "share", "nodes", "held", "at_once"),
     [
-        ({}, 1.0, [{"CPU": 5}], {"CPU": 1}, 5),
         ({"threads": 2}, 1.0, [{"CPU": 5}, {"CPU": 3}], {"CPU": 2}, 3),
         ({"num_workers": 2}, 1.0, [{"CPU": 5}], {"memory": 1}, 2),
         # Workers may lie on several nodes.

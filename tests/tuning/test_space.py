@@ -43,8 +43,7 @@ def test_draws_have_the_distribution_of_the_space():
 
 def test_draws_depend_on_the_seed_alone():
     first = draw(BASE, SPACE, 10, seed=3)
-    assert first == draw(BASE, SPACE, 10, seed=3) != draw(BASE, SPACE, 10, seed=4)
-    assert first[:4] == draw(BASE, SPACE, 4, seed=3)
+    assert first[:4] == draw(BASE, SPACE, 4, seed=3) != draw(BASE, SPACE, 4, seed=4)
     assert json.loads(json.dumps(first)) == first
 
 

@@ -22,6 +22,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import read_run
 from rcir.runs.results import VALIDATION, RunResults
 from tests.methods import config_of
+from tests.training.conftest import skip_figures
 from tests.training.helpers import ON_RAY
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
@@ -84,7 +85,8 @@ def test_a_trial_that_diverges_is_recorded_and_does_not_end_the_sweep(records):
     assert not (records.folder / trial.name / "encoder.safetensors").exists()
 
 
-def test_best_yaml_trains_what_the_best_trial_is(records):
+def test_best_yaml_trains_what_the_best_trial_is(records, monkeypatch):
+    skip_figures(monkeypatch)
     config = parse(TrainingConfig, ["--config", str(records.folder / "best.yaml")], "prog", "")
     assert config.name == "sweep-best"
     assert config.optimizer.lr == 3e-3
