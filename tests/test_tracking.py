@@ -338,7 +338,7 @@ def test_credentials_reach_the_server_and_are_neither_printed_nor_stored(
     monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", raising=False)
     config = tiny("secret", epochs=1, storage=str(tmp_path))
     (tmp_path / "secret").mkdir()
-    create_run(config, None, TrainedOn.of(load_splits(config.data)))
+    create_run(config, None, TrainedOn.from_splits(load_splits(config.data)))
     written = json.loads((tmp_path / "secret" / "run.json").read_text())
     assert written["tracking_uri"] == server.address
     run = train(config)  # continues with the address that is set, which has the password

@@ -62,7 +62,7 @@ def training_loop(job: Job) -> None:
     def report(metrics: dict[str, Any]) -> None:
         ray.train.report(metrics | placement)
 
-    workers = Workers.joined(job.config.use_gpu)
+    workers = Workers.join(job.config.use_gpu)
     with (job.folder / LOG).open("a", buffering=1) as log:
         if workers.rank == 0:
             console.file = log  # printed by the process that waits for the workers

@@ -200,7 +200,7 @@ def train(
             config = within_memory(config)
             run = create_run(config, parent, trained)
         else:  # the data set may have changed since
-            TrainedOn.read(run.path).joined(trained).write(run.path)
+            TrainedOn.read(run.path).merge(trained).write(run.path)
         micro_batches, batch = run.config["micro_batches"], run.config["batch"]
         if micro_batches < config.most_workers:
             raise InvalidConfig(
@@ -293,14 +293,14 @@ def _train_and_log(
 
 def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
     """Return the images that the encoder will have seen, including those of its base weights."""
-    trained = TrainedOn.of(splits)
+    trained = TrainedOn.from_splits(splits)
     weights = config.encoder.options.get("base_weights")
     if weights is None:
         return trained
     # Weights lie in the folder of their run, or in a checkpoint or retriever below it.
     for folder in Path(weights).absolute().parents[:3]:
         if (folder / TRAINED_ON_FILE).is_file():
-            return TrainedOn.read(folder).joined(trained)
+            return TrainedOn.read(folder).merge(trained)
     raise InvalidData(
         f"encoder.options.base_weights is {weights}, without {TRAINED_ON_FILE} beside it: pass "
         "encoder.safetensors in the folder of the run that trained them"

@@ -39,7 +39,7 @@ from training.workers import CPU, EpochBar, Workers
 
 LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
 IMAGES_AT_ONCE = 256  # images in a forward pass
-ANCHORS = 4096  # for which random numbers are drawn together
+ANCHOR_BLOCK = 4096  # for which random numbers are drawn together
 
 
 class GhostBatchStatistics:
@@ -95,8 +95,10 @@ class GhostBatchStatistics:
     def finish(self) -> None:
         """Call this after the forward passes of all micro-batches, on every worker."""
         if self._layers:
-            own = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
-            total = self._workers.all_reduce(torch.cat([own, own.new_full((1,), len(self._parts))]))
+            sums = torch.stack([torch.cat(part) for part in self._parts]).sum(0)
+            total = self._workers.all_reduce(
+                torch.cat([sums, sums.new_full((1,), len(self._parts))])
+            )
             mean = (total[:-1] / total[-1]).split([len(values) for values in self._running])
             for i, (layer, momentum) in enumerate(zip(self._layers, self._momentum, strict=True)):
                 layer.running_mean, layer.running_var = self._running[2 * i : 2 * i + 2]
@@ -322,11 +324,14 @@ class Trainer:
         ]
         anchors = torch.cat(rounds)[:n_anchors]
         shard, parts = workers.shard(n_anchors), []
-        for number, start in enumerate(range(0, n_anchors, ANCHORS)):
-            first, stop = max(shard.start, start), min(shard.stop, start + ANCHORS)
+        for number, start in enumerate(range(0, n_anchors, ANCHOR_BLOCK)):
+            first, stop = max(shard.start, start), min(shard.stop, start + ANCHOR_BLOCK)
             if first < stop:
                 generator = torch_generator(config.seed, epoch, MINING, number)
-                block, part = anchors[start : start + ANCHORS], slice(first - start, stop - start)
+                block, part = (
+                    anchors[start : start + ANCHOR_BLOCK],
+                    slice(first - start, stop - start),
+                )
                 parts.append(mine(cache, relevance, block, config.mining, generator, part))
         parts = parts or [mine(cache, relevance, anchors[:0], config.mining, order)]
         columns = [torch.cat([members_of(part), part.valid], 1) for part in parts]

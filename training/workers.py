@@ -21,10 +21,10 @@ from rcir.errors import InvalidConfig
 from rcir.files import owner, remove_unfinished
 from rcir.terminal import console, progress_bar
 
-SHARED = Path("/dev/shm/rcir")  # files beside it are memory that processes of a node have in common
+SHARED_MEMORY = Path("/dev/shm/rcir")  # beside it are files that processes of a node share
 CPU = torch.device("cpu")
 LOG = "training.log"  # in a run's folder: what its first worker prints, and what starts workers
-INTERVAL = 0.5  # seconds
+FOLLOW_INTERVAL_S = 0.5
 Message = TypeVar("Message")
 
 
@@ -43,7 +43,7 @@ class Workers:
     device: torch.device
 
     @classmethod
-    def joined(cls, use_gpu: bool) -> Workers:
+    def join(cls, use_gpu: bool) -> Workers:
         """Join the workers of the Ray training; `InvalidConfig` if there is no GPU to use."""
         _check_gpu(use_gpu)
         device = ray.train.torch.get_device() if use_gpu else CPU
@@ -62,43 +62,43 @@ class Workers:
         """Return the part of 0, ..., n - 1 for this process; parts follow each other by rank."""
         return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
-    def all_gather(self, own: Tensor, shared: bool = False) -> Tensor:
+    def all_gather(self, rows: Tensor, shared: bool = False) -> Tensor:
         """Return the rows of all processes, by rank; their numbers may differ.
 
         Args:
-            own: (n, ...) rows of this process.
+            rows: (n, ...) of this process.
             shared: processes on the CPUs of a node share one copy, which must not be changed.
         """
         if self.count == 1:
-            return own
-        own = own.to(self.device).contiguous()
+            return rows
+        rows = rows.to(self.device).contiguous()
         counts = torch.empty(self.count, dtype=torch.int64, device=self.device)
-        torch.distributed.all_gather_into_tensor(counts, counts.new_full((1,), len(own)))
+        torch.distributed.all_gather_into_tensor(counts, counts.new_full((1,), len(rows)))
         lengths = counts.cpu().tolist()
-        shape = (sum(lengths), *own.shape[1:])
+        shape = (sum(lengths), *rows.shape[1:])
         if shared and self.device.type == "cpu":
-            rows = self._allocate_shared(shape, own.dtype)
+            gathered = self._allocate_shared(shape, rows.dtype)
         else:
-            rows = own.new_empty(shape)
+            gathered = rows.new_empty(shape)
             if min(lengths) == max(lengths):
-                torch.distributed.all_gather_into_tensor(rows, own)
-                return rows
+                torch.distributed.all_gather_into_tensor(gathered, rows)
+                return gathered
         # In turn: without padding or Gloo's copy, which would double the memory.
-        for rank, part in enumerate(rows.split(lengths)):
+        for rank, part in enumerate(gathered.split(lengths)):
             if rank == self.rank:
-                part.copy_(own)
+                part.copy_(rows)
             if len(part):
                 torch.distributed.broadcast(part, rank)
-        return rows
+        return gathered
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory that the processes of a node share, or private memory if there is none."""
-        remove_unfinished(SHARED)  # files of workers that were killed
+        remove_unfinished(SHARED_MEMORY)  # of workers that were killed
         # The processes of a node use the file of the first of them.
         names = self.share(self.count, lambda _: f"{owner()}-{token_hex(4)}")
         host = owner().partition("-")[0]
         name = next(name for name in names if name.startswith(f"{host}-"))
-        path = SHARED.with_name(f".{SHARED.name}-{name}")
+        path = SHARED_MEMORY.with_name(f".{SHARED_MEMORY.name}-{name}")
         values = torch.empty(shape, dtype=dtype)
         with suppress(OSError):  # no such folder, or too little room there
             with path.open("ab") as file:
@@ -115,27 +115,27 @@ class Workers:
         Returns:
             Its n values (without GPU tensors), on every process.
         """
-        own = [function(number) for number in range(self.rank, n, self.count)]
-        everyone: list[Any] = [own]
+        results = [function(number) for number in range(self.rank, n, self.count)]
+        everyone: list[Any] = [results]
         if self.count > 1:
             everyone = [None] * self.count
-            torch.distributed.all_gather_object(everyone, own)
+            torch.distributed.all_gather_object(everyone, results)
         return [everyone[number % self.count][number // self.count] for number in range(n)]
 
-    def all_reduce(self, own: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum over all processes."""
         if self.count > 1:
-            own = own.clone()
-            torch.distributed.all_reduce(own)
-        return own
+            values = values.clone()
+            torch.distributed.all_reduce(values)
+        return values
 
-    def broadcast(self, own: Message | None) -> Message:
+    def broadcast(self, value: Message | None) -> Message:
         """Return the object (without GPU tensors) of the first process; others pass None."""
-        objects: list[Any] = [own]
+        objects: list[Any] = [value]
         if self.count > 1:
             torch.distributed.broadcast_object_list(objects, device=self.device)
-        first: Message = objects[0]
-        return first
+        result: Message = objects[0]
+        return result
 
 
 ALONE = Workers(0, 1, CPU)
@@ -165,7 +165,7 @@ def follow(logs: Mapping[Path, str]) -> Iterator[None]:
     def print_lines() -> None:
         last = False
         while not last:
-            last = ended.wait(INTERVAL)
+            last = ended.wait(FOLLOW_INTERVAL_S)
             for log, prefix in logs.items():
                 with suppress(OSError), log.open("rb") as file:
                     file.seek(read[log])

@@ -133,22 +133,23 @@ def trials_at_once(config: TuningConfig) -> int:
     training = config.training
     kind = "GPU" if training.use_gpu else "CPU"
     if training.most_workers:  # they may lie on several nodes
-        held: dict[str, float] = {kind: training.most_workers}
+        needed: dict[str, float] = {kind: training.most_workers}
         count = int(ray.cluster_resources().get(kind, 0) // training.most_workers)
     else:
-        held = resources(config)
-        count = sum(_held_by(node, held) for node in alive_nodes())
+        needed = resources(config)
+        count = sum(_room_on(node, needed) for node in alive_nodes())
     if not count:
-        needed = " and ".join(f"{number:g} {name}s" for name, number in held.items())
-        available = ", ".join(f"{ray.cluster_resources().get(name, 0):g} {name}s" for name in held)
+        demand = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
+        total = ray.cluster_resources()
+        available = ", ".join(f"{total.get(name, 0):g} {name}s" for name in needed)
         raise InvalidConfig(
-            f"a trial needs {needed}, and Ray's cluster has {available}: reduce num_workers or "
+            f"a trial needs {demand}, and Ray's cluster has {available}: reduce num_workers or "
             "threads of the training, set its use_gpu to false, or start more nodes"
         )
     return count
 
 
-def _held_by(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
+def _room_on(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
     """Return the number of trials that fit on a node; a trial's share of a GPU is on one GPU."""
     return min(
         int(node.get(name, 0)) * int(1 / number) if number < 1 else int(node.get(name, 0) // number)

@@ -38,7 +38,7 @@ from rcir.runs.results import RunResults, Split
 
 NOT_COMPARED = ("name", *RESOURCES)  # options that differ between any two runs, or do not matter
 METRICS = ("recall_at_1", "ece")
-DRAWS = 2000
+N_DRAWS = 2000
 MAX_LINKED = 20  # runs on MLflow's page
 MIN_WIDTH = 160  # of output that is not a terminal
 LOOKED = (
@@ -82,13 +82,13 @@ class Comparison:
 
         Options of calibrations count only in a comparison on test queries.
         """
-        options = [run.options for run in self.runs if run.options]
+        by_run = [run.options for run in self.runs if run.options]
         return [
             name
-            for name in dict.fromkeys(name for known in options for name in known)
+            for name in dict.fromkeys(name for options in by_run for name in options)
             if name not in NOT_COMPARED
             and not (self.split == "validation" and name.startswith(f"{CALIBRATION}."))
-            and len({json.dumps(known.get(name)) for known in options}) > 1
+            and len({json.dumps(options.get(name)) for options in by_run}) > 1
         ]
 
     def metric(self, number: int, name: str) -> float | None:
@@ -167,7 +167,7 @@ def compare_runs(
     for alpha in levels:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
-            estimates, beyond = compare_sizes(parts, alpha, delta, DRAWS, best_first)
+            estimates, beyond = compare_sizes(parts, alpha, delta, N_DRAWS, best_first)
             certified = [is_certified(part, alpha, delta) for part in parts]
             sizes[alpha] |= dict(compress(zip(group, estimates, strict=True), certified))
             reason = why_no_interval(parts[0], alpha, delta)

@@ -74,7 +74,7 @@ class TrainedOn:
     zero_shot: bool
 
     @classmethod
-    def of(cls, splits: Splits) -> Self:
+    def from_splits(cls, splits: Splits) -> Self:
         """Return the record of a training on these splits."""
         parts = (splits.train, splits.validation)
         digested = np.concatenate([digests(part.images) for part in parts])
@@ -83,7 +83,7 @@ class TrainedOn:
         zero_shot = len(classes) > 0 and not np.isin(query_classes, classes).any()
         return cls(np.unique(digested), classes.tolist(), bool(zero_shot))
 
-    def joined(self, later: Self) -> Self:
+    def merge(self, later: Self) -> Self:
         """Return the union with the record of a later training; zero-shot if either is."""
         return type(self)(
             np.union1d(self.images, later.images),
@@ -130,11 +130,13 @@ class TrainedOn:
             names += [queries.ids[row] for row in np.flatnonzero(seen).tolist()]
             if self.zero_shot:
                 classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
-        for kind, found in (("classes", sorted(classes)), ("images", names)):
-            if found:
-                first = ", ".join(found[:MAX_NAMES]) + ", ..." * (len(found) > MAX_NAMES)
+        for kind, seen_names in (("classes", sorted(classes)), ("images", names)):
+            if seen_names:
+                first = ", ".join(seen_names[:MAX_NAMES])
+                first += ", ..." * (len(seen_names) > MAX_NAMES)
                 raise InvalidData(
-                    f"the run was trained on {len(found)} {kind} of the queries ({first}): {REMEDY}"
+                    f"the run was trained on {len(seen_names)} {kind} of the queries ({first}): "
+                    f"{REMEDY}"
                 )
 
 

@@ -192,15 +192,15 @@ def sqlite_file(uri: str) -> Path | None:
 def settings(values: Mapping[str, str]) -> Iterator[None]:
     """Set MLflow options in the environment inside the block, unless the user has set them."""
     with _settings_lock:
-        own = [name for name in values if name not in os.environ or _settings_users[name]]
-        os.environ.update({name: values[name] for name in own})
-        _settings_users.update(own)
+        added = [name for name in values if name not in os.environ or _settings_users[name]]
+        os.environ.update({name: values[name] for name in added})
+        _settings_users.update(added)
     try:
         yield
     finally:
         with _settings_lock:
-            _settings_users.subtract(own)
-            for name in own:
+            _settings_users.subtract(added)
+            for name in added:
                 if not _settings_users[name]:
                     os.environ.pop(name, None)
 

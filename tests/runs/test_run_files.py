@@ -171,7 +171,7 @@ def digest(number):
 def test_pictures_and_classes_of_training_and_validation_are_kept(tmp_path):
     with pytest.raises(InvalidData, match="missing"):
         TrainedOn.read(tmp_path)
-    record = TrainedOn.of(splits(train=(0, 1, 0)))
+    record = TrainedOn.from_splits(splits(train=(0, 1, 0)))
     record.write(tmp_path)
     for one in (record, TrainedOn.read(tmp_path)):
         assert one.images.astype(str).tolist() == sorted(map(digest, (0, 1, 10)))
@@ -184,23 +184,23 @@ def test_pictures_and_classes_of_training_and_validation_are_kept(tmp_path):
 
 def test_class_names_come_before_labels_and_several_labels_are_not_kept():
     parts = [images(name, [number], [f"class {number}"]) for number, name in enumerate("abcdef")]
-    record = TrainedOn.of(Splits(*parts))
+    record = TrainedOn.from_splits(Splits(*parts))
     assert (record.classes, record.zero_shot) == (["class 0", "class 1"], True)
     several = [
         ImageSet(part.images, None, part.ids, {}, SharedLabel.of_lists([[number]], 6))
         for number, part in enumerate(parts)
     ]
-    record = TrainedOn.of(Splits(*several))
+    record = TrainedOn.from_splits(Splits(*several))
     assert (record.classes, record.zero_shot) == ([], False)
     record.require_unseen(Splits(*several))
 
 
 def test_queries_that_were_trained_on_are_refused_by_name():
-    record = TrainedOn.of(splits(gallery=(11,)))
+    record = TrainedOn.from_splits(splits(gallery=(11,)))
     assert record.zero_shot
     record.require_unseen(splits())
     record.require_unseen(splits(train=(23,)))  # the training split of now does not matter
-    other = TrainedOn.of(splits(queries=((20,), (2,), (23,))))
+    other = TrainedOn.from_splits(splits(queries=((20,), (2,), (23,))))
     assert not other.zero_shot
     other.require_unseen(splits(queries=((20,), (11,), (23,))))
     with pytest.raises(InvalidData, match=r"2 images of the queries \(tuning-0, test-10\)"):
@@ -210,7 +210,7 @@ def test_queries_that_were_trained_on_are_refused_by_name():
 
 
 def test_classes_that_were_trained_on_are_refused_if_the_split_was_zero_shot():
-    record = TrainedOn.of(splits())
+    record = TrainedOn.from_splits(splits())
     with pytest.raises(InvalidData, match=r"2 classes .*\(0, 1\)"):
         record.require_unseen(splits(queries=((20,), (11, 22), (5,))))
     with pytest.raises(InvalidData, match="classes"):
@@ -218,9 +218,12 @@ def test_classes_that_were_trained_on_are_refused_if_the_split_was_zero_shot():
 
 
 def test_a_run_that_continues_with_other_images_is_trained_on_both():
-    first, second = TrainedOn.of(splits()), TrainedOn.of(splits((2, 0), (30,), queries=((2,),) * 3))
+    first, second = (
+        TrainedOn.from_splits(splits()),
+        TrainedOn.from_splits(splits((2, 0), (30,), queries=((2,),) * 3)),
+    )
     for one, other in ((first, second), (second, first)):
-        both = one.joined(other)
+        both = one.merge(other)
         assert both.images.astype(str).tolist() == sorted(map(digest, (0, 1, 2, 10, 30)))
         assert (both.classes, both.zero_shot) == (["0", "1", "3"], True)
-    assert not second.joined(second).zero_shot
+    assert not second.merge(second).zero_shot

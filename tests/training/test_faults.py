@@ -190,7 +190,7 @@ def test_metrics_wait_for_a_server_that_is_away(server, tiny, tmp_path, capsys, 
 
 
 def test_shared_memory_of_killed_workers_is_freed(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.workers.SHARED", tmp_path / "rcir")
+    monkeypatch.setattr("training.workers.SHARED_MEMORY", tmp_path / "rcir")
     living = tmp_path / f".rcir-{owner()}-00000000"
     for path in (living, tmp_path / f".rcir-{DEAD}-00000000"):
         path.write_bytes(b"memory")

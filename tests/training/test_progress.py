@@ -7,7 +7,7 @@ from training.workers import follow
 
 
 def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(workers, "INTERVAL", 0.01)
+    monkeypatch.setattr(workers, "FOLLOW_INTERVAL_S", 0.01)
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     first.write_text("of an earlier start\n")
     with follow({first: "", second: "second: "}):

@@ -107,7 +107,7 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys):
 def test_a_run_keeps_the_batch_that_it_was_begun_with(tiny, splits):
     config = tiny("scaled", epochs=1, batch_per_worker=16, micro_batches=4)
     folder_of(config).mkdir(parents=True)
-    run = create_run(config, None, TrainedOn.of(splits))
+    run = create_run(config, None, TrainedOn.from_splits(splits))
     assert (run.config["batch"], run.config["batch_per_worker"]) == (16, None)
     # With more workers it would be another batch, were it begun now.
     assert existing_run(replace(config, num_workers=4)).path == run.path
