@@ -68,5 +68,7 @@ def draw_curves(axes: Axes, curves: Mapping[str, tuple[Any, Any]], **options: An
     """Draw curves (x, y) by name, with different styles and at most about twenty markers each."""
     styles = cycle(product(_LINES, _MARKED))
     for (name, (x, y)), (line, (color, marker)) in zip(curves.items(), styles, strict=False):
-        style = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
-        axes.plot(x, y, label=name, markevery=max(1, len(x) // 20), **style, **options)
+        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+        axes.plot(
+            x, y, label=name, linestyle=line, markevery=max(1, len(x) // 20), **style, **options
+        )
