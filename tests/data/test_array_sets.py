@@ -1,6 +1,5 @@
 """Readers of published sets of small images in arrays: MNIST, Fashion-MNIST, CIFAR-10 and SVHN."""
 
-import gzip
 import hashlib
 import pickle
 import shutil
@@ -19,8 +18,6 @@ from rcir.data import DATASETS, DataConfig, load_splits
 from rcir.data.datasets import small_images
 from rcir.errors import DataUnavailable, InvalidData
 from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
-
-QUERIES = ("tuning", "calibration", "test")
 
 
 @pytest.fixture
@@ -110,29 +107,22 @@ def test_files_are_read_where_torchvision_puts_them(small_mnist, tmp_path):
     assert len(read(name, tmp_path).train) == 60
 
 
-@pytest.mark.data
-@pytest.mark.parametrize("name", CLASSES)
-def test_official_images_are_drawn_by_the_documented_permutations(name, data_root):
+def test_images_are_drawn_by_the_documented_permutations(small_mnist, tmp_path):
     """Results are compared between versions, so the draw of a seed must not change."""
-    seed = 1
-    splits = load_splits(DataConfig(name, root=str(data_root), seed=seed))
-    rng = np.random.default_rng(seed)
-    validation, gallery, train = np.split(rng.permutation(60_000), [3_000, 15_000])
-    queries = np.split(rng.permutation(10_000), [3_000, 6_000])
-    train_parts = {"train": train, "validation": validation, "gallery": gallery}
-    for files, prefix, rows_of in (
-        (MNIST_TRAIN, "train", train_parts),
-        (MNIST_TEST, "test", dict(zip(QUERIES, queries, strict=True))),
-    ):
-        images, labels = (
-            np.frombuffer(gzip.decompress((data_root / name / file).read_bytes()), np.uint8)
-            for file in files
-        )
-        for part, rows in rows_of.items():
-            drawn = getattr(splits, part)
-            assert drawn.ids == [f"{prefix}-{row:05d}" for row in rows]
-            np.testing.assert_array_equal(drawn.images, images[16:].reshape(-1, 28, 28)[rows])
-            np.testing.assert_array_equal(drawn.labels, labels[8:][rows])
+    name, _, contents = small_mnist
+    sizes = {"validation": 3, "gallery": 12, "tuning": 10, "calibration": 15}
+    splits = load_splits(DataConfig(name, root=str(tmp_path), seed=1, options=sizes))
+    rng = np.random.default_rng(1)
+    validation, gallery, train = np.split(rng.permutation(60), [3, 15])
+    tuning, calibration, test = np.split(rng.permutation(40), [10, 25])
+    rows_of = zip(
+        vars(splits).values(), (train, validation, gallery, tuning, calibration, test), strict=True
+    )
+    for number, (part, rows) in enumerate(rows_of):
+        (images, labels), half = (MNIST_TRAIN, "train") if number < 3 else (MNIST_TEST, "test")
+        assert part.ids == [f"{half}-{row:05d}" for row in rows]
+        np.testing.assert_array_equal(part.images, contents[images][rows])
+        np.testing.assert_array_equal(part.labels, contents[labels][rows])
 
 
 # CIFAR-10

@@ -90,12 +90,9 @@ def test_independent_items_are_rarely_taken_for_near_copies(labels, items, dim, 
     for _ in range(draws):
         of = np.repeat(np.arange(labels), items)
         vectors = rng.standard_normal((len(of), dim)) + 3 * rng.standard_normal((labels, dim))[of]
-        distances = np.stack(
-            [
-                np.sort(cdist(vectors[[row]], vectors[of == of[row]])[0])[1 : MAX_MATES + 2]
-                for row in range(len(of))
-            ]
-        )
+        by_label = vectors.reshape(labels, items, dim)
+        distances = np.concatenate([np.sort(cdist(each, each)) for each in by_label])
+        distances = distances[:, 1 : MAX_MATES + 2]
         flagged += np.mean(count_mates(distances, np.full(len(of), items - 1)) > 0) / draws
         moments = find_moments(vectors, of)
         clustered += np.mean(np.bincount(moments)[moments] > 1) / draws

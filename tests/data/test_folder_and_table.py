@@ -48,12 +48,12 @@ def test_a_class_is_the_folder_that_holds_its_pictures(tmp_path):
     }
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_an_odd_number_of_classes_trains_on_the_larger_half(tmp_path, seed):
+def test_an_odd_number_of_classes_trains_on_the_larger_half(tmp_path):
     touch(tmp_path, ["bus/1.png", "train/1.png", "c/1.png"])  # "train" alone is a class
-    source = read_folder(tmp_path, seed=seed)
-    assert (len(classes(source.train)), len(classes(source.queries))) == (2, 1)
-    assert classes(source.train, source.queries) == ["bus", "c", "train"]
+    for seed in range(4):
+        source = read_folder(tmp_path, seed=seed)
+        assert (len(classes(source.train)), len(classes(source.queries))) == (2, 1)
+        assert classes(source.train, source.queries) == ["bus", "c", "train"]
 
 
 def test_pictures_are_recognised_by_their_endings(tmp_path):
@@ -89,12 +89,9 @@ def test_a_closed_set_halves_every_class(tmp_path):
         assert part.attributes["class"].tolist() == [name.split("/")[0] for name in part.ids]
     assert again.train.ids == source.train.ids
     assert other.train.ids != source.train.ids
-
-
-def test_classes_of_one_picture_cannot_be_halved(tmp_path):
-    touch(tmp_path, ["a/1.png", "b/1.png"])
+    touch(tmp_path / "single", ["a/1.png", "b/1.png"])
     with pytest.raises(InvalidData, match="alone"):
-        read_folder(tmp_path, open_set=False)
+        read_folder(tmp_path / "single", open_set=False)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +128,9 @@ def test_a_folder_that_cannot_be_divided_is_refused(tmp_path, names, word):
 
 
 def test_a_missing_folder_or_table_is_named(tmp_path):
-    with pytest.raises(DataUnavailable, match="nowhere"):
-        read_folder(tmp_path / "nowhere")
-    with pytest.raises(DataUnavailable, match=r"t\.csv"):
-        read_table(tmp_path / "t.csv")
+    for reader in (read_folder, read_table, list_pictures):
+        with pytest.raises(DataUnavailable, match="nowhere"):
+            reader(tmp_path / "nowhere")
 
 
 # Tables
@@ -165,17 +161,6 @@ def matches(source):
     """(queries, gallery) the pairs that match, where the gallery is drawn from the training set."""
     positions = np.tile(np.arange(len(source.train)), (len(source.queries), 1))
     return source.queries.relevance.of(source.train.relevance, positions)
-
-
-def assert_equal_sources(one, other):
-    assert (one.notes, one.gallery) == (other.notes, other.gallery)
-    for first, second in ((one.train, other.train), (one.queries, other.queries)):
-        assert (list(first.ids), first.images) == (list(second.ids), second.images)
-        assert first.attributes.keys() == second.attributes.keys()
-        for name, values in first.attributes.items():
-            assert values.tolist() == second.attributes[name].tolist()
-        for name, values in first.relevance.arrays().items():
-            np.testing.assert_array_equal(values, second.relevance.arrays()[name])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -212,12 +197,10 @@ def test_the_column_cluster_names_the_clusters(tmp_path, form, matching):
     assert plain.train.cluster is None
 
 
-def test_numeric_labels_are_sorted_by_size(tmp_path):
-    first, second = (
-        read_table(write_table(tmp_path, form, label=[100, 9, 10, 9])) for form in FORMS
-    )
-    assert_equal_sources(first, second)
-    labels = labels_of(first.train) | labels_of(first.queries)
+@pytest.mark.parametrize("form", FORMS)
+def test_numeric_labels_are_sorted_by_size(tmp_path, form):
+    source = read_table(write_table(tmp_path, form, label=[100, 9, 10, 9]))
+    labels = labels_of(source.train) | labels_of(source.queries)
     assert [labels[f"pictures/{row}.png"] for row in range(4)] == [2, 0, 1, 0]
 
 
@@ -227,42 +210,38 @@ def test_a_closed_table_halves_the_images_of_each_label(tmp_path):
     assert np.bincount(source.queries.labels).tolist() == [2, 1]
 
 
-def test_images_match_if_they_share_one_of_several_labels(tmp_path):
-    lists = [["x", "b c"], ["b c"], [], ["a"], ["x", "a"], ["x"]]
-    text = ["x;b c", " b c ", "", "a;", "x | a|a", "x"]
-    source = read_table(write_table(tmp_path, "csv", labels=text))
-    for other in (lists, text):
-        assert_equal_sources(source, read_table(write_table(tmp_path, "parquet", labels=other)))
+LISTS = [["x", "b c"], ["b c"], [], ["a"], ["x", "a"], ["x"]]
+LISTS_AS_TEXT = ["x;b c", " b c ", "", "a;", "x | a|a", "x"]
+
+
+@pytest.mark.parametrize(
+    ("form", "labels"), [("csv", LISTS_AS_TEXT), ("parquet", LISTS_AS_TEXT), ("parquet", LISTS)]
+)
+def test_images_match_if_they_share_one_of_several_labels(tmp_path, form, labels):
+    source = read_table(write_table(tmp_path, form, labels=labels))
     assert len(source.notes) == 1
     assert source.notes[0].startswith("1 images have no label")
     assert source.gallery == "train"
     assert source.train.labels is None
     gallery, queries = rows(source.train), rows(source.queries)
     assert (sorted(gallery + queries), len(gallery)) == ([0, 1, 2, 3, 4, 5], 3)
-    shared = [[bool({*lists[q]} & {*lists[g]}) for g in gallery] for q in queries]
+    shared = [[bool({*LISTS[q]} & {*LISTS[g]}) for g in gallery] for q in queries]
     assert matches(source).tolist() == shared
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("options", [{}, {"radius": 4}])
-def test_places_match_within_the_radius(tmp_path, options):
+def test_places_match_within_the_radius(tmp_path, form, options):
     radius = options.get("radius", 25)
     places = np.random.default_rng(0).uniform(0, 40, (21, 2))
-    columns = {"x": places[:, 0], "y": places[:, 1]}
-    source, other = (
-        read_table(write_table(tmp_path, form, **columns), **options) for form in FORMS
-    )
-    assert_equal_sources(source, other)
+    path = write_table(tmp_path, form, x=places[:, 0], y=places[:, 1])
+    source, again, other = (read_table(path, seed=seed, **options) for seed in (0, 0, 1))
+    assert rows(source.train) == rows(again.train) != rows(other.train)
     gallery, queries = rows(source.train), rows(source.queries)
     assert (len(gallery), len(queries), source.gallery) == (11, 10, "train")
     near = np.hypot(*(places[queries][:, None] - places[gallery]).transpose(2, 0, 1)) <= radius
     assert 0 < near.sum() < near.size
     np.testing.assert_array_equal(matches(source), near)
-
-
-def test_the_seed_decides_random_halves(tmp_path):
-    path = write_table(tmp_path, x=[1.0] * 20, y=[2] * 20)
-    source, again, other = (read_table(path, seed=seed) for seed in (0, 0, 1))
-    assert rows(source.train) == rows(again.train) != rows(other.train)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -364,17 +343,16 @@ def test_a_file_that_is_not_a_table_is_refused(tmp_path, name, content, word):
         read_table(tmp_path / name)
 
 
-@pytest.mark.parametrize("radius", [0, -1.0, float("nan"), float("inf")])
-def test_a_radius_that_is_not_positive_and_finite_is_refused(tmp_path, radius):
-    with pytest.raises(InvalidConfig, match="above 0"):
-        read_table(write_table(tmp_path, x=[1, 2], y=[1, 2]), radius=radius)
+def test_a_radius_that_is_not_positive_and_finite_is_refused(tmp_path):
+    for radius in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidConfig, match="above 0"):
+            read_table(write_table(tmp_path, x=[1, 2], y=[1, 2]), radius=radius)
 
 
 # Lists of pictures to embed
 
 SPLIT_LAYOUTS = [
     {"train": "train", "val": "val"},
-    {"train": "train", "test": "test"},
     {"Train": "train", "Test": "test"},
     {"TRAIN": "train", "Valid": "val", "test": "test"},
     {"train": "train", "validation": "val", "test": "test"},
@@ -512,12 +490,10 @@ def test_a_table_finds_files_of_another_unicode_form(tmp_path, form, absolute):
 
 
 def test_an_exact_name_wins_over_one_of_another_form(tmp_path):
-    touch(tmp_path, [f"{COMPOSED}.jpg", f"{DECOMPOSED}.jpg"])
-    table = save(
-        pd.DataFrame({"path": [f"{DECOMPOSED}.jpg", f"{COMPOSED}.jpg"]}), tmp_path / "t.csv"
-    )
-    names = [path.name for path in list_pictures(table).paths]
-    assert names == [f"{DECOMPOSED}.jpg", f"{COMPOSED}.jpg"]
+    names = [f"{DECOMPOSED}.jpg", f"{COMPOSED}.jpg"]
+    touch(tmp_path, names)
+    table = save(pd.DataFrame({"path": names}), tmp_path / "t.csv")
+    assert [path.name for path in list_pictures(table).paths] == names
 
 
 @pytest.mark.parametrize("reader", [list_pictures, read_folder, read_class_folders])
@@ -546,14 +522,9 @@ def test_a_class_folder_may_contain_the_name_of_a_missing_value(tmp_path):
 
 
 def test_class_folders_give_labels_and_a_flat_folder_none(tmp_path):
-    touch(tmp_path, ["b/2.png", "b/1.JPG", "a/c/3.jpg", ".hidden/4.jpg", "b/.5.jpg", "b/notes.txt"])
-    listing = list_pictures(tmp_path)
-    assert listing.ids == ["a/c/3.jpg", "b/1.JPG", "b/2.png"]
-    assert listing.paths == [tmp_path / name for name in listing.ids]
-    assert listing.columns == {"label": ["a/c", "b", "b"]}
-    assert list_pictures(tmp_path / "b").columns == {}
-    touch(tmp_path, ["0.png"])
+    touch(tmp_path, ["b/2.png", "b/1.JPG", "a/c/3.jpg", "0.png"])
     assert list_pictures(tmp_path).columns == {"label": [None, "a/c", "b", "b"]}
+    assert list_pictures(tmp_path / "b").columns == {}
 
 
 def test_all_columns_of_a_csv_table_are_kept(tmp_path):
@@ -586,8 +557,6 @@ def test_types_and_keys_of_a_parquet_table_are_kept_and_tsv_is_read(tmp_path):
 def test_missing_pictures_are_refused(tmp_path):
     with pytest.raises(InvalidData, match="no pictures"):
         list_pictures(tmp_path)
-    with pytest.raises(DataUnavailable, match="neither"):
-        list_pictures(tmp_path / "nothing")
     (tmp_path / "t.csv").write_text("label\nplum\n")
     with pytest.raises(InvalidData, match="path"):
         list_pictures(tmp_path / "t.csv")

@@ -45,7 +45,7 @@ IDS = ["a", "b", "c"]
         pa.array([1, 2, 1], pa.uint64()),
         pa.chunked_array([[1.0], [2.0, 1.0]]),
     ],
-    ids=range(16),
+    ids=lambda labels: type(labels).__name__,
 )
 def test_whole_numbers_are_the_same_labels_in_every_type(labels):
     relevance, names = gallery_relevance(labels, IDS)
@@ -61,7 +61,7 @@ def test_whole_numbers_are_the_same_labels_in_every_type(labels):
         pd.Categorical(["pear", "pear", "fig"]),
         pa.array(["pear", "pear", "fig"]).dictionary_encode(),
     ],
-    ids=range(5),
+    ids=lambda labels: type(labels).__name__,
 )
 def test_texts_are_the_same_labels_whatever_the_blanks_around_them(labels):
     relevance, names = gallery_relevance(labels, IDS)
@@ -123,7 +123,7 @@ def test_missing_labels_are_refused_with_their_rows_in_all_calls(missing):
         (np.array([[1], [2], [3]]), "labels"),
         ({"a": 1}, "dict"),
     ],
-    ids=range(19),
+    ids=str,
 )
 def test_values_that_are_no_labels_are_refused(labels, word):
     with pytest.raises(InvalidData, match=word):
@@ -185,14 +185,14 @@ def test_texts_and_ids_are_written_alike_in_all_types():
     assert as_label_lists([], "labels") == []
 
 
-def test_two_hundred_thousand_names_of_labels_are_numbered_at_once():
-    names = [f"class {number}" for number in range(200_000)]
+def test_fifty_thousand_names_of_labels_are_numbered_at_once():
+    names = [f"class {number}" for number in range(50_000)]
     gallery, by_number = gallery_relevance(names, names)
     start = time.process_time()
     queries, all_names = query_relevance(
         [*names, *(f"new {name}" for name in names)], gallery, by_number
     )
-    assert time.process_time() - start < 10  # one pass; a pass for each name takes half an hour
-    assert np.array_equal(queries.labels[:200_000], gallery.labels)
-    assert len(all_names) == 400_000
-    assert sorted(queries.labels.tolist()) == list(range(400_000))
+    assert time.process_time() - start < 5  # one pass; a pass for each name takes minutes
+    assert np.array_equal(queries.labels[:50_000], gallery.labels)
+    assert len(all_names) == 100_000
+    assert sorted(queries.labels.tolist()) == list(range(100_000))

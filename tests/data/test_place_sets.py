@@ -144,52 +144,37 @@ def test_missing_parts_of_pittsburgh_are_named(tmp_path):
         read("pitts30k", tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"version": "30"}, {"split": "train"}], ids=str)
-def test_an_unknown_version_or_split_is_refused(tmp_path, options):
-    with pytest.raises(InvalidConfig, match=next(iter(options))):
-        read("pitts30k", tmp_path, **options)
+def test_an_unknown_version_or_split_is_refused(tmp_path):
+    for options in ({"version": "30"}, {"split": "train"}):
+        with pytest.raises(InvalidConfig, match=next(iter(options))):
+            read("pitts30k", tmp_path, **options)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"utmDb": np.zeros((2, 5))},
-        {"utmDb": np.full((2, 6), np.nan)},
-        {"utmQ": np.zeros((3, 4))},
-        {"utmQ": None},
-        {"posDistThr": None},
-        {"posDistThr": np.zeros(2)},
-    ],
-    ids=str,
-)
-def test_an_index_with_inconsistent_fields_is_refused(tmp_path, changes):
+def test_damaged_or_inconsistent_indexes_are_refused(tmp_path):
     contents = write_pittsburgh(tmp_path)["test"]
-    write_index(tmp_path / "pittsburgh/datasets/pitts30k_test.mat", *contents, **changes)
-    with pytest.raises(InvalidData, match=r"pitts30k_test\.mat"):
-        read("pitts30k", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda content: content[: len(content) // 2],
-        lambda content: content[:-200] + bytes([content[-200] ^ 255]) + content[-199:],
-        lambda content: content[:124] + b"\x00\x02" + content[126:],  # the format of MATLAB 7.3
-        lambda _: b"hello" * 200,
-        lambda _: b"",
-        None,  # a variable of another form
-    ],
-    ids=range(6),
-)
-def test_a_damaged_index_is_refused(tmp_path, harm):
-    write_pittsburgh(tmp_path)
     path = tmp_path / "pittsburgh" / "datasets" / "pitts30k_test.mat"
-    if harm is None:
-        savemat(path, {"dbStruct": np.zeros((2, 2))})
-    else:
-        path.write_bytes(harm(path.read_bytes()))
-    with pytest.raises(InvalidData, match=r"pitts30k_test\.mat"):
-        read("pitts30k", tmp_path)
+    whole = path.read_bytes()
+
+    def refuse():
+        with pytest.raises(InvalidData, match=path.name):
+            read("pitts30k", tmp_path)
+
+    for damaged in (
+        *(b"", b"hello" * 200, whole[: len(whole) // 2]),
+        whole[:-200] + bytes([whole[-200] ^ 255]) + whole[-199:],
+        whole[:124] + b"\x00\x02" + whole[126:],  # the format of MATLAB 7.3
+    ):
+        path.write_bytes(damaged)
+        refuse()
+    for changes in (
+        *({"utmDb": np.zeros((2, 5))}, {"utmDb": np.full((2, 6), np.nan)}),
+        *({"utmQ": np.zeros((3, 4))}, {"utmQ": None}),
+        *({"posDistThr": None}, {"posDistThr": np.zeros(2)}),
+    ):
+        write_index(path, *contents, **changes)
+        refuse()
+    savemat(path, {"dbStruct": np.zeros((2, 2))})
+    refuse()
 
 
 # MSLS
@@ -198,7 +183,7 @@ CITIES = ("amman", "cph", "sf", "zurich")
 SIDES = ("database", "query")
 
 
-def write_msls(root, cities=CITIES, n=12, panoramas=2):
+def write_msls(root, cities=CITIES, n=12):
     """Tables and empty image files laid out like the official ones; the tables by city and side."""
     rng = np.random.default_rng(0)
     tables = {}
@@ -213,7 +198,7 @@ def write_msls(root, cities=CITIES, n=12, panoramas=2):
                     # All cities cover the same 60 m: only their numbers separate them.
                     "easting": 500_000 + rng.uniform(0, 60, n),
                     "northing": 4_000_000 + rng.uniform(0, 60, n),
-                    "pano": np.arange(n) < panoramas,
+                    "pano": np.arange(n) < 2,
                     "sequence_key": [f"00{row // 5}" for row in range(n)],
                 }
             )
@@ -261,13 +246,7 @@ def test_copenhagen_and_san_francisco_evaluate_and_other_cities_train(tmp_path):
     relevance = source.train.relevance
     assert relevance.database.tolist() == ["/database/" in name for name in source.train.ids]
     assert (relevance.near, relevance.radius) == (10, 25)
-    write_msls(tmp_path / "plain", panoramas=0)
-    assert read("msls", tmp_path / "plain").notes == ()
-
-
-def test_street_views_match_within_25_metres_in_the_same_city(tmp_path):
-    tables = write_msls(tmp_path)
-    source = read("msls", tmp_path)
+    # Street views match within 25 m in the same city.
     queries, gallery = (
         pd.concat([without_panoramas(tables, city, (side,)) for city in ("cph", "sf")])
         for side in ("query", "database")
@@ -276,26 +255,19 @@ def test_street_views_match_within_25_metres_in_the_same_city(tmp_path):
     same = queries.city.to_numpy()[:, None] == gallery.city.to_numpy()
     assert (near & ~same).any()
     np.testing.assert_array_equal(matches(source), near & same)
-    totals = source.queries.relevance.totals(source.gallery.relevance)
-    np.testing.assert_array_equal(totals, (near & same).sum(1))
 
 
-@pytest.mark.parametrize("cities", [["zurich"], "zurich", ("zurich", "amman")], ids=str)
-def test_training_cities_can_be_chosen(tmp_path, cities):
+def test_training_cities_can_be_chosen(tmp_path):
     write_msls(tmp_path)
-    source = read("msls", tmp_path, cities=cities)
-    expected = {cities} if isinstance(cities, str) else set(cities)
-    assert set(source.train.attributes["city"].tolist()) == expected
-    # The places of the other cities do not depend on the choice.
-    everything = read("msls", tmp_path).queries.relevance.places
-    np.testing.assert_array_equal(source.queries.relevance.places, everything)
-
-
-@pytest.mark.parametrize("cities", [["oslo"], ["sf"], ["zurich", "zurich"], []], ids=str)
-def test_cities_that_cannot_train_are_refused(tmp_path, cities):
-    write_msls(tmp_path)
-    with pytest.raises(InvalidConfig, match="amman, zurich"):
-        read("msls", tmp_path, cities=cities)
+    places = read("msls", tmp_path).queries.relevance.places
+    for cities, expected in (("zurich", {"zurich"}), (("zurich", "amman"), {"amman", "zurich"})):
+        source = read("msls", tmp_path, cities=cities)
+        assert set(source.train.attributes["city"].tolist()) == expected
+        # The places of the other cities do not depend on the choice.
+        np.testing.assert_array_equal(source.queries.relevance.places, places)
+    for cities in (["oslo"], ["sf"], ["zurich", "zurich"], []):
+        with pytest.raises(InvalidConfig, match="amman, zurich"):
+            read("msls", tmp_path, cities=cities)
     write_msls(tmp_path / "without", cities=("cph", "sf"))
     with pytest.raises(InvalidConfig, match="none"):
         read("msls", tmp_path / "without")
@@ -314,20 +286,18 @@ def test_missing_parts_of_msls_are_named(tmp_path):
         read("msls", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "harm", "word"),
-    [
+def test_a_damaged_table_of_msls_is_refused(tmp_path):
+    write_msls(tmp_path)
+    for name, harm, word in (
         ("postprocessed.csv", lambda table: table.drop(columns="easting"), "cannot be read"),
-        ("raw.csv", lambda table: table.drop(columns="pano"), "cannot be read"),
         ("raw.csv", lambda table: table[table.key != "5-cph_query"], "1 images, .*5-cph_query"),
         ("seq_info.csv", lambda table: table[table.key != "5-cph_query"], "1 images"),
         ("raw.csv", lambda table: pd.concat([table, table]), "twice"),
         ("postprocessed.csv", lambda table: table.assign(northing=np.inf), "12 images"),
-    ],
-)
-def test_a_damaged_table_of_msls_is_refused(tmp_path, name, harm, word):
-    write_msls(tmp_path)
-    path = tmp_path / "msls" / "train_val" / "cph" / "query" / name
-    harm(pd.read_csv(path, index_col=0, keep_default_na=False)).to_csv(path)
-    with pytest.raises(InvalidData, match=word):
-        read("msls", tmp_path)
+    ):
+        path = tmp_path / "msls" / "train_val" / "cph" / "query" / name
+        whole = path.read_bytes()
+        harm(pd.read_csv(path, index_col=0, keep_default_na=False)).to_csv(path)
+        with pytest.raises(InvalidData, match=word):
+            read("msls", tmp_path)
+        path.write_bytes(whole)

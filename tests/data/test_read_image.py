@@ -81,7 +81,7 @@ def test_grey_arrays_and_pillow_images_keep_their_pixels(colours):
         np.testing.assert_array_equal(read_image(source, 3), np.stack([plane] * 3, 2))
 
 
-def test_jpeg_files_too_large_for_memory_are_streamed(colours, tmp_path, monkeypatch):
+def test_large_jpeg_files_are_streamed(colours, tmp_path, monkeypatch):
     Image.fromarray(colours).save(tmp_path / "a.jpg")
     expected = read_image(tmp_path / "a.jpg", 3)
     monkeypatch.setattr(images, "MAX_BYTES", 100)
@@ -234,34 +234,31 @@ def test_truncated_files_are_refused(file_format, share, tmp_path):
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_damaged_headers_raise_nothing_but_invalid_image(file_format):
     options = {"exif": exif(6)} if file_format in ("JPEG", "WEBP") else {}
-    content = encoded(file_format, **options)
-    rng = np.random.default_rng(0)
+    content, rng = encoded(file_format, **options), np.random.default_rng(0)
     n_refused = 0
-    for _ in range(150):
-        damaged = bytearray(content)
-        for place in rng.integers(0, 120, 3):
-            damaged[place] = rng.integers(0, 256)
+    for _ in range(100):
+        damaged = np.frombuffer(content, np.uint8).copy()
+        damaged[rng.integers(0, 120, 3)] = rng.integers(0, 256, 3)
         try:
-            assert read_image(bytes(damaged), 3).dtype == np.uint8
+            assert read_image(damaged.tobytes(), 3).dtype == np.uint8
         except InvalidImage:
             n_refused += 1
     assert n_refused > 0
 
 
 def test_damaged_pixels_of_a_jpeg_are_refused_where_pillow_refuses_them():
-    content = encoded("JPEG")
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        damaged = bytearray(content)
-        for place in rng.integers(620, len(content), 5):
-            damaged[place] = rng.integers(0, 256)
+    content, rng = encoded("JPEG"), np.random.default_rng(0)
+    for _ in range(60):
+        damaged = np.frombuffer(content, np.uint8).copy()
+        damaged[rng.integers(620, len(content), 5)] = rng.integers(0, 256, 5)
+        damaged = damaged.tobytes()
         try:
             expected = np.asarray(Image.open(io.BytesIO(damaged)).convert("RGB"))
         except OSError:
             with pytest.raises(InvalidImage):
-                read_image(bytes(damaged), 3)
+                read_image(damaged, 3)
         else:
-            assert read_image(bytes(damaged), 3).shape == expected.shape
+            assert read_image(damaged, 3).shape == expected.shape
 
 
 @pytest.fixture
@@ -280,25 +277,18 @@ def ghostscript(monkeypatch):
 @pytest.mark.parametrize(
     "file_format", ["EPS", "PDF", "ICO", "ICNS", "TGA", "PCX", "SGI", "DDS", "JPEG2000"]
 )
-@pytest.mark.parametrize("ending", ["png", "eps"])
 def test_other_formats_are_refused_undecoded_whatever_the_ending(
-    tmp_path, file_format, ending, ghostscript
+    tmp_path, file_format, ghostscript
 ):
-    path = tmp_path / f"picture.{ending}"
-    Image.new("RGB", (16, 16), (200, 100, 50)).save(path, file_format)
-    with pytest.raises(InvalidImage, match=f"{path} is not an image"):
-        read_image(path, 3)
-    with pytest.raises(InvalidImage):
-        Preprocessing().resized([path, path])
+    for path in (tmp_path / "picture.png", tmp_path / "picture.eps"):
+        Image.new("RGB", (16, 16), (200, 100, 50)).save(path, file_format)
+        with pytest.raises(InvalidImage, match=f"{path} is not an image"):
+            read_image(path, 3)
     assert ghostscript == []
-
-
-def test_pillow_itself_would_start_ghostscript(tmp_path, ghostscript):
-    """The test above would notice it."""
-    Image.new("RGB", (16, 16)).save(tmp_path / "picture.png", "EPS")
-    with Image.open(tmp_path / "picture.png") as image:
-        image.load()
-    assert len(ghostscript) == 1
+    if file_format == "EPS":  # Pillow itself would start it
+        with Image.open(path) as image:
+            image.load()
+        assert len(ghostscript) == 1
 
 
 @pytest.mark.parametrize("size", [(60_000, 60_000), (20_000, 10_001), (2**31 - 1, 1)])
@@ -322,9 +312,8 @@ def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, 
     monkeypatch.setattr(images, "decode_jpeg", decode)
     monkeypatch.setattr(Image.Image, "load", decode)
     monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
-    for requested in (None, (8, 16)):
-        with pytest.raises(ImageTooLarge, match="200,000,000"):
-            read_image(path, 3, requested)
+    with pytest.raises(ImageTooLarge, match="200,000,000"):
+        read_image(path, 3)
     with pytest.raises(ImageTooLarge, match="200,000,000"):
         Preprocessing().resized([path] * 20)
     assert next(images.faults([path])).startswith(str(path))
@@ -350,15 +339,6 @@ def test_the_limit_of_pixels_is_an_option(colours):
     assert image_size(large, 225_000_000) == (15_000, 15_000)
     with pytest.raises(Image.DecompressionBombError):
         Image.open(io.BytesIO(large))
-
-
-@pytest.mark.slow
-def test_photographs_of_108_megapixels_are_read(tmp_path):
-    path = tmp_path / "phone.jpg"
-    Image.new("RGB", (12_000, 9_000), (200, 100, 50)).save(path, exif=exif(6))
-    pixels = Preprocessing((40, 30), 3).resized([path, path])
-    expected = torch.tensor([200, 100, 50]).view(3, 1, 1).expand(2, 3, 40, 30)
-    assert (pixels.int() - expected).abs().max() <= 2
 
 
 def test_a_small_file_with_a_huge_comment_is_refused():
@@ -412,14 +392,12 @@ def test_depth_is_what_the_file_states(name, tmp_path):
     assert "deeper" in fault
 
 
-def test_depth_of_heic_is_what_the_file_states(tmp_path):
+def test_depth_of_heic_is_what_the_file_states():
     file = io.BytesIO()
     pillow_heif.from_bytes("RGB;16", (64, 64), bytes(64 * 64 * 6)).save(file)
-    (tmp_path / "hdr.heic").write_bytes(file.getvalue())
-    for source in (tmp_path / "hdr.heic", file.getvalue()):
-        for read in (lambda image: read_image(image, 3), image_size):
-            with pytest.raises(InvalidImage, match="deeper"):
-                read(source)
+    for read in (lambda image: read_image(image, 3), image_size):
+        with pytest.raises(InvalidImage, match="deeper"):
+            read(file.getvalue())
 
 
 def test_files_of_8_bits_or_fewer_are_read():
@@ -431,7 +409,6 @@ SHAPES = [(0, 5), (5, 0), (0, 0, 3), (7,), (), (4, 5, 2), (4, 5, 4)]
 TYPES = [np.float32, np.int64, np.uint16, np.bool_, object]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     ("source", "word"),
     [
@@ -443,11 +420,11 @@ TYPES = [np.float32, np.int64, np.uint16, np.bool_, object]
         *[(each, None) for each in (None, 3, ["a.png"], b"GIF", b"not a picture")],
         *[(each, None) for each in ("missing.png", ".", Image.new("RGB", (0, 5)))],
     ],
-    ids=range(25),
 )
-def test_arrays_of_another_form_and_other_sources_are_refused(source, word, channels):
-    with pytest.raises(InvalidImage, match=word):
-        read_image(source, channels)
+def test_arrays_of_another_form_and_other_sources_are_refused(source, word):
+    for channels in (1, 3):
+        with pytest.raises(InvalidImage, match=word):
+            read_image(source, channels)
 
 
 # Untrusted files
@@ -465,10 +442,10 @@ def slow_files():
     }
 
 
-@pytest.mark.parametrize("name", slow_files())
-def test_jpeg_files_of_too_many_parts_are_refused(name):
-    with pytest.raises(InvalidImage, match="scans"):
-        UntrustedImage(slow_files()[name], math.inf)
+def test_jpeg_files_of_too_many_parts_are_refused():
+    for content in slow_files().values():
+        with pytest.raises(InvalidImage, match="scans"):
+            UntrustedImage(content, math.inf)
 
 
 def test_untrusted_jpeg_files_have_the_pixels_of_trusted_ones():
@@ -552,10 +529,10 @@ def ordinary_files():
             np.uint8
         )
     )
-    large = picture.resize((2080, 1440), Image.Resampling.BICUBIC)
+    large = picture.resize((1040, 720), Image.Resampling.BICUBIC)
     files = {f"orientation {turn}.jpg": (picture, {"exif": exif(turn)}) for turn in range(1, 9)}
-    files |= {f"orientation {turn}.png": (picture, {"exif": exif(turn)}) for turn in (3, 6)}
-    files |= {f"large {turn}.jpg": (large, {"exif": exif(turn)}) for turn in (1, 6)}
+    files |= {"orientation 3.png": (picture, {"exif": exif(3)})}
+    files |= {"large.jpg": (large, {"exif": exif(6)})}
     modes = {"CMYK": "jpg", "L": "jpg", "P": "png", "1": "png", "RGB": "bmp", "YCbCr": "tiff"}
     files |= {f"{mode}.{ending}": (picture.convert(mode), {}) for mode, ending in modes.items()}
     files |= {
