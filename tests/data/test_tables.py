@@ -84,7 +84,6 @@ def test_values_with_quotes_separators_and_line_ends_are_those_of_pandas(tmp_pat
         (b'id,label\n1,"pear\n2,fig\n', "quotation"),
         (b'id,label\n1,"pear"s\n', "line 2.*quotation"),
     ],
-    ids=range(12),
 )
 def test_tables_that_could_be_misread_are_refused_with_the_line(tmp_path, content, word):
     (tmp_path / "t.csv").write_bytes(content)
@@ -149,13 +148,11 @@ def test_floats_that_are_whole_are_the_numbers(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize(
-    "missing", ["", " ", "nan", "NaN", "None", "<NA>", "NA", "N/A", "null", "NULL", "NaT"]
-)
-def test_missing_labels_are_refused_with_their_rows(tmp_path, kind, missing):
-    for column in ("label", "labels") if missing.strip() else ("label",):
-        with pytest.raises(InvalidData, match=rf"column {column}.* 2 of .*row 2 .*row 4"):
-            read_as(kind, tmp_path, {column: ["pear", missing, "fig", missing]})
+def test_missing_labels_are_refused_with_their_rows(tmp_path, kind):
+    for missing in ("", " ", "nan", "None", "<NA>", "NA", "null"):
+        for column in ("label", "labels") if missing.strip() else ("label",):
+            with pytest.raises(InvalidData, match=rf"column {column}.* 2 of .*row 2 .*row 4"):
+                read_as(kind, tmp_path, {column: ["pear", missing, "fig", missing]})
 
 
 @pytest.mark.parametrize("kind", ["parquet of images", "parquet"])
