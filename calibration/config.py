@@ -146,6 +146,11 @@ class CertificationConfig:
         calibration_options(self)
         check_depth(self.depth)
 
+    @property
+    def cluster_column(self) -> str | None:
+        """The column of clusters that is named, if one is."""
+        return None if self.cluster == NO_CLUSTERS else self.cluster
+
 
 def calibration_options(
     config: CalibrationConfig | EvaluationConfig | CertificationConfig,

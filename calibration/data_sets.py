@@ -91,11 +91,7 @@ class DataSetSource(Source):
 class TrainedRun(DataSetSource):
     """The encoder of a training run, with the data set that it was trained on.
 
-    Embeddings are kept in a folder until the retriever is saved.
-
-    Args:
-        config: of the calibration.
-        output: folder of the outcome.
+    Embeddings are kept in the output until the retriever is saved.
     """
 
     kind = "calibration"
@@ -134,7 +130,10 @@ class TrainedRun(DataSetSource):
             print(f"warning: {warning}", file=sys.stderr)
         if data.options.get("queries") == "new-labels":
             _warn_of_new_labels(splits, trained)
-        _check_group(splits, config.group)
+        attributes = splits.test.attributes
+        if config.group is not None and config.group not in attributes:
+            names = ", ".join(attributes) or "none"
+            raise InvalidData(f"the queries have no attribute {config.group!r}; they have {names}")
         self._data, self._splits = data, splits
         self._outside = None if outside is None else without(outside, rejects)
         with embedding("gallery", splits.gallery, self._embedder) as watched:
@@ -228,15 +227,6 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
             "for new labels are then for labels that trained it, too",
             file=sys.stderr,
         )
-
-
-def _check_group(splits: Splits, group: str | None) -> None:
-    """Raise `InvalidData` unless the queries of all three splits have that attribute."""
-    for name in QUERIES:
-        attributes = getattr(splits, name).attributes
-        if group is not None and group not in attributes:
-            names = ", ".join(attributes) or "none"
-            raise InvalidData(f"the {name} queries have no attribute {group!r}; they have {names}")
 
 
 def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:

@@ -135,25 +135,21 @@ class Evaluation:
         rows: the miss risk at the requested levels.
         others: further guarantees at the requested levels.
         curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
-        curve_sizes: mean set size at each level of `curve`, with intervals, see the function.
-        comparison: mean set size of each score function at each level on the tuning split, if
-            compared.
-        uncertainties: mean set size at each level on the tuning split if sizes depended on one
-            uncertainty alone, if compared; without "encoder" if the encoder has none.
-        encoder_ratio: mean set size with the encoder's uncertainty beside the neighbourhood, over
-            that with the best other one, on the tuning split; None if not compared.
+        curve_sizes: mean set size at each level of `curve`, with intervals.
+        comparison, uncertainties, encoder_ratio: mean sizes that were compared on the tuning split,
+            see `CalibrationReport`; without "encoder" if the encoder has no uncertainty.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
         cluster: what the clusters are that the queries come in, if any.
         n_clusters, n_test_clusters: numbers of clusters of calibration and test queries, if any.
         beyond_depth: number of test queries whose matches are all beyond the search depth.
-        chosen_among: number of retrievers that this one was chosen among; its rows are then
-            certified at delta divided by it, and the promise holds at delta.
+        chosen_among: number of retrievers that this one was chosen among; its rows are certified
+            at delta divided by it.
         labels: which labels of the gallery calibrated, and which of them the test queries have, in
             sentences; None if queries have no single label each.
-        left_out: "item", or what else was left out of the search of queries that are gallery items,
-            such as "moment"; None if queries are not gallery items.
+        left_out: what was left out of the search of queries that are gallery items, such as "item"
+            or "moment"; None if queries are not gallery items.
         other_labels: the plural of what the labels are called, if no test query has the label of a
             calibration query.
     """
@@ -190,7 +186,7 @@ class Evaluation:
     @property
     def headline(self) -> RiskResult | None:
         """The certified miss risk at the level nearest to `ALPHA`; None if none is certified."""
-        return _headline(self.rows)
+        return min(self.certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
 
     @property
     def refusal(self) -> str | None:
@@ -273,13 +269,10 @@ def measure(
     encoder = retriever.searcher.options.model or "vectors"
     if retriever.encoder is not None:
         encoder = retriever.encoder.config.method
-    headline, share = _headline(rows), _calibrated_share(calibration, test)
-    parts = []
-    if headline is not None:
-        parts = subgroups(retriever, test, queries.images, float(headline.threshold or 0))
+    share = _calibrated_share(calibration, test)
     population = rule.calibration.population
     in_clusters = population.clusters is not None
-    return Evaluation(
+    evaluation = Evaluation(
         dataset=queries.dataset,
         encoder=encoder,
         uncertainty=calibration.uncertainty,
@@ -293,8 +286,8 @@ def measure(
         uncertainties=uncertainties,
         encoder_ratio=None if report is None else report.encoder_ratio,
         quality=quality,
-        parts=parts,
-        parts_alpha=None if headline is None else headline.alpha,
+        parts=[],
+        parts_alpha=None,
         cluster=population.cluster_word,
         n_clusters=population.n_units if in_clusters else None,
         n_test_clusters=test.population.n_units if in_clusters else None,
@@ -304,6 +297,10 @@ def measure(
         left_out=calibration.left_out,
         other_labels=f"{test.population.label_word}s" if share == 0 else None,
     )
+    if (headline := evaluation.headline) is None:
+        return evaluation
+    parts = subgroups(retriever, test, queries.images, float(headline.threshold or 0))
+    return replace(evaluation, parts=parts, parts_alpha=headline.alpha)
 
 
 def measure_guarantees(
@@ -414,12 +411,6 @@ def _constant_size(request: GuaranteeRequest, rule: SetRule, test: ScoredResults
         return None
 
 
-def _headline(rows: Sequence[RiskResult]) -> RiskResult | None:
-    """Return the certified row at the level nearest to `ALPHA`; None if none is certified."""
-    certified = [row for row in rows if row.certified]
-    return min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
-
-
 def curve_sizes(
     rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
 ) -> list[Estimate]:
@@ -437,13 +428,7 @@ def curve_sizes(
 def subgroups(
     retriever: Retriever, test: LabelledResults, images: ImageSet, threshold: float
 ) -> list[Part]:
-    """Count misses by decile of uncertainty, class (those missed most) and group.
-
-    Args:
-        retriever: that searched the queries.
-        test, images: the test queries.
-        threshold: of the guarantee for misses.
-    """
+    """Count misses by decile of uncertainty, class (those missed most) and group."""
     population = test.population
     scored = score(retriever.require_calibration().main.score_function, test)
     sizes = scored.sizes(threshold)

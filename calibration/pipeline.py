@@ -24,10 +24,8 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
 from rcir.retrieval import storage
-from rcir.retrieval.calibrate import calibrate as calibrate_searcher
-from rcir.retrieval.calibration import Calibration, CalibrationReport
+from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import CalibrationOptions
 from rcir.risk import Certified, LabelledResults, corrected, score
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
 
@@ -93,12 +91,18 @@ def run(source: Source, output: Path, config: CalibrationConfig | CertificationC
     started, place = time.monotonic(), output / "retriever"
     check_output(output)
     storage.check_place(place)
-    earlier = storage.earlier_calibration(place)
+    after = storage.earlier_calibration(place)  # the past of the queries
     retriever = source.open()
     with dropped_on_error(retriever.index):
         queries = source.search(retriever)
         with step("calibration"):
-            report = calibrate_splits(retriever, queries, calibration_options(config), earlier)
+            retriever.calibration, report = fit_and_certify(
+                retriever.searcher,
+                queries.tuning,
+                queries.calibration,
+                calibration_options(config),
+                after=after,
+            )
         queries = queries.with_uncertainty_of(retriever)
         with step("evaluation"):
             evaluation = measure(retriever, queries, config.alphas, config.delta, report)
@@ -148,27 +152,6 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     return Outcome(retriever, folder, page, evaluation, queries.test, queries.splits, identity)
 
 
-def calibrate_splits(
-    retriever: Retriever,
-    queries: SearchedSplits,
-    options: CalibrationOptions,
-    after: Calibration | None = None,
-) -> CalibrationReport:
-    """Calibrate a retriever on two of its splits.
-
-    Args:
-        retriever: that searched the queries.
-        queries: the splits.
-        options: how to calibrate.
-        after: the calibration that this one replaces, see `Calibration.after`.
-    """
-    calibration, report = calibrate_searcher(
-        retriever.searcher, queries.tuning, queries.calibration, options, earlier=after
-    )
-    retriever.calibration = calibration
-    return report
-
-
 def check_output(output: Path) -> None:
     """Raise `InvalidData` if the output holds a page or results of something else."""
     if output.exists() and not output.is_dir():
@@ -192,15 +175,7 @@ def publish(
     tracked: tracking.TrackedRun | None,
     started: float,
 ) -> Path:
-    """Write report and numbers, and track them with every figure; return the page.
-
-    Args:
-        output: the folder to write to.
-        retriever, evaluation: what was measured.
-        queries: those that measured it.
-        tracked: a run in MLflow, if there is one.
-        started: when the work began.
-    """
+    """Write report and numbers, and track them with every figure; return the page."""
     with step("report"):
         drawings = draw_figures(retriever, evaluation, queries)
         pictures = {name: figures.to_svg(figure) for name, figure in drawings.items()}

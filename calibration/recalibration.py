@@ -38,6 +38,8 @@ from rcir.risk.bounds import check_levels
 from rcir.risk.selection import cross_fitted_sizes
 from rcir.runs.folder import FOLDER_TAG
 
+MIN_TUNING_QUERIES = 5  # that compare indexes
+
 
 def recalibrate(
     folder: Path,
@@ -273,21 +275,15 @@ def reindex(
         retriever = Retriever.load(folder)
         calibration = retriever.require_calibration()
         queries = calibration.tuning_queries
-        if calibration.tuned_on_gallery:
+        if len(queries) < MIN_TUNING_QUERIES:
             raise InvalidData(
-                "indexes are compared on tuning queries, and the gallery's items tuned this "
-                f"retriever: calibrate with {as_option('tuning', 'queries')}"
+                f"{len(queries)} tuning queries are too few to compare indexes: calibrate with "
+                f"more, and with {as_option('tuning', 'queries')}"
             )
-        if len(queries) < 5:
+        lossy = isinstance(retriever.index, FaissIndex) and retriever.index.lossy
+        if lossy or not isinstance(retriever.index, HoldsVectors):
             raise InvalidData(
-                f"{len(queries)} tuning queries are too few to compare indexes: calibrate with more"
-            )
-        if not isinstance(retriever.index, HoldsVectors):
-            kind = IndexConfig.of(retriever.index).kind
-            raise InvalidData(f"an index of kind {kind} returns no vectors to build another from")
-        if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
-            raise InvalidData(
-                "the index keeps codes of the vectors, not the vectors: build another from the "
+                "the index keeps no vectors, or codes of the vectors: build another from the "
                 "vectors themselves, such as by `rcir certify --index`"
             )
         options = calibration.options

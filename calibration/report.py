@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from calibration import sentences
 from calibration.measure import Evaluation
+from calibration.quality import KS
 from calibration.sources import SearchedSplits
 from rcir import figures
 from rcir.data import ImageSet
@@ -28,6 +30,8 @@ SET_COLUMNS = 8
 PROJECTED = 600
 # Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
+    **{f"recall_at_{k}": f"R@{k}" for k in KS},
+    **{f"map_at_{k}": f"mAP@{k}" for k in KS},
     "recall_at_1_pixels": "R@1 of principal components of pixels",
     "map": "mean average precision, whole ranking (micro)",
     "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
@@ -159,19 +163,11 @@ def _class_names(images: ImageSet) -> NDArray[Any] | None:
 
 def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
     """Return the HTML page of an evaluation, which contains the figures (SVG, by name)."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=select_autoescape(),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["printable"] = printable
     pictures = {
         name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
         for name, svg in figures_by_name.items()
     }
-    numbers = {_title(name): value for name, value in evaluation.quality.numbers.items()}
-    return environment.get_template("report.html").render(
+    return _template().render(
         evaluation=evaluation,
         summary=sentences,
         titles={
@@ -181,12 +177,20 @@ def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
         delta=evaluation.rows[0].delta,
         figures=pictures,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
-        numbers=numbers,
+        numbers={
+            NUMBER_TITLES.get(name, name.replace("_", " ")): value
+            for name, value in evaluation.quality.numbers.items()
+        },
     )
 
 
-def _title(name: str) -> str:
-    for start, title in (("recall_at_", "R@"), ("map_at_", "mAP@")):
-        if name.startswith(start) and name[len(start) :].isdigit():
-            return title + name[len(start) :]
-    return NUMBER_TITLES.get(name, name.replace("_", " "))
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["printable"] = printable
+    return environment.get_template("report.html")

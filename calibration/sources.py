@@ -153,7 +153,7 @@ class VectorFiles(Source):
         if self.is_tracked:
             tracking.require_experiment()  # fail now, not when the results are logged
         file = Path(self.config.queries or self.config.gallery)
-        self._table = read_all_vectors(file, _cluster_column(self.config))
+        self._table = read_all_vectors(file, self.config.cluster_column)
         if "split" in self._table.columns:
             console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
         with step("index"):
@@ -196,16 +196,12 @@ def warn_of_other_labels(label: str = LABEL) -> None:
     )
 
 
-def _cluster_column(config: CertificationConfig) -> str | None:
-    return None if config.cluster == NO_CLUSTERS else config.cluster
-
-
 def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """Return the retriever of the gallery; vectors in shards are mapped into memory."""
     gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
     are_items = config.queries is None or _overlap(gallery, query_table)
     if are_items and config.queries is not None:
-        gallery = read_all_vectors(Path(config.gallery), _cluster_column(config))
+        gallery = read_all_vectors(Path(config.gallery), config.cluster_column)
     clusters: Any = "auto"
     if are_items and config.cluster == NO_CLUSTERS:
         clusters = None
@@ -214,7 +210,7 @@ def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     retriever = Retriever.from_embeddings(
         gallery.vectors,
         gallery.ids,
-        None if config.matches is not None else _gallery_labels(config, gallery),
+        None if config.matches is not None else _read_labels(config, gallery),
         config.metric,
         gallery.uncertainty,
         config.depth,
@@ -254,24 +250,18 @@ def _print_population(searcher: Searcher) -> None:
     console.print("\n".join(lines), soft_wrap=True, highlight=False)
 
 
-def _gallery_labels(config: CertificationConfig, gallery: VectorTable) -> object:
-    """Return the labels or places of the gallery items."""
-    labels = _labels_of(config, gallery)
-    if config.radius is not None and gallery.places is None:
-        raise InvalidConfig(f"--radius needs places: {gallery.file} has no places (columns x, y)")
-    if labels is None:
+def _read_labels(config: CertificationConfig, table: VectorTable) -> object:
+    """Return the labels or the places in a file."""
+    if table.places is not None:
+        if config.radius is None:
+            raise InvalidConfig(f"{table.file} has places: pass --radius, within which they match")
+        return WithinRadius(table.places, config.radius)
+    if config.radius is not None:
+        raise InvalidConfig(f"--radius needs places: {table.file} has no places (columns x, y)")
+    if table.labels is None:
         names = "label, labels, or x and y, which define true matches (or pass --matches)"
-        raise missing_column(gallery.file, names, gallery.columns)
-    return labels
-
-
-def _labels_of(config: CertificationConfig, table: VectorTable) -> object:
-    """Return the labels or the places in a file; None if it has neither."""
-    if table.places is None:
-        return table.labels
-    if config.radius is None:
-        raise InvalidConfig(f"{table.file} has places: pass the --radius within which they match")
-    return WithinRadius(table.places, config.radius)
+        raise missing_column(table.file, names, table.columns)
+    return table.labels
 
 
 def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
@@ -279,21 +269,20 @@ def _overlap(gallery: VectorTable, query_table: VectorTable) -> bool:
 
     If only some are, they are refused later as queries that find themselves.
     """
-    if gallery.ids is None or query_table.ids is None:
+    ids, query_ids = gallery.ids, query_table.ids
+    if ids is None or query_ids is None or gallery.vectors.shape[1] != query_table.vectors.shape[1]:
         return False
-    row = {name: number for number, name in enumerate(gallery.ids)}
-    if gallery.vectors.shape[1:] != query_table.vectors.shape[1:] or not all(
-        name in row for name in query_table.ids
-    ):
-        return False
-    items = gallery.vectors[np.array([row[name] for name in query_table.ids])]
-    return np.array_equal(query_table.vectors.astype(np.float32), items.astype(np.float32))
+    row_of = {name: row for row, name in enumerate(ids)}
+    rows = np.array([row_of.get(name, -1) for name in query_ids])
+    return bool((rows >= 0).all()) and np.array_equal(
+        query_table.vectors.astype(np.float32), gallery.vectors[rows].astype(np.float32)
+    )
 
 
 def _label(retriever: Retriever, config: CertificationConfig, query_table: VectorTable) -> Queries:
     """Return the queries with what they match."""
     if config.matches is None:
-        labels = _labels_of(config, query_table)
+        labels = _read_labels(config, query_table)
     else:
         labels = _matching_ids(Path(config.matches), query_table)
     return retriever.labelled(

@@ -61,7 +61,7 @@ def calibrate(
     tuning: LabelledResults | None,
     calibration: LabelledResults,
     options: CalibrationOptions,
-    earlier: Calibration | None = None,
+    after: Calibration | None = None,
     like: Calibration | None = None,
 ) -> tuple[Calibration, CalibrationReport]:
     """Calibrate on two searched splits.
@@ -70,7 +70,7 @@ def calibrate(
         searcher: that searched both, as it is now.
         tuning, calibration: the two splits; None for tuning on the gallery's items.
         options: how to calibrate.
-        earlier: the calibration of the same retriever before, see `Calibration.after`.
+        after: the calibration that this one replaces, see `Calibration.after`.
         like: an earlier calibration with the same queries. Its uncertainty and its kinds of score
             functions are kept, and the new one holds although it was chosen among several.
 
@@ -120,8 +120,8 @@ def calibrate(
         result = replace(
             result, on_gallery=_calibration_of(searcher, None, calibration, options, before)[0]
         )
-    if earlier is not None:
-        result = result.after(earlier)
+    if after is not None:
+        result = result.after(after)
     return result, _report(result, chosen)
 
 

@@ -48,7 +48,7 @@ def run(splits, tiny, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        return train(tiny("drawn", epochs=2, data=data, encoder=EncoderConfig(dim=8)))
+        return train(tiny("drawn", epochs=1, data=data, encoder=EncoderConfig(dim=8)))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ def clustered(run, tracking_uri, tmp_path_factory):
     command = ["--run", str(run.path), "--output", str(output), "--depth", "60"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         assert main([*command, *LEVELS, "--cluster", "cluster", "--group", "group"]) == 0
     return output, screen.getvalue()
 

@@ -105,7 +105,8 @@ def test_page_results_and_screen_show_the_numbers(evaluated, outcome):
     output, results, screen = evaluated
     assert {path.name for path in output.iterdir()} == {"report.html", "results.json"}
     page = (output / "report.html").read_text(encoding="utf-8")
-    assert alternatives(page) >= {"uncertainty in and out of distribution", "reliability diagram"}
+    for alternative in ("uncertainty in and out of distribution", "reliability diagram"):
+        assert f'alt="{alternative}"' in page
     auroc = f"{results['quality']['ood_auroc']:.3f}"
     assert f"AUROC out of distribution</td><td>{auroc}</td>" in " ".join(page.split())
     assert auroc in screen
@@ -182,15 +183,13 @@ def blur(loaded):
     ("change", "error", "word"),
     [
         (lambda loaded: loaded.origin.pop("data"), InvalidData, "was not made by"),
-        (lambda loaded: loaded.origin.pop("queries"), InvalidData, "was not made by"),
         (lambda loaded: setattr(loaded, "calibration", None), InvalidData, "was not made by"),
         (lambda loaded: loaded.origin["data"].update(seed=7), InvalidData, "another gallery"),
         (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
-        (lambda loaded: loaded.origin.update(data=[7]), InvalidConfig, "DataConfig"),
         (lambda loaded: loaded.origin["data"].update(colour=7), InvalidConfig, "colour"),
         (blur, StaleCalibration, "has changed"),
     ],
-    ids=["no data", "no queries", "not calibrated", "gallery", "queries", "list", "field", "stale"],
+    ids=["no data", "not calibrated", "gallery", "queries", "field", "stale"],
 )
 def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, change, error, word):
     refused(changed(outcome, tmp_path, change), error, word)
@@ -231,7 +230,8 @@ def table(request, splits, tiny, tracking_uri, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        run = train(tiny(request.param, epochs=2, data=data, encoder=EncoderConfig(dim=4)))
+        patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
+        run = train(tiny(request.param, epochs=1, data=data, encoder=EncoderConfig(dim=4)))
         config = CalibrationConfig(
             str(run.path), "out", group="group", depth=30, alphas=(0.3, 0.5), ood="noise"
         )
@@ -261,15 +261,8 @@ def test_images_without_one_label_are_retrieved_with_the_guarantee(table):
         *("miss, abstaining", "recall", "false discovery", "miss, whatever alpha"),
         *("miss, group left", "miss, group right", "miss, any mix of groups"),
     }
-    shown = alternatives((folder / outcome.report).read_text(encoding="utf-8"))
-    assert "uncertainty in and out of distribution" in shown
     with pytest.raises(InvalidConfig, match="labels"):
         loaded.retrieve(test.images[0], 0.5, 0.1, distinct="label")
-
-
-def alternatives(page):
-    """The alternative texts of all pictures."""
-    return {part.split('"')[0] for part in page.split('alt="')[1:]}
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -278,8 +271,7 @@ def test_their_retriever_measures_the_same_again(table):
     config = EvaluationConfig(str(folder / outcome.folder), "again", (0.3, 0.5), ood="noise")
     again = evaluate_retriever(config).evaluation
     assert again.quality.numbers == outcome.evaluation.quality.numbers
-    assert again.rows == outcome.evaluation.rows
-    assert again.others == outcome.evaluation.others
+    assert (again.rows, again.others) == (outcome.evaluation.rows, outcome.evaluation.others)
 
 
 def test_a_table_that_says_something_else_now_gives_another_gallery(table, tmp_path):

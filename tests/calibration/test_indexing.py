@@ -72,7 +72,7 @@ def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
         IndexConfig("factory", {"factory": "IVF8,SQ8", "search": "nprobe=8"}),
     ):
         coded = reindex(folder, config, tmp_path / "coded").folder
-        with pytest.raises(InvalidData, match="keeps codes of the vectors"):
+        with pytest.raises(InvalidData, match="codes of the vectors"):
             reindex(coded, IndexConfig("flat"), tmp_path / "flat")
     for config in (
         IndexConfig("ivf-pq", options | {"exact": True}),

@@ -55,13 +55,18 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_group_and_score_function_are_named_on_the_command_line(trained, outcome, capsys):
-    command = ["--run", str(trained.path), "--output", "grouped", "--alpha", "0.3"]
-    options = ["--group", "occluded", "--score_function", "learned", "--delta", "0.2"]
-    assert main([*command, *options]) == 0
-    assert "(learned)" in capsys.readouterr().out
+def test_run_group_score_function_and_index_are_named_on_the_command_line(trained, outcome, capsys):
+    command = ["--run", trained.mlflow_run, "--output", "grouped", "--alpha", "0.3"]
+    command += ["--group", "occluded", "--score_function", "learned", "--delta", "0.2"]
+    command += ["--index.kind", "ivf", "--index.options", '{"nlist": 4, "nprobe": 4}']
+    assert main(command) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "(learned)" in printed
+    assert "retriever: grouped/retriever" in printed
     occluded = outcome.splits.calibration.attributes["occluded"]
     loaded = rcir.load("grouped/retriever")
+    index = IndexConfig.of(loaded.index)
+    assert (index.kind, index.options["nlist"]) == ("ivf", 4)
     for group in ("True", "False"):
         guarantee = loaded.guarantee(0.3, 0.2, group=group)
         assert (guarantee.group, guarantee.score_function) == (group, "learned")
@@ -69,8 +74,8 @@ def test_group_and_score_function_are_named_on_the_command_line(trained, outcome
     rows = json.loads(Path("grouped/results.json").read_text())["others"]
     # The first match says nothing of the other matches: these risks have a score of their own.
     for row in rows:
-        of_all = row["guarantee"] in ("recall", "false discovery")
-        assert row["score_function"] == ("match-probability" if of_all else "learned")
+        is_of_all = row["guarantee"] in ("recall", "false discovery")
+        assert row["score_function"] == ("match-probability" if is_of_all else "learned")
 
 
 def test_an_unknown_group_is_refused_with_the_attributes_that_exist(trained, capsys):
@@ -97,48 +102,27 @@ def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
     assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
 
 
-def test_a_report_of_nothing_certified_is_still_a_report(trained):
-    outcome = calibrated(trained, alphas=(0.001, 0.002))
-    evaluation = outcome.evaluation
-    assert {row.threshold for row in (*evaluation.rows, *evaluation.others)} == {None}
-    page = " ".join(outcome.report.read_text().split())
-    # Two levels of the miss risk, and of seven other guarantees.
-    assert page.count('class="no"') == 2 + 2 * 7
-    assert "Nothing is certified with probability 0.9 on 300 calibration queries" in page
-    assert "of 100 future queries" not in page
-    with pytest.raises(rcir.RiskUnattainable):
-        rcir.load(outcome.folder).retrieve(outcome.splits.test.images[0], 0.001, 0.1)
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(trained, capsys):
     command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
-    assert main([*command, "--alphas", "[0.001]", "--score_function", "constant"]) == 3
+    assert main([*command, "--alphas", "[0.001, 0.002]", "--score_function", "constant"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
-    assert "of 100 future queries" not in printed
+    page = " ".join(Path("none/report.html").read_text().split())
     results = json.loads(Path("none/results.json").read_text())
+    assert {row["threshold"] for row in results["rows"] + results["others"]} == {None}
+    # Two levels of the miss risk, and of seven other guarantees.
+    assert page.count('class="no"') == 2 + 2 * 7
     assert results["beyond_depth"] > 30
     advice = f"{results['beyond_depth']} of 300 test queries have their true matches beyond"
-    for text in (printed, Path("none/report.html").read_text()):
+    for text in (printed, page):
+        assert "Nothing is certified with probability 0.9 on 300 calibration queries" in text
+        assert "of 100 future queries" not in text
         assert advice in text
-    assert results["rows"][0]["refusal"] in printed
+    assert results["rows"][1]["refusal"] in printed
+    with pytest.raises(rcir.RiskUnattainable):
+        rcir.load("none/retriever").retrieve(np.zeros((8, 16), np.uint8), 0.001, 0.1)
     with pytest.raises(SystemExit) as stop:
         rcir_command(["evaluate", "--retriever", "none/retriever", "--alpha", "0.001"])
     assert stop.value.code == 3
-
-
-def test_a_calibration_is_tracked_with_retriever_figures_and_numbers(
-    trained, outcome, tracking_uri
-):
-    client = MlflowClient(tracking_uri)
-    run = client.get_run(outcome.mlflow_run)
-    assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
-    assert (run.info.status, run.data.params["alphas"]) == ("FINISHED", "(0.001, 0.2, 0.3)")
-    assert outcome.evaluation.metrics().items() <= run.data.metrics.items()
-    figures = {item.path for item in client.list_artifacts(outcome.mlflow_run, "figures")}
-    assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
-    loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
-    assert loaded.searcher.fingerprints() == outcome.retriever.searcher.fingerprints()
 
 
 def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outcome, tracking_uri):
@@ -169,6 +153,10 @@ def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outco
         values = [(row.alpha, getattr(row, field)) for row in outcome.evaluation.curve]
         expected = {round(1000 * alpha): v for alpha, v in values if v is not None}
         assert {point.step: point.value for point in curve} == expected
+    assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
+    assert (run.info.status, run.data.params["alphas"]) == ("FINISHED", "(0.001, 0.2, 0.3)")
+    figures = {item.path for item in client.list_artifacts(run.info.run_id, "figures")}
+    assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
     params = client.get_run(trained.mlflow_run).data.params
     for name in ("data.options.train", "encoder.dim", "mining.positive", "optimizer.lr", "seed"):
         assert run.data.params[name] == params[name]
@@ -178,7 +166,7 @@ def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outco
     assert len(headline) <= 25
 
 
-def test_a_calibration_has_its_data_set_card_and_tables_in_mlflow(outcome, tracking_uri):
+def test_a_calibration_has_its_data_set_model_card_and_tables_in_mlflow(outcome, tracking_uri):
     client = MlflowClient(tracking_uri)
     run = client.get_run(outcome.mlflow_run)
     (used,) = run.inputs.dataset_inputs
@@ -187,6 +175,8 @@ def test_a_calibration_has_its_data_set_card_and_tables_in_mlflow(outcome, track
     assert measured.queries.startswith(used.dataset.digest)
     card = run.data.tags["mlflow.note.content"]
     assert card == downloaded(f"runs:/{outcome.mlflow_run}/retriever/README.md")
+    loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
+    assert loaded.searcher.fingerprints() == outcome.retriever.searcher.fingerprints()
     (artifact,) = client.list_artifacts(run.info.run_id, "tables")[:1]
     table = json.loads(downloaded(f"runs:/{run.info.run_id}/{artifact.path}"))
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
@@ -197,32 +187,19 @@ def test_a_calibration_has_its_data_set_card_and_tables_in_mlflow(outcome, track
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_run_and_index_are_named_on_the_command_line(trained, capsys):
-    command = ["--run", trained.mlflow_run, "--output", "by-id", "--alphas", "[0.3]"]
-    command += ["--score_function", "constant"]
-    options = '{"nlist": 4, "nprobe": 4}'
-    assert main([*command, "--index.kind", "ivf", "--index.options", options]) == 0
-    assert "retriever: by-id/retriever" in " ".join(capsys.readouterr().out.split())
-    loaded = rcir.load("by-id/retriever")
-    assert len(loaded.calibration.main.calibration) == 300
-    index = IndexConfig.of(loaded.index)
-    assert (index.kind, index.options["nlist"]) == ("ivf", 4)
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_without_output_and_name_a_calibration_lands_in_the_run_and_replaces_what_was_there(
-    trained, tracking_uri, tmp_path
+    trained, outcome, tracking_uri, tmp_path
 ):
     moved = shutil.copytree(trained.path, tmp_path / "moved")
-    for score_function in ("minmax", "constant"):
-        outcome = calibrate(
-            CalibrationConfig(str(moved), score_function=score_function, alphas=(0.3,))
-        )
-    name = MlflowClient(tracking_uri).get_run(outcome.mlflow_run).info.run_name
+    shutil.copytree(outcome.folder.parent, moved, dirs_exist_ok=True)
+    config = CalibrationConfig(str(moved), score_function="constant", alphas=(0.3,))
+    with pytest.warns(UserWarning, match="calibration 2 of this retriever"):
+        again = calibrate(config)
+    name = MlflowClient(tracking_uri).get_run(again.mlflow_run).info.run_name
     assert name == "btl digits seed 4"
-    assert outcome.folder == moved / "retriever"
+    assert again.folder == moved / "retriever"
     assert names(moved) - names(trained.path) == WRITTEN
-    assert rcir.load(outcome.folder).calibration.main.score_function.name == "constant"
+    assert rcir.load(again.folder).calibration.main.score_function.name == "constant"
 
 
 @pytest.mark.usefixtures("never_embedded")
@@ -300,14 +277,13 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
 
 
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("kind", ["cosine", "vote"])
-def test_sizes_depend_on_the_chosen_uncertainty(trained, kind, capsys):
-    outcome = calibrated(trained, query_uncertainty=kind, score_function="minmax", alphas=(0.4,))
+def test_sizes_depend_on_the_chosen_uncertainty(trained, capsys):
+    outcome = calibrated(trained, query_uncertainty="vote", score_function="minmax", alphas=(0.4,))
     numbers = outcome.evaluation.quality.numbers
-    assert numbers["auroc_miss"] == numbers[f"auroc_miss_{kind}"]
+    assert numbers["auroc_miss"] == numbers["auroc_miss_vote"]
     print_table(outcome.evaluation)
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"the uncertainty {kind!r}" in shown
+    assert "the uncertainty 'vote'" in shown
     assert ("better than chance" in shown) == (numbers["auroc_miss"] < 0.55)
     answer = rcir.load(outcome.folder).retrieve(outcome.splits.test.images[3], 0.4, 0.1)
     assert answer.uncertainty == pytest.approx(

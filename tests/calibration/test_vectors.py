@@ -26,6 +26,7 @@ def drawn(n, seed):
 GALLERY, LABELS = drawn(300, 1)
 ASKED, ASKED_LABELS = drawn(600, 2)
 NAMES = np.array([f"kind {number}" for number in range(10)])
+QUICK = {"alphas": (0.3,), "score_function": "constant"}
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ COMMAND = ["certify", "--gallery", "gallery.npz", "--queries", "queries.npz"]
 def test_the_command_builds_the_named_index_prints_and_writes(folder, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LONG", 0.0)
     options = ["--index", "ivf", "--index_option", "nlist=8", "--index_option", "nprobe=3"]
+    options += ["--score-function", "constant", "--seed", "3"]
     assert main([*COMMAND, *options]) == 0
     shown = capsys.readouterr().out
     assert "index: 300 of 300 vectors added" in shown
@@ -86,37 +88,29 @@ def test_the_three_parts_share_no_query_and_the_risk_is_of_the_third(folder):
 
 @pytest.mark.parametrize("queries", [None, "gallery.npz"])
 def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, capsys, queries):
-    outcome = certify(config(queries=queries, score_function="constant"))
-    assert "The queries are gallery items" in capsys.readouterr().out
+    write(
+        folder, "gallery", GALLERY, label=NAMES[LABELS], split=np.resize(["gallery", "query"], 300)
+    )
+    outcome = certify(config(queries=queries, **QUICK))
+    shown = capsys.readouterr().out
+    assert "note: the column split" in shown
+    assert "The queries are gallery items" in shown
     assert outcome.retriever.searcher.options.leave_one_out
     assert outcome.evaluation.quality.numbers["recall_at_1"] < 1
 
 
-def test_a_column_split_is_noted(folder, capsys):
-    write(
-        folder, "gallery", GALLERY, label=NAMES[LABELS], split=np.resize(["gallery", "query"], 300)
-    )
-    certify(config(queries=None, score_function="constant"))
-    assert "note: the column split" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("queries", [None, "queries.npz"])
-def test_copies_of_queries_are_left_out(folder, capsys, queries):
-    name = "gallery" if queries is None else "queries"
-    vectors, labels = (GALLERY, LABELS) if queries is None else (ASKED, ASKED_LABELS)
-    rows = np.r_[np.arange(len(vectors)), :30]
-    write(folder, name, vectors[rows], label=NAMES[labels[rows]])
-    options = {"alphas": (0.3,), "score_function": "constant", "cluster": "none"}
-    own = certify(config(queries=queries, **options)).retriever
-    assert f"30 of {len(rows)} queries repeat others" in capsys.readouterr().out
+def test_copies_of_queries_are_left_out(folder, capsys):
+    rows = np.r_[:600, :30]
+    write(folder, "queries", ASKED[rows], label=NAMES[ASKED_LABELS[rows]])
+    calibration = certify(config(**QUICK)).retriever.calibration
+    assert "30 of 630 queries repeat others" in capsys.readouterr().out
     asked = np.concatenate(
-        [own.calibration.tuning_queries.vectors, own.calibration.calibration_queries.vectors]
+        [calibration.tuning_queries.vectors, calibration.calibration_queries.vectors]
     )
-    assert len(np.unique(asked, axis=0)) == len(asked) == 0.75 * len(vectors)
+    assert len(np.unique(asked, axis=0)) == len(asked) == 450
 
 
-@pytest.mark.parametrize("queries", ["queries.npz", None])
-def test_a_gallery_in_shards_is_that_of_one_file(folder, queries):
+def test_a_gallery_in_shards_is_that_of_one_file(folder):
     (folder / "shards").mkdir()
     ids, labels = np.array([f"gallery/{row}" for row in range(300)]), NAMES[LABELS]
     for number, rows in enumerate((slice(0, 70), slice(70, 160), slice(160, 300))):
@@ -125,9 +119,8 @@ def test_a_gallery_in_shards_is_that_of_one_file(folder, queries):
         write_vectors(file, GALLERY[rows], ids[rows].tolist(), columns, None, "m", shards=3)
     write(folder, "gallery", GALLERY, label=labels, model="m")
     write(folder, "queries", ASKED, label=NAMES[ASKED_LABELS], model="m")
-    options = {"alphas": (0.3,), "score_function": "constant", "queries": queries}
     one, several = (
-        certify(config(gallery=place, output=f"out-{place}", **options)).retriever
+        certify(config(gallery=place, output=f"out-{place}", **QUICK)).retriever
         for place in ("gallery.npz", "shards")
     )
     assert several.ids.tolist() == one.ids.tolist()
@@ -159,10 +152,10 @@ def test_places_need_a_radius_and_a_radius_needs_places(folder):
         write(folder, name, np.column_stack([x, y, vectors]), x=x, y=y)
     with pytest.raises(InvalidConfig, match="--radius"):
         certify(config(metric="euclidean"))
-    outcome = certify(config(metric="euclidean", radius=3.0, score_function="constant"))
+    options = {"metric": "euclidean", "radius": 3.0, "score_function": "constant"}
+    outcome = certify(config(**options))
     assert outcome.retriever.relevance.radius == 3
     assert outcome.evaluation.other_labels is None
-    options = {"metric": "euclidean", "radius": 3.0, "score_function": "constant"}
     apart = certify(config(**options, tuning="labels", output="cells")).evaluation
     assert apart.other_labels == "30-wide cells"
     assert "the 30-wide cells of the calibration queries" in promise(apart)
@@ -170,17 +163,19 @@ def test_places_need_a_radius_and_a_radius_needs_places(folder):
 
 
 def test_a_table_of_matches_defines_relevance(folder):
-    by_label = certify(config(output="labels", score_function="constant"))
+    few, labels = ASKED[:200], ASKED_LABELS[:200]
+    write(folder, "queries", few, label=NAMES[labels])
+    options = QUICK | {"tuning": "queries"}
+    by_label = certify(config(output="labels", **options))
     write(folder, "gallery", GALLERY)
-    write(folder, "queries", ASKED)
+    write(folder, "queries", few)
     with pytest.raises(InvalidData, match="--matches"):
         certify(config())
-    rows, items = np.nonzero(ASKED_LABELS[:, None] == LABELS)
+    rows, items = np.nonzero(labels[:, None] == LABELS)
     pairs = [f"queries/{row},gallery/{item}" for row, item in zip(rows, items, strict=True)]
     (folder / "matches.csv").write_text("\n".join(["query,gallery", *pairs]))
-    by_table = certify(config(matches="matches.csv", score_function="constant"))
-    risks = [[row.test_risk for row in one.evaluation.rows] for one in (by_label, by_table)]
-    assert risks[0] == risks[1]
+    by_table = certify(config(matches="matches.csv", **options))
+    assert by_table.evaluation.rows[0].test_risk == by_label.evaluation.rows[0].test_risk
 
 
 def change(folder, name, **columns):
@@ -212,7 +207,7 @@ def test_queries_of_another_model_are_refused(folder):
     with pytest.raises(InvalidData, match="clip-2"):
         certify(config())
     change(folder, "queries", model="clip-1")
-    outcome = certify(config(score_function="constant"))
+    outcome = certify(config(**QUICK))
     assert outcome.retriever.searcher.options.model == outcome.evaluation.encoder == "clip-1"
 
 
@@ -283,7 +278,7 @@ def bursts(folder):
 def test_photographs_of_one_moment_count_once_unless_they_are_kept_apart(
     bursts, capsys, name, cluster, kind
 ):
-    options = {"queries": None, "score_function": "constant", "alphas": (0.3,)}
+    options = QUICK | {"queries": None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = certify(config(gallery=f"{name}.npz", cluster=cluster, **options))
@@ -310,13 +305,12 @@ def test_clusters_and_times_that_cannot_be_read_are_refused(bursts, folder):
     write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=times)
     with pytest.raises(InvalidData, match=r"time.*row 1\b"):
         certify(config(queries=None))
-    certify(config(score_function="constant", alphas=(0.3,)))  # here nobody needs the times
+    certify(config(**QUICK))  # here nobody needs the times
     write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26 08:00", 300))
     with pytest.raises(InvalidData, match="--cluster none"):  # each label is one moment
         certify(config(queries=None))
     write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26", 300))
-    options = {"score_function": "constant", "alphas": (0.3,)}
-    assert certify(config(queries=None, **options)).evaluation.n_calibration > 100  # only a day
+    assert certify(config(queries=None, **QUICK)).evaluation.n_calibration > 100  # only a day
 
 
 @pytest.mark.parametrize("cluster", [None, "encounter"])
@@ -325,8 +319,7 @@ def test_items_that_are_added_join_the_moments_of_the_gallery(bursts, folder, cl
         columns = dict(table)
     for name, rows in (("first", np.s_[:400]), ("later", np.s_[400:])):
         np.savez(folder / f"{name}.npz", **{key: values[rows] for key, values in columns.items()})
-    options = {"score_function": "constant", "alphas": (0.3,), "output": "out"}
-    certify(config(gallery="first.npz", queries=None, cluster=cluster, **options))
+    certify(config(gallery="first.npz", queries=None, cluster=cluster, **QUICK))
     recalibrate(folder / "out" / "retriever", folder / "later.npz", None, None, None)
     units = rcir.load("out/retriever").searcher.gallery.units
     assert (units[400:] == units[bursts[400:]]).all()
