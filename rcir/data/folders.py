@@ -12,7 +12,7 @@ from typing import Any
 
 from rcir.data.images import ENDINGS
 from rcir.data.labelling import MISSING_VALUES
-from rcir.data.names import composed, require_utf8
+from rcir.data.names import require_utf8, to_nfc
 from rcir.errors import InvalidData, printable
 
 # By the name of a folder or a value of a column `split`, in any capitals.
@@ -123,7 +123,7 @@ def scan_folder(folder: Path) -> Pictures:
         label = name.rpartition("/")[0]
         if split_of and "/" in name:
             label = label.partition("/")[2]
-        labels.append(composed(label) or None)
+        labels.append(to_nfc(label) or None)
     _require_present(folder, labels)
     columns = {"label": labels} if any(labels) else {}
     if split_of:
@@ -212,7 +212,7 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
         inner = [name for name in names if name.lower() in SPLITS]
         if place and len({SPLITS[name.lower()] for name in inner}) > 1:
             raise InvalidData(
-                f"{folder / place} is divided into {_listed(inner)}: name that folder, or "
+                f"{folder / place} is divided into {_list_names(inner)}: name that folder, or "
                 "put the class folders below the folders of the splits (train/apple/1.jpg)"
             )
     tops = children.get("", set())
@@ -231,18 +231,18 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
     if with_classes:
         raise InvalidData(
             f"{folder} has the folder {with_classes[0]}, which has the name of a split and "
-            f"contains class folders, and beside it {_listed(others)}: keep nothing but the "
+            f"contains class folders, and beside it {_list_names(others)}: keep nothing but the "
             f"folders of splits ({', '.join(SPLITS)}) side by side, or rename {with_classes[0]} if "
             "it is a class"
         )
     notes.append(
         f"{', '.join(named)} is taken for a class, not for a split: it contains pictures and no "
-        f"class folders, and lies beside {_listed(others)}"
+        f"class folders, and lies beside {_list_names(others)}"
     )
     return {}
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     """Return the first three names in order."""
     ordered = sorted(names)
     return ", ".join(ordered[:3]) + (", ..." if len(ordered) > 3 else "")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.names import composed, require_utf8
+from rcir.data.names import require_utf8, to_nfc
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidData, printable
@@ -52,7 +52,7 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
         return SharedLabel.items(len(ids)), dict(enumerate(ids))
     if isinstance(labels, Relevance):
         return labels, {}
-    values = _listed(labels)
+    values = _read_labels(labels)
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iu":
             return SameLabel(values.astype(np.int64)), {}
@@ -89,7 +89,7 @@ def query_relevance(
         require_same_kind(labels, gallery)
         return labels, dict(names)
     of_items = isinstance(gallery, SharedLabel) and gallery.of_items
-    values = _listed(labels, as_ids=of_items)
+    values = _read_labels(labels, as_ids=of_items)
     if isinstance(gallery, SameLabel) and isinstance(values, np.ndarray):
         return _same_label(values, gallery, names)
     if not isinstance(gallery, SharedLabel):
@@ -170,7 +170,7 @@ def added_relevance(
     if isinstance(labels, Relevance):
         relevance, all_names = labels, dict(names)
     else:
-        values = _listed(labels)
+        values = _read_labels(labels)
         lists = [] if isinstance(values, np.ndarray) else values
         if new := sorted({name for each in lists for name in each}.difference(names.values())):
             raise InvalidData(
@@ -260,7 +260,7 @@ def _numbers_of(names: Mapping[int, str]) -> dict[str, int]:
     """Return the number of each label by its name, as it is and as labels are compared."""
     numbers = {name: number for number, name in names.items()}
     for name, number in list(numbers.items()):
-        numbers.setdefault(_compared(name), number)
+        numbers.setdefault(_normalise(name), number)
     return numbers
 
 
@@ -289,7 +289,7 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
     )
 
 
-def _listed(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[str]]:
+def _read_labels(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[str]]:
     """Return one label each, as an array of whole numbers or texts; or lists of texts.
 
     Args:
@@ -344,12 +344,12 @@ def as_labels(
         smallest, largest = int(values.min(initial=0)), int(values.max(initial=0))
         if smallest > UNMATCHED and largest < 2**63:
             return np.asarray(values, np.int64)
-    entries, kinds = _entries(values)
+    entries, kinds = _to_python(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
         kinds = {values.dtype.type}
     rows = range(first, first + len(entries))
     if kinds and all(issubclass(kind, str) for kind in kinds):
-        return _compared_texts(entries, what, rows)
+        return _normalise_texts(entries, what, rows)
     _require_present(entries, kinds, what, rows)
     if not _are_numbers(kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -380,11 +380,11 @@ def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) ->
         >>> as_texts([1.0, 2.5], "groups"), as_texts([True, False], "groups")
         (['1', '2.5'], ['True', 'False'])
     """
-    entries, kinds = _entries(values)
+    entries, kinds = _to_python(values)
     rows = range(first, first + len(entries))
     _require_present(entries, kinds, what, rows)
     _require_no_lists(kinds, what)
-    return _compared_texts(_written(entries, kinds), what, rows)
+    return _normalise_texts(_write_texts(entries, kinds), what, rows)
 
 
 def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
@@ -400,14 +400,14 @@ def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> l
         >>> as_ids([7.0, 8.0], "ids"), as_ids(["a ", "NA"], "ids")
         (['7', '8'], ['a ', 'NA'])
     """
-    entries, kinds = _entries(values)
+    entries, kinds = _to_python(values)
     rows = range(first, first + len(entries))
     _require_no_lists(kinds, what)
     wrong = [
         not (entry.strip() if isinstance(entry, str) else _is_present(entry)) for entry in entries
     ]
     _refuse(wrong, entries, what, rows, "are missing", "name each row")
-    return _written(entries, kinds)
+    return _write_texts(entries, kinds)
 
 
 def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[list[str]]:
@@ -437,7 +437,7 @@ def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[lis
                 f"or texts with a separator ({' or '.join(SEPARATORS)})"
             )
         lists.append([part for part in parts if not isinstance(part, str) or part.strip()])
-    entries, kinds = _entries([part for parts in lists for part in parts])
+    entries, kinds = _to_python([part for parts in lists for part in parts])
     rows = [first + row for row, parts in enumerate(lists) for _ in parts]
     _require_present(entries, kinds, what, rows)
     lengths = set(map(len, lists))
@@ -445,11 +445,11 @@ def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[lis
         raise InvalidData(
             f"{what} are lists of zeros and ones: list the names of the labels of each item"
         )
-    texts = iter(_compared_texts(_written(entries, kinds), what, rows))
+    texts = iter(_normalise_texts(_write_texts(entries, kinds), what, rows))
     return [[next(texts) for _ in parts] for parts in lists]
 
 
-def _entries(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]]:
+def _to_python(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]]:
     """Return values as Python's own, and their types."""
     if isinstance(values, np.ndarray):
         dates = values.dtype.kind in "mM"  # NumPy would make numbers of them
@@ -492,21 +492,21 @@ def _are_numbers(kinds: set[type]) -> bool:
     )
 
 
-def _written(entries: list[Any], kinds: set[type]) -> list[str]:
+def _write_texts(entries: list[Any], kinds: set[type]) -> list[str]:
     """Return numbers and other values as texts; floats that are whole without a point."""
     if kinds and _are_numbers(kinds):
         return [str(int(entry) if _is_whole(entry) else entry) for entry in entries]
     return [str(entry) for entry in entries]
 
 
-def _compared(text: str) -> str:
+def _normalise(text: str) -> str:
     """Return the text that is compared, see `as_labels`."""
-    return composed(text.strip())
+    return to_nfc(text.strip())
 
 
-def _compared_texts(texts: list[str], what: str, rows: Sequence[int]) -> list[str]:
+def _normalise_texts(texts: list[str], what: str, rows: Sequence[int]) -> list[str]:
     """Return texts as they are compared, or raise `InvalidData` if some are missing."""
-    compared = {text: _compared(text) for text in set(texts)}
+    compared = {text: _normalise(text) for text in set(texts)}
     if any(text in MISSING_VALUES for text in compared.values()):
         _require_present(texts, {str}, what, rows)
     require_utf8(compared.values(), what, "rename them")

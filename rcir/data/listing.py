@@ -15,7 +15,7 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from rcir.data.division import Source
-from rcir.data.names import composed
+from rcir.data.names import to_nfc
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance
 from rcir.errors import DataUnavailable, InvalidData
@@ -151,11 +151,11 @@ def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str)
         place, slash, file = name.rpartition("/")
         if place not in places:
             on_disk = _folder_on_disk(folder, place or slash)
-            files = files_in(on_disk)
+            files = list_files(on_disk)
             # Exact names override those that are equal in the composed form only.
-            places[place] = on_disk, {composed(x): x for x in files} | {x: x for x in files}
+            places[place] = on_disk, {to_nfc(x): x for x in files} | {x: x for x in files}
         on_disk, files_by_name = places[place]
-        file_on_disk = files_by_name.get(file) or files_by_name.get(composed(file))
+        file_on_disk = files_by_name.get(file) or files_by_name.get(to_nfc(file))
         if file_on_disk is None:
             absent.append(name)
         else:
@@ -180,13 +180,13 @@ def _folder_on_disk(folder: Path, place: str) -> Path:
     above = _folder_on_disk(folder, outer) if outer else folder
     if not above.is_dir():
         return path
-    wanted = composed(path.name)
-    same = (child for child in above.iterdir() if composed(child.name) == wanted)
+    wanted = to_nfc(path.name)
+    same = (child for child in above.iterdir() if to_nfc(child.name) == wanted)
     return next((child for child in same if child.is_dir()), path)
 
 
-def files_in(folder: Path) -> list[str]:
-    """Names of the files directly in a folder; none if there is no such folder."""
+def list_files(folder: Path) -> list[str]:
+    """Return the names of the files directly in a folder; none if it does not exist."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:

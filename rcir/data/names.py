@@ -10,13 +10,13 @@ from rcir.errors import InvalidData
 RENAME = "rename it, for instance with `convmv -f latin1 -t utf8 --notest -r FOLDER`"
 
 
-def composed(name: str) -> str:
+def to_nfc(name: str) -> str:
     """Return a name in Unicode's composed form (NFC), by which names are compared.
 
     macOS stores an accent as a character of its own, other systems mostly as part of the letter.
 
     Example:
-        >>> "e\\u0301" == "é", composed("e\\u0301") == "é"
+        >>> "e\\u0301" == "é", to_nfc("e\\u0301") == "é"
         (False, True)
     """
     return name if name.isascii() else unicodedata.normalize("NFC", name)

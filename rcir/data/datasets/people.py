@@ -15,7 +15,7 @@ from rcir.data.division import Source
 from rcir.data.listing import (
     LEFT_OUT,
     Row,
-    files_in,
+    list_files,
     read_lines,
     read_numbers,
     require_files,
@@ -111,7 +111,7 @@ def read_market(root: Path) -> Source:
 
     def rows() -> Iterator[Row]:
         for split, part in MARKET_PARTS.items():
-            for name in sorted(files_in(folder / part)):
+            for name in sorted(list_files(folder / part)):
                 file, match = f"{part}/{name}", MARKET_NAME.fullmatch(name)
                 if not name.lower().endswith(MARKET_ENDING):
                     yield Row(file, LEFT_OUT, f"files that do not end in {MARKET_ENDING}")

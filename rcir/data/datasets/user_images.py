@@ -17,7 +17,7 @@ from rcir.data.division import Source, shuffle_by_class
 from rcir.data.folders import SPLITS, Pictures, scan_folder
 from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts, gallery_relevance
 from rcir.data.listing import require_images
-from rcir.data.names import composed, require_utf8
+from rcir.data.names import require_utf8, to_nfc
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import column_values, finite_numbers, missing_column, read_csv, read_parquet
@@ -146,7 +146,7 @@ def _label_images(
 ) -> ImageSet:
     """Number the sorted names of the classes, whole numbers by size, and keep them as "class"."""
     require_utf8(classes, "the labels", "rename them")
-    names, labels = np.unique(np.array([*map(composed, classes)], str), return_inverse=True)
+    names, labels = np.unique(np.array([*map(to_nfc, classes)], str), return_inverse=True)
     try:
         order = np.argsort([int(name) for name in names], kind="stable")
     except ValueError:
