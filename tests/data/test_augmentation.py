@@ -66,17 +66,17 @@ def test_images_are_not_written_to():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "values"),
     [
-        *[("occlusion", -0.1), ("occlusion", 1.1), ("occlusion", np.nan)],
-        *[("rotation", -1), ("rotation", 181), ("rotation", np.nan)],
-        *[("crop", 0), ("crop", 1.2), ("crop", np.nan), ("jitter", (0.2,))],
-        *[("jitter", (1.1, 0, 0, 0)), ("jitter", (0, 0, 0, 0.6)), ("jitter", (0, -0.1, 0, 0))],
+        *[("occlusion", (-0.1, 1.1, np.nan)), ("rotation", (-1, 181, np.nan))],
+        *[("crop", (0, 1.2, np.nan))],
+        ("jitter", ((0.2,), (1.1, 0, 0, 0), (0, 0, 0, 0.6), (0, -0.1, 0, 0))),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(option, value):
-    with pytest.raises(InvalidConfig, match=option):
-        Augmentation(**{option: value})
+def test_values_out_of_range_are_refused_by_name(option, values):
+    for value in values:
+        with pytest.raises(InvalidConfig, match=option):
+            Augmentation(**{option: value})
 
 
 # Independence of batches and threads

@@ -238,8 +238,7 @@ def random_labels(rng, n, n_labels, each, skew=0.0):
     return SharedLabel.of_lists([[], *drawn[1:].tolist()], n_labels)
 
 
-@pytest.mark.parametrize("skew", [0.0, 1.2])
-@pytest.mark.parametrize("n_labels", [70, 600])  # counted as bits, and as pairs
+@pytest.mark.parametrize(("n_labels", "skew"), [(70, 1.2), (600, 0.0)])  # as bits, and as pairs
 @pytest.mark.parametrize("block", [2**8, 2**22])
 def test_labels_in_common_are_counted_as_in_a_dense_product(block, n_labels, skew, monkeypatch):
     monkeypatch.setattr(relevance, "BLOCK", block)
@@ -388,18 +387,11 @@ def test_an_explicit_relevance_takes_precedence_over_labels():
     assert both.labels.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize(
-    ("relevance", "matches"),  # of the images 4, 0 and 1 among each other
-    [
-        (LINE, [[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-        (SharedLabel.of_lists([[0], [0, 1], [], [2], [1, 2]], 3), [[1, 0, 1], [0, 1, 1], [1] * 3]),
-    ],
-)
-def test_images_without_labels_keep_their_relevance_in_a_subset(relevance, matches):
-    part = images(labels=None, relevance=relevance).subset(np.array([4, 0, 1]))
+def test_images_without_labels_keep_their_relevance_in_a_subset():
+    part = images(labels=None, relevance=LINE).subset(np.array([4, 0, 1]))
     assert part.labels is None
-    assert part.ids == ["image-4", "image-0", "image-1"]
-    np.testing.assert_array_equal(dense(part.relevance, np.arange(3)), np.array(matches, bool))
+    matches = np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]], bool)
+    np.testing.assert_array_equal(dense(part.relevance, np.arange(3)), matches)
 
 
 @pytest.mark.parametrize(
