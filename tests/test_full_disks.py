@@ -18,7 +18,7 @@ import rcir
 from rcir import tracking
 from rcir.cli import main
 from rcir.data.vector_files import read_all_vectors
-from rcir.errors import TrackingUnavailable
+from rcir.errors import TrackingUnavailable, reporting_errors
 from rcir.runs.folder import read_run
 from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
@@ -76,27 +76,20 @@ def contents(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_error_of_the_system_names_the_file_and_what_to_do(tmp_path, refused, monkeypatch):
-    command = ("certify", "--gallery", tmp_path / "v.npz")
-    np.savez(tmp_path / "v.npz", vector=np.eye(3))
-    for number, advice in ((errno.ENOSPC, "room"), (errno.EROFS, "another place")):
-
-        def fails(_, number=number):
-            raise OSError(number, os.strerror(number), "from", None, "to.json")
-
-        monkeypatch.setattr("calibration.pipeline.check_output", fails)
-        line = refused(*command)
-        assert "to.json" in line
-        assert os.strerror(number) in line
-        assert advice in line
-
-    def fails_without_a_file(_):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as of a socket
-
-    monkeypatch.setattr("calibration.pipeline.check_output", fails_without_a_file)
-    line = refused(*command)
-    assert os.strerror(errno.EPERM) in line
-    assert "file or its folder" not in line
+@pytest.mark.parametrize(
+    ("number", "files", "words"),
+    [
+        (errno.ENOSPC, ("from", None, "to.json"), r"to\.json.*room"),
+        (errno.EROFS, ("from", None, "to.json"), r"to\.json.*another place"),
+        (errno.EPERM, (), r"permitted\n$"),  # as of a socket
+    ],
+)
+def test_an_error_of_the_system_names_the_file_and_what_to_do(capsys, number, files, words):
+    with pytest.raises(SystemExit), reporting_errors():
+        raise OSError(number, os.strerror(number), *files)
+    line = capsys.readouterr().err
+    assert os.strerror(number) in line
+    assert re.search(words, line)
 
 
 def test_a_tracking_store_is_made_whole_or_not_at_all(tmp_path, monkeypatch):

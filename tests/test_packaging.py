@@ -36,7 +36,8 @@ def sources():
     return {path.relative_to(ROOT).as_posix() for path in modules}
 
 
-def test_wheel_contains_the_packages_their_files_and_the_command(wheel_file):
+@pytest.mark.slow
+def test_distributions_contain_the_packages_and_their_metadata_is_valid(wheel_file, tmp_path):
     files = sources() | {"rcir/py.typed", "calibration/report.html"}
     files |= {f"rcir/serving/page/{path.name}" for path in (ROOT / "rcir/serving/page").iterdir()}
     with zipfile.ZipFile(wheel_file) as archive:
@@ -47,27 +48,17 @@ def test_wheel_contains_the_packages_their_files_and_the_command(wheel_file):
     folders = {name.split("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == PACKAGES
 
-
-@pytest.fixture(scope="module")
-def source_archive(wheel_file, tmp_path_factory):
-    """The source distribution, built from the same sources as the wheel and a test beside them."""
-    source = wheel_file.parents[1]
+    source = wheel_file.parents[1]  # to which a test is added, which is not distributed
     shutil.copy(ROOT / "MANIFEST.in", source)
     (source / "tests" / "test_something.py").touch()
-    folder = tmp_path_factory.mktemp("sdist")
-    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder)
+    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path)
     process = run(*command, source)
     assert process.returncode == 0, process.stderr
-    return next(folder.glob("*.tar.gz"))
-
-
-def test_source_archive_contains_the_packages_and_no_other_code(source_archive):
+    (source_archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(source_archive) as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if name.endswith(".py")}
     assert names == sources()
 
-
-def test_a_package_index_would_accept_the_metadata(wheel_file, source_archive):
     process = run(sys.executable, "-m", "twine", "check", "--strict", wheel_file, source_archive)
     assert process.returncode == 0, process.stdout
 
