@@ -31,20 +31,15 @@ def image(splits, tmp_path):
     return str(path)
 
 
-def output_and_error(capsys, *arguments):
-    """Run a command that fails; return its output, and the one line of its error."""
+def error_of(capsys, *arguments, output=""):
+    """Run a command that fails; return the one line of its error."""
     with pytest.raises(SystemExit) as stop:
         main([*arguments])
     assert stop.value.code == 1
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
     assert line.startswith("error: ")
-    return captured.out, line
-
-
-def error_of(capsys, *arguments):
-    output, line = output_and_error(capsys, *arguments)
-    assert output == ""
+    assert output in captured.out if output else captured.out == ""
     return line
 
 
@@ -91,15 +86,13 @@ def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, 
     printed = json.loads(capsys.readouterr().out)
     retriever = rcir.load(folder)
     answers = [retriever.retrieve(path, 0.3, 0.1) for path in images]
-    assert [each["ids"] for each in printed] == [list(answer.ids) for answer in answers]
+    assert [answer["ids"] for answer in printed] == [list(answer.ids) for answer in answers]
     main(command)
     text = capsys.readouterr().out
-    headings = [
-        text.index(f"{path}:\n{answer.size} image")
-        for path, answer in zip(images, answers, strict=True)
+    tables = [
+        f"{path}:\n{answer.table()}\n\n" for path, answer in zip(images, answers, strict=True)
     ]
-    assert headings == sorted(headings)
-    assert text.count(str(answers[0].guarantee)) == 1
+    assert text == "".join(tables) + f"{answers[0].guarantee}\n"
 
 
 def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
@@ -158,13 +151,8 @@ def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, caps
         assert source in error_of(capsys, "retrieve", image, "--retriever", source)
     run = str(Path(folder).parent)
     assert f"pass {folder}" in error_of(capsys, "retrieve", image, "--retriever", run)
-
-
-def test_changed_byte_of_the_retriever_is_one_line(folder, image, capsys):
     path = current_version(folder) / "controller.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
+    path.write_bytes(path.read_bytes()[:-1])
     assert path.name in error_of(capsys, "retrieve", image, "--retriever", str(folder))
 
 
@@ -300,10 +288,8 @@ def test_data_check_reports_skipped_files_and_singleton_classes(photos, capsys):
 
 def test_data_check_fails_for_an_incomplete_copy(photos, capsys, monkeypatch):
     monkeypatch.setitem(DATASETS, "folder", replace(DATASETS["folder"], images=1300))
-    output, line = output_and_error(capsys, *check(photos, "path=photos"))
-    assert "folder: 12 images (train 6, queries 6)" in output
-    assert "can be read" not in output
-    assert "12 of 1,300" in line
+    output = "folder: 12 images (train 6, queries 6)"
+    assert "12 of 1,300" in error_of(capsys, *check(photos, "path=photos"), output=output)
 
 
 # The last two look like markup to the library that prints.
@@ -312,8 +298,7 @@ def test_data_check_names_an_unreadable_picture(photos, capsys, name):
     path = photos / "photos" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"not an image")
-    output, line = output_and_error(capsys, *check(photos, "path=photos"))
-    assert f"unreadable: {path} " in output
+    line = error_of(capsys, *check(photos, "path=photos"), output=f"unreadable: {path} ")
     assert "1 image " in line
     assert "--max-rejects" in line
 

@@ -52,27 +52,6 @@ def named(place, index):
     return place
 
 
-@pytest.fixture
-def stranger():
-    """A port of this machine that counts who connects, and what they send first."""
-    received = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def accept():
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.settimeout(2)
-                    received.append(connection.recv(1000))
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield listening.getsockname()[1], received
-        listening.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.mark.parametrize("path", ["unittest.__main__:X", "rcir.cli.__main__:X", "antigravity:X"])
 def test_a_module_that_a_folder_names_is_not_imported(place, path):
     named(place, {"kind": path, "options": {}})
@@ -140,21 +119,21 @@ def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkey
     assert len(model.retriever.ids) == 40
 
 
-def test_a_server_without_a_name_is_never_allowed():
-    assert not trust.allows_server("")
-
-
-def test_a_server_that_a_folder_names_receives_nothing(place, stranger, monkeypatch):
+def test_a_server_that_a_folder_names_receives_nothing(place, monkeypatch):
     pytest.importorskip("psycopg")
-    port, received = stranger
-    options = {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}", "timeout": 1.0}
     monkeypatch.setattr(trust, "_built_on", set())  # other tests build indexes on servers
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "db.example, elsewhere.example")
-    named(place, {"kind": "pgvector", "options": options})
-    with pytest.raises(UntrustedFolder, match="127"):
-        rcir.load(place)
-    assert not received
+    assert not trust.allows_server("")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        options = {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}", "timeout": 1.0}
+        named(place, {"kind": "pgvector", "options": options})
+        with pytest.raises(UntrustedFolder, match="127"):
+            rcir.load(place)
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody connected
+            stranger.accept()
 
 
 @pytest.mark.parametrize(
@@ -173,18 +152,17 @@ def test_every_host_of_a_connection_string_is_named(dsn, hosts):
 
 
 def test_the_store_of_a_run_is_used_only_if_it_is_the_chosen_one_or_allowed(tmp_path, monkeypatch):
-    stores = {
-        "http://tracking.example": "http://tracking.example/",
-        "postgresql:///db?host=db.example": "sqlite:///mlflow.db",
-        "databricks": "sqlite:///mlflow.db",
-        "sqlite:////here/mlflow.db": "sqlite:////here/mlflow.db",
+    stores = [  # of a run, the chosen one, and whether the former is used
+        ("http://tracking.example", "http://tracking.example/", True),
+        ("postgresql:///db?host=db.example", "sqlite:///mlflow.db", False),
+        ("databricks", "sqlite:///mlflow.db", False),
+        ("sqlite:////here/mlflow.db", "sqlite:////here/mlflow.db", True),
         # It may name a server for artifacts.
-        "sqlite:////theirs/mlflow.db": "sqlite:////here/mlflow.db",
-        "file:///theirs/mlruns": "sqlite:////here/mlflow.db",
-        "http://elsewhere.example": "http://tracking.example",
-    }
-    allowances = (True, False, False, True, False, False, False)
-    for (uri, chosen), allowed in zip(stores.items(), allowances, strict=True):
+        ("sqlite:////theirs/mlflow.db", "sqlite:////here/mlflow.db", False),
+        ("file:///theirs/mlruns", "sqlite:////here/mlflow.db", False),
+        ("http://elsewhere.example", "http://tracking.example", False),
+    ]
+    for uri, chosen, allowed in stores:
         monkeypatch.setattr(tracking.runs, "store_uri", lambda chosen=chosen: chosen)
         run = RunFolder(tmp_path, {}, "0" * 32, uri, finished=True)
         if allowed:
