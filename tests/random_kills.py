@@ -1,6 +1,5 @@
 """Work that is killed at random moments: a process imports all it needs, and forks each attempt."""
 
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,6 @@ import numpy as np
 
 N_RUNS, N_KILLS_OF_RUN = 2, 4  # of trainings
 N_DEMOS = 3
-N_SERVERS = 30
 
 
 def finished(work: Callable[[], object]) -> float:
@@ -85,51 +83,5 @@ def demos() -> None:
     finished(lambda: demo.run(Path("killed"), epochs=1))
 
 
-def servers(place: str, store: str) -> None:
-    """Kill servers while feedback is sent to them; print the ids of what was acknowledged."""
-    import socket
-    import threading
-    from contextlib import suppress
-    from pathlib import Path
-
-    import httpx
-
-    import rcir
-    from rcir.serving import Settings, serve
-
-    query = rcir.load(place).calibration.calibration_queries.vectors[0].tolist()
-    rng, acknowledged = np.random.default_rng(0), []
-
-    def send(address: str, stop: threading.Event) -> None:
-        with httpx.Client(base_url=address) as client:
-            while not stop.is_set():
-                with suppress(httpx.TransportError):
-                    body = {"vector": query, "alpha": 0.2}
-                    answer = client.post("/retrieve", json=body).json()["answer"]
-                    feedback = {"answer": answer, "match": True}
-                    if client.post("/feedback", json=feedback).status_code == 200:
-                        acknowledged.append(answer)
-
-    for _ in range(N_SERVERS):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        settings = Settings(port=port, store=Path(store))
-        process = _forked(lambda settings=settings: serve(place, settings))
-        before, stop = len(acknowledged), threading.Event()
-        thread = threading.Thread(target=send, args=(f"http://127.0.0.1:{port}", stop))
-        thread.start()
-        until = time.monotonic() + 60
-        while len(acknowledged) == before and time.monotonic() < until:
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.5))
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        stop.set()
-        thread.join()
-        assert len(acknowledged) > before
-    json.dump(acknowledged, sys.stdout)
-
-
 if __name__ == "__main__":
-    works = {"trainings": trainings, "demos": demos, "servers": servers}
-    works[sys.argv[1]](*sys.argv[2:])
+    {"trainings": trainings, "demos": demos}[sys.argv[1]]()

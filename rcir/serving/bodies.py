@@ -30,21 +30,13 @@ class UnsupportedBody(RcirError):
 
 @dataclass(frozen=True)
 class Query(Generic[QueryTerms]):
-    """n queries of one request.
+    """The queries of one request."""
 
-    Attributes:
-        terms: the requested guarantee.
-        n: their number.
-        prepare: prepares them for the model of a served retriever.
-        in_thread: True if that takes long.
-        client: address of the sender; empty if it is unknown.
-    """
-
-    terms: QueryTerms
-    n: int
-    prepare: Callable[[Served], Any]
-    in_thread: bool
-    client: str
+    terms: QueryTerms  # the requested guarantee
+    n: int  # number of queries
+    prepare: Callable[[Served], Any]  # prepares them for the model of a served retriever
+    in_thread: bool  # True if that takes long
+    client: str  # address of the sender; empty if it is unknown
 
 
 async def read_query(

@@ -39,25 +39,15 @@ _log = logging.getLogger("rcir.serving")
 
 @dataclass(frozen=True)
 class Watched:
-    """Evidence on the answers of one guarantee.
+    """Evidence on the answers of one guarantee."""
 
-    Attributes:
-        terms: the guarantee, as it was requested.
-        n: number of queries that count.
-        misses: how many of them had no true match in their set, or no feedback in time.
-        unreported: how many had no feedback in time.
-        waiting: number of queries with feedback that wait for feedback on an earlier query.
-        evidence: the largest wealth of a bet against the guarantee, at least 1.
-        alarm: True if chance does not explain the evidence.
-    """
-
-    terms: dict[str, Any]
-    n: int
-    misses: int
-    unreported: int
-    waiting: int
-    evidence: float
-    alarm: bool
+    terms: dict[str, Any]  # the guarantee, as it was requested
+    n: int  # queries that count
+    misses: int  # of them without a true match in their set, or without feedback in time
+    unreported: int  # of them without feedback in time
+    waiting: int  # queries with feedback that wait for feedback on an earlier query
+    evidence: float  # largest wealth of a bet against the guarantee, at least 1
+    alarm: bool  # True if chance does not explain the evidence
 
 
 @dataclass

@@ -70,53 +70,32 @@ class UnknownAnswer(RcirError):
 
 @dataclass(frozen=True)
 class MonitoredQuery:
-    """A query whose answer is monitored, with or without feedback.
+    """A query whose answer is monitored, with or without feedback."""
 
-    Attributes:
-        number: of the answer, in the order in which queries arrived.
-        time: when it arrived, in seconds since 1970.
-        digest: of the query.
-    """
-
-    number: int
-    time: float
-    digest: bytes
+    number: int  # of the answer, in order of arrival
+    time: float  # of arrival, in seconds since 1970
+    digest: bytes  # of the query
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Feedback on a monitored answer.
+    """Feedback on a monitored answer."""
 
-    Attributes:
-        number: of the feedback, in order of arrival.
-        terms: the guarantee, `Terms.key`.
-        miss: True if the set contained no true match.
-        answer: number of the answer.
-        time: when the feedback arrived, in seconds since 1970.
-        digest: of the query.
-    """
-
-    number: int
-    terms: str
-    miss: bool
-    answer: int
-    time: float
-    digest: bytes
+    number: int  # of the feedback, in order of arrival
+    terms: str  # the guarantee, `Terms.key`
+    miss: bool  # True if the set contained no true match
+    answer: int  # number of the answer
+    time: float  # of the feedback, in seconds since 1970
+    digest: bytes  # of the query
 
 
 @dataclass(frozen=True)
 class Reported:
-    """Queries with feedback.
-
-    Attributes:
-        queries: the queries.
-        matches: for each, True if the answer contained a true match.
-        labels: for each, its label; None if the feedback names none.
-    """
+    """Queries with feedback."""
 
     queries: Queries
-    matches: list[bool]
-    labels: list[Any]
+    matches: list[bool]  # for each, True if the answer contained a true match
+    labels: list[Any]  # of each; None if the feedback names none
 
     def new(self, earlier: NDArray[np.bytes_], recurring: bool) -> Reported:
         """Return the queries that are not among `earlier` digests, see `is_new`.

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,28 +47,27 @@ def change(place):
 
 
 def test_a_new_version_takes_over_while_requests_are_answered(place, serving):
-    with serving(place, poll=0.05) as client:
-        before = ready(client)["version"]
-        expected = {before: rcir.load(place).retrieve(VECTOR, 0.2, 0.1).guarantee.threshold}
-        stop, responses = threading.Event(), []
+    def threshold(retriever):
+        return retriever.retrieve(VECTOR, 0.2, 0.1).guarantee.threshold
+
+    with serving(place, poll=0.05) as client, ThreadPoolExecutor(4) as pool:
+        before, stop = ready(client)["version"], threading.Event()
+        expected = {before: threshold(rcir.load(place))}
 
         def ask():
+            responses = []
             while not stop.is_set():
                 responses.append(client.post("/retrieve", json=QUERY))
+            return responses
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        asking = [pool.submit(ask) for _ in range(4)]
         retriever = change(place)
         until(lambda: ready(client)["version"] != before)
         stop.set()
-        for thread in threads:
-            thread.join()
+        responses = [response for future in asking for response in future.result()]
         responses.append(client.post("/retrieve", json=QUERY))
         assert {response.status_code for response in responses} == {200}
-        expected[ready(client)["version"]] = retriever.retrieve(
-            VECTOR, 0.2, 0.1
-        ).guarantee.threshold
+        expected[ready(client)["version"]] = threshold(retriever)
         answers = [response.json() for response in responses]
         assert {answer["version"] for answer in answers} == set(expected)
         for answer in answers:
