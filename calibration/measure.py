@@ -317,10 +317,9 @@ def measure_guarantees(
         guarantee: str, options: dict[str, Any], levels: Sequence[float] = alphas
     ) -> list[RiskResult]:
         requests = [GuaranteeRequest(alpha, delta, **options) for alpha in levels]
-        answering = calibration.for_request(requests[0])
-        rule = answering.rule_for(requests[0])
+        rule = calibration.rule_for(requests[0])
         if id(rule) not in scored:
-            results = retriever.searcher.judged(test, answering.uncertainty)
+            results = retriever.searcher.judged(test, rule.uncertainty)
             if requests[0].distinct is not None:
                 results = results.first_of_each_label()
             scored[id(rule)] = score(rule.score_function, results)
@@ -351,7 +350,7 @@ def _further_requests(calibration: Calibration) -> dict[str, dict[str, Any]]:
     """Return options of requests beside the miss risk, by the guarantee in words."""
     population = calibration.main.calibration.population
     options: dict[str, dict[str, Any]] = {}
-    if "label" in calibration.rules:
+    if "label" in calibration.distinct:
         options["miss, distinct labels"] = {"distinct": "label"}
     for key, risk in RISKS.items():
         if key != DEFAULT and not (risk.abstains and population.clusters is not None):

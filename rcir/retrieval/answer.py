@@ -227,7 +227,7 @@ class Version:
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request
-        calibration = self.require_calibration().for_request(request)
+        calibration = self.require_calibration()
         prepared = self.searcher.prepared(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
@@ -235,7 +235,7 @@ class Version:
             candidates = self.searcher.candidates(prepared[rows])
             for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                 batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = self.searcher.judged(batch, calibration.uncertainty)
+                results = self.searcher.judged(batch, rule.uncertainty)
                 if request.distinct is not None:
                     results = results.first_of_each_label()
                 yield results, *rule.sets(results, guarantee)

@@ -35,21 +35,21 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import (
     CalibrationOptions,
     ChosenUncertainty,
-    RuleSet,
+    RuleKey,
+    Rules,
     RuleSource,
+    TunedOn,
     choose_uncertainty,
     search_items,
     why_gallery_cannot_tune,
 )
 from rcir.risk import (
-    RISKS,
     Exchangeability,
     GuaranteeRequest,
     LabelledResults,
     check_exchangeability,
     score,
 )
-from rcir.risk.request import Distinct
 from rcir.risk.selection import Fits
 
 FEWEST_TOLD = 20  # queries of which it is tested whether they come in bursts
@@ -112,14 +112,9 @@ def calibrate(
             f"{as_option('tuning', 'queries')}, or {as_option('tuning', 'labels')} for queries of "
             "new labels"
         )
-    result, chosen = _calibration_of(searcher, tuning, calibration, options, like)
+    by_gallery = tuning is None or (reason is None and calibration.population.clusters is None)
+    result, chosen = _calibration_of(searcher, tuning, calibration, options, like, by_gallery)
     _ = result.main  # raises if the tuning split is unsuitable; other rules are fitted on request
-    both = tuning is not None and reason is None and calibration.population.clusters is None
-    if both and not result.sequential:
-        before = None if like is None else like.on_gallery
-        result = replace(
-            result, on_gallery=_calibration_of(searcher, None, calibration, options, before)[0]
-        )
     if after is not None:
         result = result.after(after)
     return result, _report(result, chosen)
@@ -131,50 +126,59 @@ def _calibration_of(
     calibration: LabelledResults,
     options: CalibrationOptions,
     like: Calibration | None,
+    by_gallery: bool,
 ) -> tuple[Calibration, ChosenUncertainty]:
-    """Return a calibration whose rules are fitted on tuning queries, or on the gallery, when they
-    are needed, and the choice of the uncertainty."""
-    tuned = search_items(searcher, calibration) if tuning is None else tuning
-    chosen = (
-        choose_uncertainty(searcher, tuned, options)
-        if like is None
-        else ChosenUncertainty(like.uncertainty)
-    )
-    uncertainty = chosen.name
-    calibration_queries = queries_to_store(searcher, calibration, uncertainty)
+    """Return a calibration, whose rules are fitted when they are needed, and the choice of its
+    uncertainty. With `by_gallery`, the gallery's items tune, too."""
+    splits: dict[TunedOn, LabelledResults] = {} if tuning is None else {"queries": tuning}
+    sequential = like is not None and like.sequential
+    if tuning is None or (by_gallery and not sequential):
+        splits["gallery"] = search_items(searcher, calibration)
+    chosen = {
+        tuned_on: choose_uncertainty(searcher, split, options)
+        if like is None or RuleKey(tuned_on=tuned_on) not in like.rules
+        else ChosenUncertainty(like.rules[RuleKey(tuned_on=tuned_on)].uncertainty)
+        for tuned_on, split in splits.items()
+    }
+    choice = next(iter(chosen.values()))
+    calibration_queries = queries_to_store(searcher, calibration, choice.name)
     tuning_queries = calibration_queries[:0]
     if tuning is not None:
-        tuning_queries = queries_to_store(searcher, tuning, uncertainty)
+        tuning_queries = queries_to_store(searcher, tuning, choice.name)
         population = searcher.options.as_evidence(tuning_queries.population)
-        tuned = replace(tuned, population=population)
+        splits["queries"] = replace(tuning, population=population)
     population = searcher.options.as_evidence(calibration_queries.population)
     calibrated = replace(calibration, population=population)
-    before = {} if like is None else {key: one.score_functions() for key, one in like.rules.items()}
-    source = RuleSource(
-        Fits(searcher.judged(tuned, uncertainty)),
-        searcher.judged(calibrated, uncertainty),
-        options,
-        tuple(RISKS),
-        before.get(None, {}),
-    )
-    rules: dict[Distinct, RuleSet] = {None: RuleSet({}, source)}
-    if searcher.labels is not None:
-        rules["label"] = RuleSet({}, source.first_of_each_label(before.get("label", {})))
+    sources: dict[RuleKey, RuleSource] = {}
+    for tuned_on, split in splits.items():
+        uncertainty = chosen[tuned_on].name
+        key, of_labels = RuleKey(tuned_on=tuned_on), RuleKey("label", tuned_on=tuned_on)
+        names, names_of_labels = (
+            {} if like is None else like.rules.score_functions(kind) for kind in (key, of_labels)
+        )
+        sources[key] = RuleSource(
+            Fits(searcher.judged(split, uncertainty)),
+            searcher.judged(calibrated, uncertainty),
+            options,
+            uncertainty,
+            names,
+        )
+        if searcher.labels is not None:
+            sources[of_labels] = sources[key].first_of_each_label(names_of_labels)
     result = Calibration(
-        rules=rules,
-        fingerprints=dict(searcher.fingerprints(), uncertainty=uncertainty),
+        rules=Rules({}, sources),
+        fingerprints=dict(searcher.fingerprints(), uncertainty=choice.name),
         options=options,
-        uncertainty=uncertainty,
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
         chosen_among=like.chosen_among if like else 1,
-        sequential=like is not None and like.sequential,
+        sequential=sequential,
         coverage=coverage(searcher, calibration_queries),
         past=like.past if like else Past(digests([])),
         attempts=like.attempts if like else 1,
         left_out=searcher.options.left_out if _are_items(searcher, calibration_queries) else None,
     )
-    return result, chosen
+    return result, choice
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

@@ -15,9 +15,10 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalib
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import CalibrationOptions, RuleSet
+from rcir.retrieval.tuning import CalibrationOptions, RuleKey, Rules, TunedOn
 from rcir.risk import Guarantee, GuaranteeRequest, LabelledResults, SetRule
 from rcir.risk.guarantee import AT_EVERY_MOMENT, in_plural, opening
+from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
 from rcir.risk.selection import ComparedSizes
 
@@ -79,21 +80,18 @@ class Calibration:
     """Everything that a calibration is; nothing of it changes.
 
     Attributes:
-        rules: under None those of sets of items and, if the gallery has labels, under "label" those
-            of sets with one item of each label.
+        rules: of sets of items and, if the gallery has labels, of sets of labels. Besides those
+            that queries tuned there are rules that the gallery's items tuned, if they can. These
+            answer requests for queries of new labels, because rules that are fitted on queries of
+            the calibrating labels know these and no others.
         fingerprints: digests of everything that it depends on, see `Searcher.fingerprints`.
         options: how it was made.
-        uncertainty: of the queries, see `Searcher.judged`.
         tuning_queries, calibration_queries: as they were searched; without tuning queries the
             gallery's items tuned.
         chosen_among: number of retrievers that this one was chosen among, by results on the
             calibration queries; every request is then certified at delta divided by it.
         sequential: True if calibration queries were added one by one; then every request has to be
             `anytime`.
-        on_gallery: the same calibration queries with rules that the gallery's items tuned. It
-            answers requests for queries of new labels, because rules that are fitted on queries of
-            the calibrating labels would know these and no others. None if items cannot tune, or
-            have tuned already.
         coverage: which labels of the gallery had calibration queries when this was made; None if
             items have no single label.
         past: of the queries that calibrated this retriever before.
@@ -102,15 +100,13 @@ class Calibration:
         left_out: what the search of a gallery item leaves out, see `VectorOptions.left_out`.
     """
 
-    rules: Mapping[Distinct, RuleSet]
+    rules: Rules
     fingerprints: Mapping[str, str]
     options: CalibrationOptions
-    uncertainty: str
     tuning_queries: Queries
     calibration_queries: Queries
     chosen_among: int = 1
     sequential: bool = False
-    on_gallery: Calibration | None = None
     coverage: Coverage | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
@@ -122,7 +118,17 @@ class Calibration:
     @property
     def main(self) -> SetRule:
         """The rule that sizes sets of items for the miss risk."""
-        return self.rules[None].main
+        return self.rules[RuleKey(tuned_on=self.tuned_on)]
+
+    @property
+    def uncertainty(self) -> str:
+        """The name of the uncertainty of queries that the main rule depends on."""
+        return self.main.uncertainty
+
+    @property
+    def distinct(self) -> list[Distinct]:
+        """The values of the option `distinct` that can be requested."""
+        return [kind.distinct for kind in self.rules.kinds if kind.tuned_on == self.tuned_on]
 
     @property
     def query_digests(self) -> NDArray[np.bytes_]:
@@ -217,61 +223,56 @@ class Calibration:
 
     @property
     def tuned_on_gallery(self) -> bool:
-        """True if the rules were tuned on the gallery's items."""
+        """True if the gallery's items tuned the main rule."""
         return not len(self.tuning_queries)
 
-    def for_request(self, request: GuaranteeRequest) -> Calibration:
-        """Return the calibration whose rules answer a request: this one, or `on_gallery`.
-
-        Raises:
-            InvalidConfig: the request is for queries of new labels, and the rules were tuned on
-                queries of the labels that calibrated.
-        """
-        if request.query_labels == "calibrated":
-            return self
-        tuned = self.tuning_queries.population.single_labels
-        calibrated = self.calibration_queries.population.single_labels
-        if calibrated is None:
-            raise InvalidConfig(
-                f"query_labels is {request.query_labels!r}, but not each calibration query has a "
-                "known, single label: calibrate by clusters"
-            )
-        if self.tuned_on_gallery:
-            return self
-        if self.on_gallery is not None:
-            return self.on_gallery
-        if tuned is None or np.isin(tuned, calibrated).any():
-            raise InvalidConfig(
-                f"query_labels is {request.query_labels!r}, but the sizes were tuned on queries "
-                "whose labels calibrated or are unknown; they would know these labels better than "
-                f"new ones: calibrate with {as_option('tuning', 'labels')}, which divides queries "
-                "by label"
-            )
-        return self
+    @property
+    def tuned_on(self) -> TunedOn:
+        """What tuned the main rule."""
+        return "gallery" if self.tuned_on_gallery else "queries"
 
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        population = self.main.calibration.population
-        if population.clusters is not None or self.sequential or population.single_labels is None:
-            return False
-        try:
-            self.for_request(GuaranteeRequest(query_labels="new"))
-        except InvalidConfig:
-            return False
-        return True
+        clustered = self.main.calibration.population.clusters is not None
+        return not (clustered or self.sequential or self._why_no_new_labels())
+
+    def _why_no_new_labels(self) -> str | None:
+        """Return why no rule can answer requests for queries of new labels, None if one can."""
+        tuned = self.tuning_queries.population.single_labels
+        calibrated = self.calibration_queries.population.single_labels
+        if calibrated is None:
+            return "not each calibration query has a known, single label: calibrate by clusters"
+        if RuleKey(tuned_on="gallery") in self.rules:
+            return None
+        if tuned is None or np.isin(tuned, calibrated).any():
+            return (
+                "the sizes were tuned on queries whose labels calibrated or are unknown; they "
+                "would know these labels better than new ones: calibrate with "
+                f"{as_option('tuning', 'labels')}, which divides queries by label"
+            )
+        return None
 
     def rule_for(self, request: GuaranteeRequest) -> SetRule:
         """Return the rule that answers a request.
 
         Raises:
-            InvalidConfig: it is not calibrated for such sets.
+            InvalidConfig: it is not calibrated for such sets; or the request is for queries of new
+                labels, and the rules were tuned on queries of the labels that calibrated.
         """
-        if request.distinct not in self.rules:
+        tuned_on = self.tuned_on
+        if request.query_labels != "calibrated":
+            if reason := self._why_no_new_labels():
+                raise InvalidConfig(f"query_labels is {request.query_labels!r}, but {reason}")
+            if RuleKey(tuned_on="gallery") in self.rules:
+                tuned_on = "gallery"
+        risk = MISS.name if isinstance(request.alpha, Mapping) else request.risk
+        key = RuleKey(request.distinct, risk, tuned_on)
+        if key not in self.rules:
             raise InvalidConfig(
                 f"distinct is {request.distinct!r}, but the gallery has no labels: it can be None"
             )
-        return self.rules[request.distinct].rule_for(request)
+        return self.rules[key]
 
     def guarantee(self, request: GuaranteeRequest) -> Guarantee:
         """Certify a request, once: the answer is remembered.
@@ -285,7 +286,7 @@ class Calibration:
             cluster = self.main.calibration.population.cluster_word
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
-            rule = self.for_request(request).rule_for(request)
+            rule = self.rule_for(request)
             guarantee = replace(
                 rule.guarantee(request, self.chosen_among),
                 attempts=self.attempts,
@@ -340,23 +341,20 @@ class Calibration:
             threshold = self.guarantee(request).threshold
         except (InvalidConfig, RiskUnattainable):
             return None
-        rule = self.for_request(request).rule_for(request)
+        rule = self.rule_for(request)
         return float(rule.calibration.sizes(threshold).mean())
 
     def extended(self, queries: LabelledResults, added: Queries, recurring: bool) -> Calibration:
         """Return the calibration with further queries `added`, searched; it is then sequential."""
+        kinds = [kind for kind in self.rules.kinds if kind.tuned_on == self.tuned_on]
+        rules = [self.rules.extended(kind, queries) for kind in kinds]
         return replace(
             self,
-            rules={
-                distinct: rules.extended(
-                    queries if distinct is None else queries.first_of_each_label()
-                )
-                for distinct, rules in self.rules.items()
-            },
+            # Certificates of the other rules are not for every moment.
+            rules=Rules({key: rule for extended in rules for key, rule in extended.items()}),
             calibration_queries=Queries.joined([self.calibration_queries, added]),
             options=replace(self.options, recurring=True) if recurring else self.options,
             sequential=True,
-            on_gallery=None,  # its certificates are not for every moment
         )
 
 
@@ -423,7 +421,11 @@ class CalibrationReport:
     @cached_property
     def comparison(self) -> Mapping[Distinct, ComparedSizes]:
         """The mean sizes that "auto" compared, for sets of items (None) and of labels ("label")."""
-        return {name: rules.compared for name, rules in self.calibration.rules.items()}
+        rules, tuned_on = self.calibration.rules, self.calibration.tuned_on
+        return {
+            distinct: rules.compared(RuleKey(distinct, tuned_on=tuned_on))
+            for distinct in self.calibration.distinct
+        }
 
     def __str__(self) -> str:
         first = opening(self.delta, [AT_EVERY_MOMENT] * self.anytime, self.chosen_among)

@@ -461,7 +461,7 @@ def _write_version(retriever: StoredRetriever, folder: Path) -> None:
         else [calibration.coverage.uncalibrated, calibration.coverage.labels],
         "left_out": None if calibration is None else calibration.left_out,
         "options": asdict(searcher.options),
-        "uncertainty": "encoder" if calibration is None else calibration.uncertainty,
+        "sequential": calibration is not None and calibration.sequential,
         "calibrated_with": asdict(options),
         "label_names": {str(label): name for label, name in searcher.label_names.items()},
         "controllers": rules,

@@ -27,10 +27,9 @@ from rcir.index import Index, IndexConfig, KeepsDigests, find_index
 from rcir.retrieval.calibration import Calibration, Coverage, Past
 from rcir.retrieval.queries import Queries, VectorOptions
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import CalibrationOptions, RuleSet
+from rcir.retrieval.tuning import CalibrationOptions, RuleKey, Rules
 from rcir.risk import Population, ScoredResults, SetRule, score_function_class
 from rcir.risk.losses import MISS
-from rcir.risk.request import Distinct
 from rcir.trust import require_servers
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -46,7 +45,6 @@ NO_DIGESTS = np.empty(0, f"S{2 * BYTES}")
 GALLERY_ARRAYS = {name: f"{name}.npy" for name in ("uncertainty", "digests", "norms", "clusters")}
 QUERY_SPLITS = ("tuning", "calibration")
 QUERY_NAMES = ("groups", "clusters")
-TUNED_ON = ("queries", "gallery")
 
 
 # Encoder
@@ -287,42 +285,36 @@ def describe_rules(
     """Describe the rules of a calibration by plain values, one dictionary each, and all arrays."""
     described: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[Any]] = {}
-    if calibration.on_gallery is not None:
-        described, arrays = describe_rules(calibration.on_gallery)
-    tuned_on = TUNED_ON[calibration.tuned_on_gallery]
-    own: list[dict[str, Any]] = []
-    for distinct, rules in calibration.rules.items():
-        main = rules.main
-        by_risk = {"main": main, **rules.by_risk}
-        own.append(
+    for kind in calibration.rules.kinds:
+        rules = calibration.rules.of_kind(kind)
+        main = rules[MISS.name]
+        described.append(
             {
-                "tuned_on": tuned_on,
-                "uncertainty": calibration.uncertainty,
-                "distinct": distinct,
-                "score_functions": {risk: one.score_function.name for risk, one in by_risk.items()},
+                "tuned_on": kind.tuned_on,
+                "uncertainty": main.uncertainty,
+                "distinct": kind.distinct,
+                "score_functions": {risk: one.score_function.name for risk, one in rules.items()},
                 "bound": main.bound,
-                "growing": calibration.sequential,
             }
         )
-        for risk, rule in by_risk.items():
-            if calibration.tuned_on_gallery:
-                place = _place(tuned_on, distinct, risk, "tuning")
+        for risk, rule in rules.items():
+            key = replace(kind, risk=risk)
+            if kind.tuned_on == "gallery":
                 labels = rule.tuning.population.labels
                 assert labels is not None
-                arrays[f"{place}labels"] = labels
+                arrays[f"{_place(key, 'tuning')}labels"] = labels
             for part, values in (
                 ("score_function", rule.score_function.state()),
                 ("tuning", rule.tuning.arrays()),
                 ("calibration", rule.calibration.arrays()),
             ):
-                place = _place(tuned_on, distinct, risk, part)
-                arrays |= {f"{place}{name}": array for name, array in values.items()}
-    return own + described, arrays
+                arrays |= {f"{_place(key, part)}{name}": array for name, array in values.items()}
+    return described, arrays
 
 
-def _place(tuned_on: str, distinct: Distinct, risk: str, part: str) -> str:
+def _place(key: RuleKey, part: str) -> str:
     """Return the beginning of the names of the arrays of a rule."""
-    return f"{'gallery.' * (tuned_on == 'gallery')}{distinct}.{risk}.{part}."
+    return f"{key.tuned_on}.{key.distinct}.{key.risk}.{part}."
 
 
 def load_calibration(
@@ -332,30 +324,22 @@ def load_calibration(
     described = description["controllers"]
     past, coverage = description["past"], description["coverage"]
     *queries, earlier = load_queries(folder, past["queries"])
-    options, calibrations = VectorOptions(**description["options"]), []
-    for kind in dict.fromkeys(one["tuned_on"] for one in described):
-        parts = [one for one in described if one["tuned_on"] == kind]
-        uncertainty = parts[0]["uncertainty"]
-        tuned, calibrated = queries if kind == "queries" else (queries[0][:0], queries[1])
-        populations = [options.as_evidence(part.population) for part in (tuned, calibrated)]
-        calibrations.append(
-            Calibration(
-                rules={one["distinct"]: _rules(one, arrays, *populations) for one in parts},
-                fingerprints=dict(description["calibrated_on"], uncertainty=uncertainty),
-                options=CalibrationOptions(**description["calibrated_with"]),
-                uncertainty=uncertainty,
-                tuning_queries=tuned,
-                calibration_queries=calibrated,
-                chosen_among=description["chosen_among"],
-                sequential=parts[0]["growing"],
-                coverage=None if coverage is None else Coverage(*coverage),
-                past=Past(earlier, *(past[name] for name in PAST)),
-                attempts=description["attempts"],
-                left_out=description["left_out"],
-            )
-        )
-    first, *others = calibrations
-    return replace(first, on_gallery=others[0]) if others else first
+    options = VectorOptions(**description["options"])
+    populations = [options.as_evidence(part.population) for part in queries]
+    rules = [_rules(one, arrays, *populations) for one in described]
+    return Calibration(
+        rules=Rules({key: rule for part in rules for key, rule in part.items()}),
+        fingerprints=description["calibrated_on"],
+        options=CalibrationOptions(**description["calibrated_with"]),
+        tuning_queries=queries[0],
+        calibration_queries=queries[1],
+        chosen_among=description["chosen_among"],
+        sequential=description["sequential"],
+        coverage=None if coverage is None else Coverage(*coverage),
+        past=Past(earlier, *(past[name] for name in PAST)),
+        attempts=description["attempts"],
+        left_out=description["left_out"],
+    )
 
 
 def _rules(
@@ -363,23 +347,20 @@ def _rules(
     arrays: Mapping[str, NDArray[Any]],
     tuned: Population,
     calibrated: Population,
-) -> RuleSet:
-    """Return one set of rules; those that the gallery tuned have an empty population `tuned`."""
-    score_functions = described["score_functions"]
-
-    def part(risk: str, name: str) -> dict[str, NDArray[Any]]:
-        return _below(_place(described["tuned_on"], described["distinct"], risk, name), arrays)
-
-    def rule(risk: str) -> SetRule:
-        tuning = part(risk, "tuning")
-        return SetRule(
-            score_function_class(score_functions[risk]).from_state(part(risk, "score_function")),
-            ScoredResults.from_arrays(
-                tuning,
-                tuned if len(tuned) else Population(len(tuning["labels"]), labels=tuning["labels"]),
-            ),
-            ScoredResults.from_arrays(part(risk, "calibration"), calibrated),
+) -> dict[RuleKey, SetRule]:
+    """Return the rules of one kind."""
+    rules = {}
+    for risk, name in described["score_functions"].items():
+        key = RuleKey(described["distinct"], risk, described["tuned_on"])
+        tuning = _below(_place(key, "tuning"), arrays)
+        if key.tuned_on == "gallery":
+            tuned = Population(len(tuning["labels"]), labels=tuning["labels"])
+        state = _below(_place(key, "score_function"), arrays)
+        rules[key] = SetRule(
+            score_function_class(name).from_state(state),
+            ScoredResults.from_arrays(tuning, tuned),
+            ScoredResults.from_arrays(_below(_place(key, "calibration"), arrays), calibrated),
             described["bound"],
+            described["uncertainty"],
         )
-
-    return RuleSet({MISS.name if risk == "main" else risk: rule(risk) for risk in score_functions})
+    return rules

@@ -26,7 +26,6 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import (
     RISKS,
     Bound,
-    GuaranteeRequest,
     LabelledResults,
     Population,
     SearchResults,
@@ -37,6 +36,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
+from rcir.risk.request import Distinct
 from rcir.risk.selection import ComparedSizes, Fits, score_function_class, size_ratio
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
@@ -47,6 +47,7 @@ ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty 
 _FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
+TunedOn = Literal["queries", "gallery"]
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,35 @@ class CalibrationOptions:
             score_function_class(self.score_function)
 
 
+@dataclass(frozen=True)
+class RuleKey:
+    """What a rule is for.
+
+    Attributes:
+        distinct: None for sets of items, "label" for sets with one item of each label.
+        risk: name of the risk.
+        tuned_on: whether queries or the gallery's items tuned it.
+    """
+
+    distinct: Distinct = None
+    risk: str = MISS.name
+    tuned_on: TunedOn = "queries"
+
+    @property
+    def miss(self) -> RuleKey:
+        """The key for the miss risk, whose rule answers for risks without a rule of their own."""
+        return replace(self, risk=MISS.name)
+
+
 @dataclass(frozen=True, eq=False)
 class RuleSource:
-    """What rules are fitted on when a request needs them first; the rules depend on nothing else.
+    """What the rules of sets of items, or of labels, are fitted on; they depend on nothing else.
 
     Attributes:
         fits: of the tuning split.
         calibration: the calibration queries, which are only scored.
         options: how to calibrate.
-        risks: names of the risks that may have a rule of their own.
+        uncertainty: name of the uncertainty that both have.
         score_functions: names of the score functions by risk, if they were chosen before; the
             options decide for the others.
     """
@@ -110,8 +131,9 @@ class RuleSource:
     fits: Fits
     calibration: LabelledResults
     options: CalibrationOptions
-    risks: tuple[str, ...]
+    uncertainty: str
     score_functions: Mapping[str, str] = field(default_factory=dict)
+    risks: tuple[str, ...] = field(default_factory=lambda: tuple(RISKS))  # registered by now
 
     def first_of_each_label(self, score_functions: Mapping[str, str]) -> RuleSource:
         """Return the source of the rules that size sets of labels."""
@@ -122,7 +144,11 @@ class RuleSource:
             score_functions=score_functions,
         )
 
-    def fit(self, risk: str, fitted: Mapping[str, SetRule]) -> tuple[SetRule, ComparedSizes]:
+    def has_own_rule(self, risk: str) -> bool:
+        """Return True if a risk may have another rule than the miss risk."""
+        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
+
+    def fit(self, risk: str, fitted: Sequence[SetRule]) -> tuple[SetRule, ComparedSizes]:
         """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
         split, names = self.fits.split, self.score_functions
         score_function, compared = fit_score_function(
@@ -135,77 +161,85 @@ class RuleSource:
             split.n_relevant,
             self.fits,
         )
-        for rule in fitted.values():
+        for rule in fitted:
             if rule.score_function.name == score_function.name:
                 return rule, compared
         tuning, calibration = (score(score_function, part) for part in (split, self.calibration))
-        return SetRule(score_function, tuning, calibration, self.options.bound), compared
+        bound = self.options.bound
+        return SetRule(score_function, tuning, calibration, bound, self.uncertainty), compared
 
 
 @dataclass(frozen=True, eq=False)
-class RuleSet:
-    """The rules that size sets of items, or sets of labels, each fitted when it is needed first.
+class Rules:
+    """The rules of a calibration, each fitted when it is needed first.
 
     Attributes:
-        fitted: the rules that are fitted, by the name of the risk. Without a source, all other
-            risks are answered by the rule of the miss risk.
-        source: what the other rules are fitted on; None if all are fitted.
+        fitted: the rules that are fitted.
+        sources: what the others are fitted on, by the key of the miss risk; none if all are fitted.
     """
 
-    fitted: dict[str, SetRule]
-    source: RuleSource | None = None
-    _compared: dict[str, ComparedSizes] = field(default_factory=dict)
+    fitted: dict[RuleKey, SetRule]
+    sources: Mapping[RuleKey, RuleSource] = field(default_factory=dict)
+    _compared: dict[RuleKey, ComparedSizes] = field(default_factory=dict)
 
-    @property
-    def main(self) -> SetRule:
-        """The rule for misses, for several risks, and for risks without a rule of their own."""
-        return self.of_risk(MISS.name)
+    def __contains__(self, key: RuleKey) -> bool:
+        return key.miss in self.sources or key.miss in self.fitted
 
-    @property
-    def by_risk(self) -> dict[str, SetRule]:
-        """The rules with another score function than the main one, by the name of the risk."""
-        names = self.fitted if self.source is None else self.source.risks
-        rules = {name: self.of_risk(name) for name in names}
-        return {name: rule for name, rule in rules.items() if rule is not self.main}
-
-    @property
-    def compared(self) -> ComparedSizes:
-        """The mean sizes that were compared for the miss risk; none if it is loaded."""
-        _ = self.main
-        return self._compared.get(MISS.name, {})
-
-    def of_risk(self, risk: str) -> SetRule:
-        """Return the rule of a risk, which is fitted if it is not yet."""
-        rule = self.fitted.get(risk)
+    def __getitem__(self, key: RuleKey) -> SetRule:
+        """Return a rule, or that of the miss risk if the risk has none of its own."""
+        rule = self.fitted.get(key)
         if rule is not None:
             return rule
-        if self.source is None:
-            return self.main
-        n_relevant = self.source.fits.split.n_relevant
-        own = risk in self.source.risks and RISKS[risk].fits_own_scores(n_relevant)
-        if risk != MISS.name and not own:
-            return self.main
+        source = self.sources.get(key.miss)
+        if key != key.miss and (source is None or not source.has_own_rule(key.risk)):
+            return self[key.miss]
         with _FITTING:
-            if risk not in self.fitted:
-                self.fitted[risk], self._compared[risk] = self.source.fit(risk, self.fitted)
-        return self.fitted[risk]
+            if key not in self.fitted:
+                others = [rule for other, rule in self.fitted.items() if other.miss == key.miss]
+                fitted = self.sources[key.miss].fit(key.risk, others)
+                self.fitted[key], self._compared[key] = fitted
+        return self.fitted[key]
 
-    def rule_for(self, request: GuaranteeRequest) -> SetRule:
-        """Return the rule that answers a request."""
-        return self.main if isinstance(request.alpha, Mapping) else self.of_risk(request.risk)
+    @property
+    def kinds(self) -> list[RuleKey]:
+        """The keys of the rules of the miss risk: one for each kind of sets and of tuning."""
+        return list(dict.fromkeys([*self.sources, *(key.miss for key in self.fitted)]))
 
-    def score_functions(self) -> dict[str, str]:
-        """Return the name of the score function of each risk that may have its own."""
-        names = self.fitted if self.source is None else (MISS.name, *self.source.risks)
-        return {name: self.of_risk(name).score_function.name for name in names}
+    def of_kind(self, kind: RuleKey) -> dict[str, SetRule]:
+        """Return all different rules of a kind, by the name of the risk."""
+        rules = {risk: self[replace(kind, risk=risk)] for risk in self._risks(kind)}
+        return {MISS.name: self[kind]} | {
+            risk: rule for risk, rule in rules.items() if rule is not self[kind]
+        }
 
-    def extended(self, queries: LabelledResults) -> RuleSet:
-        """Return the rules with further calibration queries.
+    def _risks(self, kind: RuleKey) -> list[str]:
+        """Return the risks that may have a rule of a kind."""
+        if kind in self.sources:
+            return [MISS.name, *self.sources[kind].risks]
+        return [key.risk for key in self.fitted if key.miss == kind]
+
+    def score_functions(self, kind: RuleKey) -> dict[str, str]:
+        """Return the names of the score functions of a kind by risk; none if there is no such kind.
+
+        The others are chosen by the same options.
+        """
+        if kind not in self:
+            return {}
+        rules = {risk: self[replace(kind, risk=risk)] for risk in self._risks(kind)}
+        return {risk: rule.score_function.name for risk, rule in rules.items()}
+
+    def compared(self, kind: RuleKey) -> ComparedSizes:
+        """Return the mean sizes that were compared for the miss risk; none if it is loaded."""
+        _ = self[kind]
+        return self._compared.get(kind, {})
+
+    def extended(self, kind: RuleKey, queries: LabelledResults) -> dict[RuleKey, SetRule]:
+        """Return the rules of a kind with further calibration queries.
 
         Raises:
             InvalidData: the queries come in clusters, or only some have groups.
         """
-        population, added_to = queries.population, self.main.calibration.population
+        population, added_to = queries.population, self[kind].calibration.population
         if added_to.clusters is not None or population.clusters is not None:
             raise InvalidData("no queries can be added if they come in clusters: calibrate again")
         if new := set(population.group_names).difference(added_to.group_names):
@@ -213,13 +247,15 @@ class RuleSet:
                 f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
                 "is divided by the number of groups: calibrate again"
             )
+        if kind.distinct is not None:
+            queries = queries.first_of_each_label()
 
         def extended(rule: SetRule) -> SetRule:
             added = score(rule.score_function, queries)
             return replace(rule, calibration=rule.calibration.joined(added))
 
-        rules = {MISS.name: self.main, **self.by_risk}
-        return RuleSet({risk: extended(rule) for risk, rule in rules.items()})
+        rules = self.of_kind(kind)
+        return {replace(kind, risk=risk): extended(rule) for risk, rule in rules.items()}
 
 
 @dataclass(frozen=True)

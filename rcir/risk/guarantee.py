@@ -162,6 +162,7 @@ class SetRule:
         score_function: fitted on the tuning split.
         tuning, calibration: the two splits, scored by it.
         bound: of the miss risk, see `rcir.risk.certify`.
+        uncertainty: name of the uncertainty of queries that both splits have.
 
     Raises:
         InvalidConfig: there is no such bound.
@@ -183,6 +184,7 @@ class SetRule:
     tuning: ScoredResults
     calibration: ScoredResults
     bound: Bound = "binomial"
+    uncertainty: str = "encoder"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)

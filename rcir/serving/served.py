@@ -189,18 +189,17 @@ class Served:
 
     def uncertainty_rank(self, answer: Retrieval) -> float:
         """Return the share of calibration queries that are less uncertain, in [0, 1]."""
-        answering = self.calibration.for_request(answer.guarantee.request)
-        ascending = self._ascending_uncertainty[answering is self.calibration]
+        rule = self.calibration.rule_for(answer.guarantee.request)
+        ascending = self._ascending_uncertainty[rule.uncertainty]
         return float(np.searchsorted(ascending, answer.uncertainty) / len(ascending))
 
     @cached_property
-    def _ascending_uncertainty(self) -> dict[bool, NDArray[np.float64]]:
-        """(n,) uncertainties of the calibration queries; False: if the gallery tuned the rules."""
-        calibrations = {True: self.calibration, False: self.calibration.on_gallery}
+    def _ascending_uncertainty(self) -> dict[str, NDArray[np.float64]]:
+        """(n,) uncertainties of the calibration queries, by the name of the uncertainty."""
+        rules = self.calibration.rules
+        of_items = [rules[kind] for kind in rules.kinds if kind.distinct is None]
         return {
-            key: np.sort(calibration.main.calibration.require("uncertainty"))
-            for key, calibration in calibrations.items()
-            if calibration is not None
+            rule.uncertainty: np.sort(rule.calibration.require("uncertainty")) for rule in of_items
         }
 
     @cached_property
@@ -211,7 +210,8 @@ class Served:
     def _mean_sizes(
         self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
     ) -> list[float]:
-        queries = self.calibration.rules[distinct].main.calibration.of_group(group)
+        rule = self.calibration.rule_for(GuaranteeRequest(distinct=distinct))
+        queries = rule.calibration.of_group(group)
         means = {threshold: float(queries.sizes(threshold).mean()) for threshold in set(thresholds)}
         return [means[threshold] for threshold in thresholds]
 
@@ -220,7 +220,9 @@ class Served:
         """The levels that can be certified, with mean set sizes, as plain values."""
         calibration = self.calibration
         main, coverage = calibration.main, calibration.coverage
-        counts, edges = np.histogram(self._ascending_uncertainty[True], UNCERTAINTY_BINS)
+        counts, edges = np.histogram(
+            self._ascending_uncertainty[calibration.uncertainty], UNCERTAINTY_BINS
+        )
         labels = None
         if coverage is not None:
             labels = asdict(coverage) | {"sentence": calibration.sentence_of(coverage)}
@@ -235,13 +237,13 @@ class Served:
             "depth": self.retriever.depth,
             "takes": "vector" if self.retriever.encoder is None else "picture",
             "risks": list(RISKS),
-            "distinct": [name for name in calibration.rules if name is not None],
+            "distinct": [name for name in calibration.distinct if name is not None],
             "groups": main.calibration.population.group_names,
             "anytime": calibration.sequential,
             "delta": DELTA,
             "levels": {
                 name or "item": [self._level(alpha, name) for alpha in SHOWN_ALPHAS]
-                for name in calibration.rules
+                for name in calibration.distinct
             },
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
+from rcir.retrieval.tuning import RuleKey
 from rcir.risk.learned import MatchProbability
 
 RNG = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def test_the_order_of_requests_makes_no_difference(expected):
 def test_a_saved_retriever_answers_what_was_not_requested_before(expected, tmp_path):
     loaded = rcir.load(calibrated().save(tmp_path / "saved"))
     assert thresholds(loaded, REQUESTS) == expected
-    assert all(rules.source is None for rules in loaded.calibration.rules.values())
+    assert not loaded.calibration.rules.sources
 
 
 def test_a_pickled_retriever_answers_what_was_not_requested_before(expected):
@@ -71,14 +72,15 @@ def test_threads_that_request_a_rule_together_get_the_same_one(expected):
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: thresholds(retriever, REQUESTS), range(8)))
     assert results == [expected] * 8
-    rules = retriever.calibration.rules[None]
-    assert rules.of_risk("recall") is rules.fitted["recall"]
+    rules, key = retriever.calibration.rules, RuleKey(risk="recall")
+    assert rules[key] is rules.fitted[key]
 
 
 def test_the_report_fits_what_it_shows(expected):
     retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
     report = retriever.calibrate(VECTORS[400:], LABELS[400:])
-    assert not retriever.calibration.rules["label"].fitted
+    fitted = retriever.calibration.rules.fitted
+    assert fitted.keys() == {RuleKey()}
     assert report.comparison["label"]["constant"].keys() == {0.05, 0.1, 0.2}
-    assert retriever.calibration.rules["label"].fitted.keys() == {"miss"}
+    assert fitted.keys() == {RuleKey(), RuleKey("label")}
     assert thresholds(retriever, REQUESTS) == expected

@@ -9,7 +9,7 @@ import pytest
 import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
+from rcir.retrieval.tuning import CalibrationOptions, RuleKey, search_items, why_gallery_cannot_tune
 from rcir.risk import (
     GuaranteeRequest,
     LabelledResults,
@@ -78,7 +78,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
     for rows in (slice(0, 300), slice(300, None)):
         retriever, report = made(rows, "auto", tuning="gallery")
         calibration = retriever.require_calibration()
-        rule = calibration.rules["label"].main
+        rule = calibration.rule_for(GuaranteeRequest(distinct="label"))
         states.append((calibration.uncertainty, rule.score_function.state(), rule.tuning.scores))
         assert (report.n_calibration, report.tuned_on_gallery) == (300, True)
     np.testing.assert_equal(*states)
@@ -218,11 +218,9 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     retriever.calibrate_splits(*splits, "quantile")
     calibration = retriever.require_calibration()
     assert len(calibration.tuning_queries) == len(TUNING)
-    assert len(calibration.on_gallery.tuning_queries) == 0
-    assert (
-        calibration.on_gallery.main.calibration.population.labels.tolist()
-        == CALIBRATION.labels.tolist()
-    )
+    rule = calibration.rules[RuleKey(tuned_on="gallery")]
+    assert rule is calibration.rule_for(GuaranteeRequest(query_labels="new"))
+    assert rule.calibration.population.labels.tolist() == CALIBRATION.labels.tolist()
 
 
 def test_a_choice_among_retrievers_counts_for_all_requests(tmp_path):

@@ -11,6 +11,7 @@ import rcir
 from rcir.cli import main
 from rcir.data import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, naming_flags
+from rcir.retrieval.tuning import RuleKey, Rules
 from rcir.risk import GuaranteeRequest
 
 N_GALLERY, N_QUERIES, DIM = 300, 400, 8
@@ -173,7 +174,8 @@ def test_larger_sets_are_advised_only_if_matches_are_beyond_the_limit():
 def test_advice_names_flags_on_a_command_line_and_keywords_elsewhere():
     retriever = build(LABELS[GALLERY])
     retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")
-    calibration = replace(retriever.calibration, on_gallery=None)
+    rules = Rules({RuleKey(): retriever.calibration.main})
+    calibration = replace(retriever.calibration, rules=rules)
     for context, tuning, anytime in (
         (naming_flags(), "--tuning labels", "--anytime"),
         (naming_flags(False), 'tuning="labels"', "anytime=True"),

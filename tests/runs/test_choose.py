@@ -12,7 +12,7 @@ from calibration import EvaluationConfig, evaluate_retriever
 from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import RuleSet
+from rcir.retrieval.tuning import RuleKey, Rules
 from rcir.runs.compare import LOOKED
 from rcir.runs.results import TEST, RunResults
 
@@ -116,8 +116,8 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     shutil.copy(one / TEST, two / TEST)
     assert "calibrate again" in refused(one, two)
     retriever = Retriever.load(three / "retriever")
-    rule = replace(retriever.calibration.main, bound="hoeffding")
-    rules = {**retriever.calibration.rules, None: RuleSet({"miss": rule})}
+    main = replace(retriever.calibration.main, bound="hoeffding")
+    rules = Rules({**retriever.calibration.rules.fitted, RuleKey(): main})
     retriever.calibration = replace(retriever.calibration, rules=rules)
     retriever.save(three / "retriever")
     assert "--bound binomial" in refused(one, three)
