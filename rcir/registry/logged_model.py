@@ -235,7 +235,6 @@ def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     facts |= {
         f"fingerprint of {part}": f"`{digest[:FINGERPRINT_LENGTH]}`"
         for part, digest in calibration.fingerprints.items()
-        if part != "uncertainty"
     }
     facts["version of rcir"] = version("rcir")
     if run := retriever.origin.get("run"):

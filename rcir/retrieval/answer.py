@@ -169,7 +169,7 @@ class Version:
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
         if self.calibration is None:
-            return [*self.searcher.fingerprints(), "uncertainty"]
+            return [*self.searcher.fingerprints()]
         return self.calibration.changes(self.searcher)
 
     def valid_calibration(self) -> Calibration:

@@ -167,7 +167,7 @@ def _calibration_of(
             sources[of_labels] = sources[key].first_of_each_label(names_of_labels)
     result = Calibration(
         rules=Rules({}, sources),
-        fingerprints=dict(searcher.fingerprints(), uncertainty=choice.name),
+        fingerprints=searcher.fingerprints(),
         options=options,
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,

@@ -193,7 +193,7 @@ class Calibration:
 
     def changes(self, searcher: Searcher) -> list[str]:
         """Return the names of what has changed since: then the calibration is stale."""
-        current = dict(searcher.fingerprints(), uncertainty=self.uncertainty)
+        current = searcher.fingerprints()
         parts = dict.fromkeys([*current, *self.fingerprints])
         changes = [part for part in parts if current.get(part) != self.fingerprints.get(part)]
         if self.main.calibration.depth != searcher.depth:

@@ -93,7 +93,7 @@ def test_labels_of_another_kind_or_number_are_refused(own, labels):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"images": np.zeros((2, 3))}, "needed"),
+        ({"images": np.zeros((2, 3))}, "expected"),
         ({"images": np.full((2, 4), np.nan)}, "NaN"),
         ({"images": "ab"}, "list"),
         ({"uncertainty": None}, "uncertainties"),

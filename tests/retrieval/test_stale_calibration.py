@@ -56,10 +56,6 @@ def change_depth(retriever):
     retriever.searcher.max_depth = 10
 
 
-def change_uncertainty(retriever):
-    retriever.calibration = replace(retriever.calibration, uncertainty="cosine")
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -70,7 +66,6 @@ def change_uncertainty(retriever):
         (add_forward_pre_hook, "encoder"),
         (change_preprocessing, "preprocessing"),
         (change_depth, "depth"),
-        (change_uncertainty, "uncertainty"),
     ],
 )
 def test_a_change_in_memory_makes_the_calibration_stale(loaded, splits, change, name):
