@@ -385,7 +385,7 @@ class CalibrationReport:
 
     Attributes:
         calibration: the calibration itself. `rows`, `comparison` and `str` fit the rules that they
-            need, see `RuleSet`.
+            need, see `Rules`.
         delta: the level that `rows` are certified at.
         n_tuning, n_calibration: numbers of queries; n_tuning is that of gallery items if these
             tuned.
