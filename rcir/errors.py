@@ -51,7 +51,7 @@ class UntrustedFolder(RcirError):
 
 
 class SaveConflict(RcirError):
-    """Another version of a retriever was saved to its folder after this one was loaded."""
+    """Another change to a retriever, in its folder or in memory, came before this one."""
 
 
 class StaleCalibration(RcirError):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from functools import update_wrapper
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,14 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import Index, IsRemote
+from rcir.errors import InvalidConfig, SaveConflict
+from rcir.index import DEPTH, Index, IndexConfig, IsRemote
 from rcir.options import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, Version
 from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrate
 from rcir.retrieval.calibration import Calibration, CalibrationReport
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Metric, Queries
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, divide_queries
 from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
@@ -36,41 +34,11 @@ from rcir.trust import reading
 if TYPE_CHECKING:  # vectors need no torch
     from rcir.data.images import ImageLike
     from rcir.data.preprocessing import Preprocessing
-    from rcir.encoders.base import Encoder
+    from rcir.encoders.base import Encoder, Images
     from rcir.encoders.batches import Embed
 
 _SWAP = threading.RLock()  # held while a version is replaced
 Several: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
-
-
-def _attribute(name: str, doc: str) -> Any:
-    """Return a property of the retriever that is an attribute of its search."""
-    return property(attrgetter(f"searcher.{name}"), doc=doc)
-
-
-def _method(
-    method: Callable[Concatenate[Searcher, Options], Result],
-    then: Callable[[Version], None] = lambda _: None,
-) -> Callable[Concatenate[Retriever, Options], Result]:
-    """Return a method of the retriever that calls the method of its search, and then another."""
-
-    def call(self: Retriever, /, *args: Options.args, **options: Options.kwargs) -> Result:
-        result = method(self.searcher, *args, **options)
-        then(self._version)
-        return result
-
-    return update_wrapper(call, method)
-
-
-def _constructor(make: Callable[Options, Searcher]) -> classmethod[Retriever, Options, Retriever]:
-    """Return a constructor of the retriever that calls the constructor of its search."""
-
-    def call(cls: type[Retriever], /, *args: Options.args, **options: Options.kwargs) -> Retriever:
-        return cls(make(*args, **options))
-
-    return classmethod(update_wrapper(call, make.__func__))  # type: ignore[attr-defined]
 
 
 class Retriever:
@@ -87,26 +55,216 @@ class Retriever:
         version_folder: the version on disk that it was loaded from or last saved as; None before.
     """
 
-    encoder: Encoder | None = _attribute("encoder", "The encoder; None if vectors were given.")
-    preprocessing: Preprocessing | None = _attribute("preprocessing", "How images are prepared.")
-    index: Index = _attribute("index", "The index of the gallery's vectors.")
-    label_names: dict[int, str] = _attribute("label_names", "Names of the labels, by label.")
-    ids: NDArray[np.object_] = _attribute("ids", "(n,) ids of the gallery items.")
-    labels: NDArray[np.int64] | None = _attribute("labels", "(n,) labels of the gallery items.")
-    relevance: Relevance | None = _attribute("relevance", "Which queries match which items.")
-    depth: int = _attribute("depth", "Number of candidates of each query; no set is larger.")
-
-    build = _constructor(Searcher.build)
-    from_embeddings = _constructor(Searcher.from_embeddings)
-    embed = _method(Searcher.embed)
-    labelled = _method(Searcher.labelled)
-    add = _method(Searcher.add, Version.warn_of_new_labels)
-    remove = _method(Searcher.remove)
-
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
         self._version = Version(searcher, calibration)
         self.origin: dict[str, Any] = {}
         self.version_folder: Path | None = None
+
+    @classmethod
+    def build(
+        cls,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        gallery: ImageSet,
+        depth: int = DEPTH,
+        embedder: Embed | None = None,
+        index: IndexConfig | None = None,
+        templates: str | None = None,
+    ) -> Self:
+        """Embed and index a gallery; the result still has to be calibrated.
+
+        Args:
+            encoder, preprocessing: how images are embedded.
+            gallery: the images with their labels.
+            depth: number of candidates searched for each query; no set is larger.
+            embedder: computes the embeddings, see `rcir.encoders.embedder.Embedder`; by default
+                `rcir.encoders.batches.embed`.
+            index: configuration of the index; by default an exact one.
+            templates: the attribute of the gallery that names the template of each image, such as
+                a person. The images of a template become one item with the name of the template,
+                and their embeddings are fused (`rcir.encoders.batches.fuse`). By default, every
+                image is an item.
+
+        Raises:
+            InvalidData: the gallery is empty or does not have the attribute, or images of one
+                template match different queries or their embeddings cannot be fused.
+            InvalidImage: an image cannot be read.
+
+        Example:
+            >>> from rcir.data import Preprocessing
+            >>> from rcir.encoders import EncoderConfig, build_encoder
+            >>> encoder = build_encoder(EncoderConfig("btl"), channels=1, size=(8, 16))
+            >>> images = np.arange(4 * 8 * 16, dtype=np.uint8).reshape(4, 8, 16)
+            >>> names = {"person": np.array(["Ann", "Ann", "Bo", "Bo"])}
+            >>> gallery = ImageSet(images, np.array([0, 0, 1, 1]), ["a", "b", "c", "d"], names)
+            >>> Retriever.build(encoder, Preprocessing(), gallery, templates="person").ids
+            array(['Ann', 'Bo'], dtype=object)
+        """
+        return cls(
+            Searcher.build(encoder, preprocessing, gallery, depth, embedder, index, templates)
+        )
+
+    @classmethod
+    def from_embeddings(
+        cls,
+        vectors: ArrayLike,
+        ids: Sequence[str] | None = None,
+        labels: object = None,
+        metric: Metric = "cosine",
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        depth: int = DEPTH,
+        index: IndexConfig | None = None,
+        model: str | None = None,
+        leave_one_out: bool = False,
+        clusters: ArrayLike | Literal["auto"] | None = "auto",
+        cluster: str = "cluster",
+        times: ArrayLike | None = None,
+    ) -> Self:
+        """Index precomputed embeddings; the result still has to be calibrated.
+
+        Args:
+            vectors: (n, d) embeddings of the gallery items. Vectors, ids, labels and uncertainties
+                may be NumPy arrays, lists, PyTorch tensors, or columns or frames of pandas or
+                Arrow.
+            ids: (n,) names of the items; by default "0", "1", ...
+            labels: (n,) integers or strings; or a list of strings for each item, where items that
+                share a string match; or a `Relevance`, such as `rcir.data.WithinRadius`. If None,
+                the labels of a query are a list of the ids of its true matches.
+            metric, model, leave_one_out: see `VectorOptions`.
+            uncertainty: (n,) uncertainties of the items; larger is less certain.
+            depth: number of candidates searched for each query; no set is larger.
+            index: configuration of the index; by default an exact one.
+            clusters: with leave_one_out, (n,) the cluster of each item, such as the encounter in
+                which it was photographed. An item is left out of its own search with its whole
+                cluster, and each cluster calibrates as one query. "auto" finds the photographs of
+                one moment (`rcir.data.bursts.find_moments`) if the items have a label each; None
+                takes all items for independent.
+            cluster: what a cluster is, such as "encounter".
+            times: for "auto", (n,) capture times, see `rcir.data.bursts.as_seconds`: photographs of
+                one label that follow each other within a minute are of one moment, too.
+
+        Raises:
+            InvalidData: vectors, ids, labels, uncertainties, clusters or times are unsuitable.
+
+        Example:
+            >>> import rcir
+            >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
+            >>> retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(100) % 5)
+            >>> retriever.search(vectors[:2]).positions[:, 0]
+            array([0, 1])
+        """
+        return cls(
+            Searcher.from_embeddings(
+                vectors,
+                ids,
+                labels,
+                metric,
+                uncertainty,
+                depth,
+                index,
+                model,
+                leave_one_out,
+                clusters,
+                cluster,
+                times,
+            )
+        )
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder; None if vectors were passed."""
+        return self.searcher.encoder
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images are prepared for the encoder."""
+        return self.searcher.preprocessing
+
+    @property
+    def index(self) -> Index:
+        """The index of the gallery's vectors."""
+        return self.searcher.index
+
+    @property
+    def label_names(self) -> dict[int, str]:
+        """Names of the labels, by label."""
+        return self.searcher.label_names
+
+    @property
+    def ids(self) -> NDArray[np.object_]:
+        """(n,) ids of the gallery items."""
+        return self.searcher.ids
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """(n,) labels of the gallery items; None unless they match by one label each."""
+        return self.searcher.labels
+
+    @property
+    def relevance(self) -> Relevance | None:
+        """Which queries match which items; None if unknown."""
+        return self.searcher.relevance
+
+    @property
+    def depth(self) -> int:
+        """Number of candidates of each query; no set is larger."""
+        return self.searcher.depth
+
+    def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
+        """Return the embeddings of images, with their uncertainty if the encoder states one.
+
+        Args:
+            images: n images that `rcir.data.read_image` accepts.
+            embedder: see `build`.
+
+        Raises:
+            InvalidConfig: there is no encoder.
+            InvalidImage: an image cannot be read.
+        """
+        return self.searcher.embed(images, embedder)
+
+    def add(
+        self,
+        images: QueryInput,
+        ids: Sequence[str],
+        labels: object = None,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        clusters: ArrayLike | None = None,
+    ) -> None:
+        """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
+
+        This changes the gallery in place. While other threads query, use `Retriever.update`.
+
+        Args:
+            images: n images, embeddings or vectors, as for `search`.
+            ids: (n,) names that no gallery item has.
+            labels: labels of the same kind as the gallery's, or a `Relevance`; required if and only
+                if the gallery has labels.
+            uncertainty: (n,) uncertainties of vectors; required if the gallery has uncertainties.
+            model: name of the model that embedded the vectors, see `VectorOptions`.
+            clusters: (n,) the cluster of each item, if and only if those of the gallery were
+                passed; moments that were found are found anew.
+
+        Raises:
+            InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
+                added.
+            InvalidConfig, InvalidImage: see `embed`.
+        """
+        version = self._version
+        version.searcher.add(images, ids, labels, uncertainty, model, clusters)
+        version.warn_of_new_labels()
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove items from the gallery; a calibration is then stale.
+
+        This changes the gallery in place. While other threads query, use `Retriever.update`.
+
+        Raises:
+            InvalidData: some ids are not in the gallery, or no item would remain; nothing was
+                removed.
+        """
+        self.searcher.remove(ids)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder as its current version.
@@ -147,10 +305,10 @@ class Retriever:
         return other
 
     def _replace(self, before: Version, after: Version) -> None:
-        """Replace the version, or raise `InvalidData` if it is not the one from before."""
+        """Replace the version, or raise `SaveConflict` if it is not the one from before."""
         with _SWAP:
             if self._version is not before:
-                raise InvalidData("the retriever changed meanwhile: repeat this change")
+                raise SaveConflict("the retriever changed meanwhile: repeat this change")
             self._version = after
 
     @contextmanager
@@ -207,6 +365,36 @@ class Retriever:
             StaleCalibration: not calibrated.
         """
         return self._version.require_calibration()
+
+    def labelled(
+        self,
+        vectors: ArrayLike,
+        labels: object,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        groups: Sequence[str] | NDArray[Any] | None = None,
+        clusters: Sequence[str] | NDArray[Any] | None = None,
+        cluster: str = "cluster",
+    ) -> Queries:
+        """Return labelled vectors as queries for `search_labelled`.
+
+        Args:
+            vectors: (n, d) vectors of the queries.
+            labels: (n,) labels of the kind that the gallery has.
+            uncertainty: (n,) uncertainties, larger is less certain; all later queries then need
+                them, too.
+            model: name of the model that embedded the vectors, see `VectorOptions`.
+            groups: (n,) group of each query, such as a camera; certificates are then per group.
+            clusters: (n,) cluster of each query, such as a video; queries of one cluster are not
+                independent.
+            cluster: what a cluster is, such as "video".
+
+        Raises:
+            InvalidData: the vectors or labels are unsuitable, or their lengths differ.
+        """
+        return self.searcher.labelled(
+            vectors, labels, uncertainty, model, groups, clusters, cluster
+        )
 
     def calibrate(
         self,
@@ -396,8 +584,8 @@ class Retriever:
 
         Raises:
             InvalidConfig: the index is on a server, which changes in place.
-            InvalidData: the retriever was changed otherwise meanwhile; or as `recalibrate`.
-            StaleCalibration: as `recalibrate`.
+            SaveConflict: the retriever was changed otherwise meanwhile.
+            InvalidData, StaleCalibration: as `recalibrate`.
 
         Example:
             >>> import numpy as np, rcir
@@ -424,7 +612,7 @@ class Retriever:
             changed.recalibrate()
         with _SWAP:
             if before.searcher.fingerprints() != fingerprints:
-                raise InvalidData("the gallery changed during this update: repeat it")
+                raise SaveConflict("the gallery changed during this update: repeat it")
             self._replace(before, changed._version)
             if changed.version_folder != folder:  # the block saved it
                 self.version_folder = changed.version_folder

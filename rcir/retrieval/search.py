@@ -145,35 +145,7 @@ class Searcher:
         index: IndexConfig | None = None,
         templates: str | None = None,
     ) -> Self:
-        """Embed and index a gallery; the result still has to be calibrated.
-
-        Args:
-            encoder, preprocessing: how images are embedded.
-            gallery: the images with their labels.
-            depth: number of candidates searched for each query; no set is larger.
-            embedder: computes the embeddings, see `rcir.encoders.embedder.Embedder`; by default
-                `rcir.encoders.batches.embed`.
-            index: configuration of the index; by default an exact one.
-            templates: the attribute of the gallery that names the template of each image, such as
-                a person. The images of a template become one item with the name of the template,
-                and their embeddings are fused (`rcir.encoders.batches.fuse`). By default, every
-                image is an item.
-
-        Raises:
-            InvalidData: the gallery is empty or does not have the attribute, or images of one
-                template match different queries or their embeddings cannot be fused.
-            InvalidImage: an image cannot be read.
-
-        Example:
-            >>> from rcir.data import Preprocessing
-            >>> from rcir.encoders import EncoderConfig, build_encoder
-            >>> encoder = build_encoder(EncoderConfig("btl"), channels=1, size=(8, 16))
-            >>> images = np.arange(4 * 8 * 16, dtype=np.uint8).reshape(4, 8, 16)
-            >>> names = {"person": np.array(["Ann", "Ann", "Bo", "Bo"])}
-            >>> gallery = ImageSet(images, np.array([0, 0, 1, 1]), ["a", "b", "c", "d"], names)
-            >>> Searcher.build(encoder, Preprocessing(), gallery, templates="person").ids
-            array(['Ann', 'Bo'], dtype=object)
-        """
+        """Embed and index a gallery, see `Retriever.build`."""
         if len(gallery) == 0:
             raise InvalidData("the gallery is empty: pass at least one image")
         from rcir.encoders import require_encoder
@@ -230,39 +202,7 @@ class Searcher:
         cluster: str = "cluster",
         times: ArrayLike | None = None,
     ) -> Self:
-        """Index precomputed embeddings; the result still has to be calibrated.
-
-        Args:
-            vectors: (n, d) embeddings of the gallery items. Vectors, ids, labels and uncertainties
-                may be NumPy arrays, lists, PyTorch tensors, or columns or frames of pandas or
-                Arrow.
-            ids: (n,) names of the items; by default "0", "1", ...
-            labels: (n,) integers or strings; or a list of strings for each item, where items that
-                share a string match; or a `Relevance`, such as `rcir.data.WithinRadius`. If None,
-                the labels of a query are a list of the ids of its true matches.
-            metric, model, leave_one_out: see `VectorOptions`.
-            uncertainty: (n,) uncertainties of the items; larger is less certain.
-            depth: number of candidates searched for each query; no set is larger.
-            index: configuration of the index; by default an exact one.
-            clusters: with leave_one_out, (n,) the cluster of each item, such as the encounter in
-                which it was photographed. An item is left out of its own search with its whole
-                cluster, and each cluster calibrates as one query. "auto" finds the photographs of
-                one moment (`rcir.data.bursts.find_moments`) if the items have a label each; None
-                takes all items for independent.
-            cluster: what a cluster is, such as "encounter".
-            times: for "auto", (n,) capture times, see `rcir.data.bursts.as_seconds`: photographs of
-                one label that follow each other within a minute are of one moment, too.
-
-        Raises:
-            InvalidData: vectors, ids, labels, uncertainties, clusters or times are unsuitable.
-
-        Example:
-            >>> import rcir
-            >>> vectors = np.random.default_rng(0).standard_normal((100, 8))
-            >>> retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(100) % 5)
-            >>> retriever.search(vectors[:2]).positions[:, 0]
-            array([0, 1])
-        """
+        """Index precomputed embeddings, see `Retriever.from_embeddings`."""
         options = VectorOptions(metric, model, leave_one_out)
         checked = options.checked(vectors)
         if not len(checked):
@@ -321,25 +261,7 @@ class Searcher:
         model: str | None = None,
         clusters: ArrayLike | None = None,
     ) -> None:
-        """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
-
-        This changes the gallery in place. While other threads query, use `Retriever.update`.
-
-        Args:
-            images: n images, embeddings or vectors, as for `search`.
-            ids: (n,) names that no gallery item has.
-            labels: labels of the same kind as the gallery's, or a `Relevance`; required if and only
-                if the gallery has labels.
-            uncertainty: (n,) uncertainties of vectors; required if the gallery has uncertainties.
-            model: name of the model that embedded the vectors, see `VectorOptions`.
-            clusters: (n,) the cluster of each item, if and only if those of the gallery were
-                passed; moments that were found are found anew.
-
-        Raises:
-            InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
-                added.
-            InvalidConfig, InvalidImage: see `embed`.
-        """
+        """Add items to the gallery, see `Retriever.add`."""
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
         if self.encoder is None and not isinstance(images, Embedding | Queries):
@@ -376,14 +298,7 @@ class Searcher:
         self.gallery, self.label_names = gallery, names
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Remove items from the gallery; a calibration is then stale.
-
-        This changes the gallery in place. While other threads query, use `Retriever.update`.
-
-        Raises:
-            InvalidData: some ids are not in the gallery, or no item would remain; nothing was
-                removed.
-        """
+        """Remove items from the gallery; a calibration is then stale, see `Retriever.remove`."""
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
             raise InvalidData("cannot remove all gallery items: keep at least one")
@@ -531,16 +446,7 @@ class Searcher:
         return _moments(every_vector, gallery.labels, known=gallery.clusters)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
-        """Return the embeddings of images, with their uncertainty if the encoder states one.
-
-        Args:
-            images: n images that `rcir.data.read_image` accepts.
-            embedder: see `build`.
-
-        Raises:
-            InvalidConfig: there is no encoder.
-            InvalidImage: an image cannot be read.
-        """
+        """Return the embeddings of images, see `Retriever.embed`."""
         if self.encoder is None or self.preprocessing is None:
             raise InvalidConfig(NO_ENCODER)
         from rcir.encoders.batches import embed
@@ -558,14 +464,14 @@ class Searcher:
 
         Args:
             queries: see `search`.
-            embedder: see `build`.
+            embedder: see `Retriever.build`.
             uncertainty, model: of vectors, see `Retriever.retrieve`.
 
         Returns:
             The queries; digests of images are not computed yet.
 
         Raises:
-            InvalidConfig, InvalidImage: see `embed`.
+            InvalidConfig, InvalidImage: see `Retriever.embed`.
             InvalidData: the vectors are unsuitable, or come from another model than the gallery's.
         """
         if isinstance(queries, Queries):
@@ -600,10 +506,10 @@ class Searcher:
         Args:
             queries: the result of `embed` or `prepared`; or images, which are embedded first; or,
                 without an encoder, vectors (n, d).
-            embedder: see `build`.
+            embedder: see `Retriever.build`.
 
         Raises:
-            InvalidConfig, InvalidImage: see `embed`.
+            InvalidConfig, InvalidImage: see `Retriever.embed`.
             InvalidData: vectors have another dimension than the gallery's, or are NaN or infinite.
         """
         return self.candidates(self.prepared(queries, embedder), self.fingerprints())
@@ -652,7 +558,7 @@ class Searcher:
         Args:
             queries: images with labels or another `Relevance`; or the result of `labelled`.
             group: name of the attribute of the images that contains their groups.
-            embedder: see `build`.
+            embedder: see `Retriever.build`.
             cluster: name of the attribute that contains their clusters, such as videos, patients or
                 places; queries of one cluster are not independent. Without it, a warning is issued
                 if the images come with clusters.
@@ -693,22 +599,7 @@ class Searcher:
         clusters: Sequence[str] | NDArray[Any] | None = None,
         cluster: str = "cluster",
     ) -> Queries:
-        """Return labelled vectors as queries for `search_labelled`.
-
-        Args:
-            vectors: (n, d) vectors of the queries.
-            labels: (n,) labels of the kind that the gallery has.
-            uncertainty: (n,) uncertainties, larger is less certain; all later queries then need
-                them, too.
-            model: name of the model that embedded the vectors, see `VectorOptions`.
-            groups: (n,) group of each query, such as a camera; certificates are then per group.
-            clusters: (n,) cluster of each query, such as a video; queries of one cluster are not
-                independent.
-            cluster: what a cluster is, such as "video".
-
-        Raises:
-            InvalidData: the vectors or labels are unsuitable, or their lengths differ.
-        """
+        """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`."""
         if isinstance(vectors, LabelledResults):
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         queries: Any = vectors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.errors import InvalidConfig, InvalidData, SaveConflict, StaleCalibration
 from rcir.index import IndexConfig, IsRemote
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
@@ -77,13 +77,13 @@ def test_overlapping_changes_are_not_lost():
         with retriever.update() as other:
             grow(other, 1)
 
-    with pytest.raises(InvalidData, match="repeat"):
+    with pytest.raises(SaveConflict, match="repeat"):
         overlap(another_update)
     assert len(retriever.ids) == 500
     assert "added 500" in retriever.ids
-    with pytest.raises(InvalidData, match="repeat"):
+    with pytest.raises(SaveConflict, match="repeat"):
         overlap(retriever.recalibrate)
-    with pytest.raises(InvalidData, match="changed"):
+    with pytest.raises(SaveConflict, match="changed"):
         overlap(lambda: grow(retriever, 2))
     assert "added 600" in retriever.ids
 
