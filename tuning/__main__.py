@@ -11,7 +11,7 @@ from rcir.imports import naming_extras
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
-    arguments = spelled_out(sys.argv[1:] if argv is None else argv)
+    arguments = spell_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors(), naming_extras():
         from rcir.config import parse
         from tuning.config import TuningConfig
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_outcome(outcome)
 
 
-def spelled_out(argv: Sequence[str]) -> list[str]:
+def spell_out(argv: Sequence[str]) -> list[str]:
     """`--calibrate` alone means yes."""
     following = [*argv[1:], "--"]
     return [

@@ -76,6 +76,5 @@ def run_register(options: Namespace) -> None:
     """Register, and print the URI of the version."""
     from rcir.registry import register
 
-    registered = register(options.run, options.name, options.alias)
-    version = registered.version
-    print(f"{version.name} version {version.version}: {registered.uri}")
+    version = register(options.run, options.name, options.alias)
+    print(f"{version.name} version {version.version}: {version.uri}")

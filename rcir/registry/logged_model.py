@@ -176,10 +176,12 @@ def requirements(retriever: Retriever) -> list[str]:
         if ":" in config.backbone and library in EXTRAS:
             extras.add(EXTRAS[library])
     lines = [f"rcir[{','.join(sorted(extras))}]=={version('rcir')}"]
-    packages = packages_distributions()
     modules = {re.split("[.:]", name)[0] for name in kinds if ":" in name}
-    foreign = {package for module in modules for package in packages.get(module, [])} - {"rcir"}
-    return lines + [f"{package}=={version(package)}" for package in sorted(foreign)]
+    if modules:
+        packages = packages_distributions()  # reads the metadata of every package
+        foreign = {package for module in modules for package in packages.get(module, [])} - {"rcir"}
+        lines += [f"{package}=={version(package)}" for package in sorted(foreign)]
+    return lines
 
 
 def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
@@ -313,7 +315,8 @@ def log_calibration(
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / CARD
         file.write_text(text)
-        parts = tracking.ModelParts(
+        return tracking.log_model(
+            run,
             code=CODE,
             folder=storage.current_version(output / RETRIEVER),
             files=[file, output / RESULTS, output / TEST],
@@ -321,7 +324,6 @@ def log_calibration(
             example=example,
             requirements=requirements(retriever),
         )
-        return tracking.log_model(run, parts)
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -25,25 +25,7 @@ from rcir.runs.folder import FOLDER_TAG, RETRIEVER
 from rcir.runs.results import RESULTS, TEST, RunResults
 
 
-@dataclass(frozen=True)
-class Registered:
-    """A registered version.
-
-    Attributes:
-        version: the version in MLflow.
-        alias: its alias, or None.
-    """
-
-    version: tracking.RegisteredVersion
-    alias: str | None
-
-    @property
-    def uri(self) -> str:
-        """The URI for `rcir.load` and MLflow: by alias, if there is one."""
-        return self.version.uri if not self.alias else f"models:/{self.version.name}@{self.alias}"
-
-
-def register(reference: str, name: str, alias: str | None = None) -> Registered:
+def register(reference: str, name: str, alias: str | None = None) -> tracking.RegisteredVersion:
     """Register a calibration as the next version of a registered model, and give it an alias.
 
     If the version that has the alias is of the same model, nothing changes.
@@ -63,11 +45,10 @@ def register(reference: str, name: str, alias: str | None = None) -> Registered:
     present = tracking.find_version(name, alias) if alias else None
     with _open(reference) as calibration:
         if present is not None and present.model == calibration.model:
-            return Registered(present, alias)
+            return present
         run, model = _log(calibration)
         text = card(calibration.retriever, calibration.results)
-        version = tracking.create_version(name, run, model, text, _tags(calibration), alias)
-    return Registered(version, alias)
+        return tracking.create_version(name, run, model, text, _tags(calibration), alias)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from rcir.tracking.models import (
     INSIDE,
     INSIDE_RUN,
-    ModelParts,
     RegisteredVersion,
     create_version,
     find_model,
@@ -39,7 +38,6 @@ __all__ = [
     "KIND_TAG",
     "NOTE_TAG",
     "MetricQueue",
-    "ModelParts",
     "RegisteredVersion",
     "TrackedRun",
     "allow_store",

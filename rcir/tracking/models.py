@@ -39,51 +39,53 @@ Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
-class ModelParts:
-    """The parts of a model.
-
-    Attributes:
-        code: the script that creates it, with `mlflow.models.set_model`.
-        folder: of the retriever.
-        files: further files, beside its description.
-        signature: columns of "inputs" and "outputs", and "params", each as MLflow writes it.
-        example: a row of its input.
-        requirements: what pip installs for it.
-    """
-
-    code: Path
-    folder: Path
-    files: Sequence[Path]
-    signature: Mapping[str, Sequence[Mapping[str, Any]]]
-    example: Mapping[str, Any]
-    requirements: Sequence[str]
-
-
-@dataclass(frozen=True)
 class RegisteredVersion:
     """A version of a registered model.
 
     Attributes:
         name: of the registered model.
         version: its number.
-        model: id of the model that it is a version of.
+        model: id of the logged model.
+        alias: of this version, or None.
     """
 
     name: str
     version: int
     model: str
+    alias: str | None = None
 
     @property
     def uri(self) -> str:
-        """The URI for `rcir.load` and MLflow."""
-        return f"models:/{self.name}/{self.version}"
+        """The URI for `rcir.load` and MLflow: by alias, if there is one."""
+        return f"models:/{self.name}" + (f"@{self.alias}" if self.alias else f"/{self.version}")
 
 
-def log_model(run: TrackedRun, parts: ModelParts) -> str:
-    """Log a retriever as the model of a run; return the model's id.
+def log_model(
+    run: TrackedRun,
+    *,
+    code: Path,
+    folder: Path,
+    files: Sequence[Path],
+    signature: Mapping[str, Sequence[Mapping[str, Any]]],
+    example: Mapping[str, Any],
+    requirements: Sequence[str],
+) -> str:
+    """Log a retriever as the model of a run.
 
     The retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer
     its requirements, and contains no path of this machine.
+
+    Args:
+        run: of the model.
+        code: the script that creates it, with `mlflow.models.set_model`.
+        folder: of the retriever.
+        files: further files, beside its description.
+        signature: columns of "inputs" and "outputs", and "params", as MLflow describes them.
+        example: a row of its input.
+        requirements: for pip.
+
+    Returns:
+        The id of the model.
     """
     import pandas as pd
     from mlflow.entities import LoggedModelOutput
@@ -106,24 +108,24 @@ def log_model(run: TrackedRun, parts: ModelParts) -> str:
         local = Path(place) / LOGGED
         mlflow_package().pyfunc.save_model(
             str(local),
-            python_model=str(parts.code),
+            python_model=str(code),
             signature=ModelSignature.from_dict(
-                {name: json.dumps(columns) for name, columns in parts.signature.items()}
+                {name: json.dumps(columns) for name, columns in signature.items()}
             ),
-            input_example=pd.DataFrame([parts.example]),
-            pip_requirements=list(parts.requirements),
+            input_example=pd.DataFrame([example]),
+            pip_requirements=list(requirements),
             mlflow_model=model,
         )
         model.flavors["python_function"] |= {
             "artifacts": {LOGGED: {"path": INSIDE, "uri": INSIDE}},
-            "model_code_path": parts.code.name,
+            "model_code_path": code.name,
         }
         model.save(str(local / MODEL_FILE))
-        for file in parts.files:
+        for file in files:
             shutil.copy(file, local)
         with reachable(run.uri, run.id):
             client.log_model_artifacts(model_id, str(local))
-            client.log_model_artifacts(model_id, str(parts.folder), INSIDE)
+            client.log_model_artifacts(model_id, str(folder), INSIDE)
             client.finalize_logged_model(model_id, "READY")
             client.log_outputs(run.id, [LoggedModelOutput(model_id, 0)])
     return model_id
@@ -207,9 +209,8 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
                 return None
             raise
     # MLflow does not return the model's id.
-    return RegisteredVersion(
-        name, int(version.version), str(version.source).removeprefix("models:/")
-    )
+    model = str(version.source).removeprefix("models:/")
+    return RegisteredVersion(name, int(version.version), model, alias)
 
 
 def create_version(
@@ -241,4 +242,4 @@ def create_version(
         )
         if alias:
             client.set_registered_model_alias(name, alias, version.version)
-    return RegisteredVersion(name, int(version.version), model)
+    return RegisteredVersion(name, int(version.version), model, alias)

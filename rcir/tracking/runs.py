@@ -83,11 +83,15 @@ def mlflow_package() -> Any:
     # Quiet notes on new stores, checked models and monitors; MLflow sets levels on import.
     for name in ("mlflow.store.db.utils", "alembic", "mlflow.pyfunc", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # MLflow logs the exceptions of a store before it raises them.
-    logging.getLogger("mlflow.store.db.utils").addFilter(lambda record: record.exc_info is None)
+    logging.getLogger("mlflow.store.db.utils").addFilter(_has_no_traceback)
     for handler in logging.getLogger("mlflow").handlers:  # of all loggers of MLflow
         handler.addFilter(_remove_credentials)
     return mlflow
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    """Leave out the exceptions of a store, which MLflow logs before it raises them."""
+    return record.exc_info is None
 
 
 def _remove_credentials(record: logging.LogRecord) -> bool:

@@ -71,8 +71,7 @@ def test_a_projection_is_the_same_every_time_and_of_a_draw_of_many(clusters):
 
 
 def test_too_few_vectors_are_refused():
-    vectors = np.random.default_rng(0).normal(size=(9, 2))
-    assert figures.project(vectors[:4])[0].shape == (4, 2)
+    vectors = np.eye(9, 2)
     for few in (vectors[:3], vectors[:, :1]):
         with pytest.raises(InvalidData, match="vectors"):
             figures.project(few)
@@ -102,17 +101,12 @@ def test_the_map_colours_the_ten_most_frequent_classes():
 
 
 def test_without_classes_the_map_is_by_uncertainty_alone():
-    points, uncertainty = np.random.default_rng(0).normal(size=(50, 2)), np.linspace(1, 0, 50)
+    points, uncertainty = np.eye(50, 2), np.linspace(1, 0, 50)
     figure = figures.projection(points, None, uncertainty)
-    panel, _ = figure.axes
-    (scatter,) = panel.collections
+    (scatter,) = figure.axes[0].collections
     np.testing.assert_array_equal(scatter.get_offsets(), points[::-1])
     np.testing.assert_array_equal(scatter.get_array(), uncertainty[::-1])
     assert figure.legends == []
-
-
-def test_a_map_of_constant_uncertainty_can_be_drawn(drawn):
-    drawn(figures.projection(np.eye(3, 2), ["a", "a", "b"], np.ones(3)))
 
 
 NAMES = [r"$\frac{", "$a$", "_hidden", "p\udcffr", "two\nlines", r"\$b$"]
@@ -120,7 +114,7 @@ NAMES = [r"$\frac{", "$a$", "_hidden", "p\udcffr", "two\nlines", r"\$b$"]
 
 def test_names_are_no_formulas_and_none_is_left_out_of_the_legend(drawn):
     points = np.random.default_rng(0).normal(size=(60, 2))
-    figure = figures.projection(points, np.array(NAMES * 10), np.linspace(0, 1, 60))
+    figure = figures.projection(points, np.array(NAMES * 10), np.ones(60))  # all equal
     (legend,) = figure.legends
     shown = [text.get_text() for text in legend.get_texts()]
     assert sorted(shown) == sorted([*(NAMES[k] for k in (0, 1, 2, 5)), r"p\udcffr", r"two\nlines"])

@@ -58,7 +58,7 @@ def test_the_first_version_has_its_card_tags_and_alias(certifications, client, n
     fine = certifications["fine"]
     assert register(str(fine.folder), name).uri == f"models:/{name}/2"
     assert ids_of(f"models:/{name}@champion") == one.retriever.ids.tolist()
-    assert register(fine.run, name, "champion").version.version == 3
+    assert register(fine.run, name, "champion").version == 3
     assert client.get_model_version_by_alias(name, "champion").source == fine.uri
 
 

@@ -218,12 +218,3 @@ def test_a_worker_with_a_gpu_trains_in_bfloat16_and_continues(tiny):
     continued = logged(train(workers(tiny, "half")))
     assert continued.keys() == {1, 2}
     assert [*continued.values()] == pytest.approx([*logged(whole).values()], rel=0.05)
-
-
-@pytest.mark.distributed
-@pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_take_the_steps_of_one(tiny):
-    runs = [train(workers(tiny, f"{n}-gpus", num_workers=n, precision="float32")) for n in (1, 2)]
-    one, two = ([*logged(run).values()] for run in runs)
-    assert two == pytest.approx(one, rel=0.05)

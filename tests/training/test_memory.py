@@ -48,10 +48,13 @@ def test_what_depends_on_micro_batches_keeps_their_number(tmp_path, options):
 
 
 def test_weights_do_not_depend_on_the_budget(tmp_path):
-    optimizer = OptimizerConfig("sgd", lr=1e-3)  # Adam's first steps enlarge rounding
-    many = config_of(tmp_path, memory_gib=0.02, optimizer=optimizer)
+    options = {
+        "optimizer": OptimizerConfig("sgd", lr=1e-3),  # Adam's first steps enlarge rounding
+        "mining": MiningConfig(cache="sampled", sample=90, refresh=2),
+    }
+    many = config_of(tmp_path, memory_gib=0.02, **options)
     few = train(override(many, {"name": "few"}))
-    one = train(override(config_of(tmp_path, optimizer=optimizer), {"name": "one"}))
+    one = train(override(config_of(tmp_path, **options), {"name": "one"}))
     assert few.config["micro_batches"] > one.config["micro_batches"] == 1
     first, second = few.encoder().state_dict(), one.encoder().state_dict()
     for name, weights in second.items():
