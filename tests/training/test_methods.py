@@ -77,7 +77,7 @@ def ensemble(tiny, train_apart):
     return train_apart(tiny("ensemble", epochs=1, encoder=encoder))
 
 
-def test_members_are_runs_below_that_of_the_ensemble_with_their_pace(ensemble):
+def test_members_are_runs_below_that_of_the_ensemble_and_are_kept(ensemble, tiny, tmp_path):
     client = MlflowClient(ensemble.tracking_uri)
     parent = client.get_run(ensemble.mlflow_run)
     tags = {name: parent.data.tags[name] for name in ("kind", "encoder", "dataset")}
@@ -101,8 +101,7 @@ def test_members_are_runs_below_that_of_the_ensemble_with_their_pace(ensemble):
     assert used.dataset.name == "digits"
     assert {tag.value for tag in used.tags} == {"training"}
 
-
-def test_members_have_weights_of_their_own_and_are_kept(ensemble, tiny, tmp_path):
+    # Stopped without its second member, the ensemble keeps the first one.
     folder = tmp_path / "runs" / "ensemble"
     shutil.copytree(ensemble.path, folder)
     unfinish(folder)
@@ -202,5 +201,5 @@ def test_weights_of_a_base_without_a_record_of_its_images_are_refused(whole, tin
 def test_bases_that_cannot_be_fitted_are_refused(tiny):
     with pytest.raises(InvalidConfig, match="random"):
         train(tiny(encoder=pfe_config(base="pretrained")))
-    with pytest.raises(InvalidConfig, match="run of its own"):
+    with pytest.raises(InvalidConfig, match="base_weights"):
         tiny(encoder=EncoderConfig("pfe", options={"base": "norm-softmax"}))
