@@ -1,11 +1,10 @@
 """Approximate indexes: speed at equal recall, memory, certified sizes, and ten million vectors.
 
-Clustered vectors, drawn with the seed below: products in categories, of 24 directions and a little
-noise in all others; queries are further pictures of the products. And Fashion-MNIST: 128 principal
-components of the pixels, each picture repeated with noise; queries are the test pictures.
-Of one million of each, HNSW and IVF-PQ are compared with exact search at the
-fastest search parameters of a grid that find 99% of the 200 nearest. Ten million are drawn shard by
-shard and indexed by a process of its own.
+HNSW and IVF-PQ are compared with exact search of a million vectors, with the fastest search
+parameters of a grid that find 99% of the 200 nearest. The vectors are clustered (products in
+categories, along 24 directions, with a little noise; queries are further images of the products),
+or Fashion-MNIST (128 principal components, each image repeated with noise; queries are the test
+images). Ten million vectors are drawn shard by shard and indexed in a separate process.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import time
 from copy import copy
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
@@ -37,7 +37,7 @@ SEED = 20_240
 N, DIM = sized((1_000_000, 128), (30_000, 32))
 CATEGORIES, PRODUCTS, INTRINSIC = sized(2000, 60), 10, 24
 OFFSET, SPREAD, NOISE = 0.3, 0.45, 0.02
-SIZES = sized((300, 4_000, 1_000), (50, 400, 200))  # that measure speed, calibrate, and test
+SIZES = sized((300, 4_000, 1_000), (50, 400, 200))  # queries for speed, calibration, and test
 LISTS, CODES, TRAINED = sized((2048, 64, 65_536), (64, 16, 10_000))
 PROBES = (4, 8, 16, 24, 32, 48, 64, 96, 128)
 RANKED = [{"nprobe": n, "k_factor": f} for f in (1.5, 2.0, 3.0, 4.0) for n in PROBES]
@@ -48,8 +48,8 @@ LARGE_LISTS, LARGE_CODES = sized((2048, 48), (64, 16))
 TIMES = sized(3, 1)
 
 
-def drawn(n: int, dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """The vectors of a shard, and the product of each."""
+def draw(n: int, dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the vectors of a shard, and the product of each."""
     fixed = np.random.default_rng(SEED)
     centres = np.repeat(fixed.standard_normal((CATEGORIES, INTRINSIC), np.float32), PRODUCTS, 0)
     centres += np.float32(OFFSET) * fixed.standard_normal(centres.shape, np.float32)
@@ -61,8 +61,8 @@ def drawn(n: int, dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     return inner @ directions + noise, labels
 
 
-def seconds_each(index: object, queries: np.ndarray) -> tuple[float, np.ndarray]:
-    """Seconds per query of one batch, the best of several, and the positions found."""
+def seconds_per_query(index: object, queries: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the seconds per query of the fastest of several batches, and the positions."""
     best = np.inf
     for _ in range(TIMES):
         started = time.perf_counter()
@@ -72,34 +72,31 @@ def seconds_each(index: object, queries: np.ndarray) -> tuple[float, np.ndarray]
 
 
 def fastest(index: object, grid: list, queries: np.ndarray, truth: np.ndarray) -> tuple:
-    """Search parameters that reach the recall, or come nearest; their seconds and recall."""
+    """Return the first search parameters of a grid that reach the recall, or come nearest."""
     if isinstance(index, FlatIndex):
-        return index, {}, *seconds_each(index, queries)[:1], 1.0
-    tried = []
+        return index, {}, *seconds_per_query(index, queries)[:1], 1.0
+    best = {}, np.inf, -1.0
     for parameters in grid:
-        seconds, positions = seconds_each(searching(index, parameters), queries)
-        recall = recall_of(positions, truth)
-        tried.append((recall < RECALL, seconds if recall >= RECALL else -recall, parameters))
-        tried[-1] += (seconds, recall)
-        if recall >= RECALL:
-            break  # what looks further is slower
-    _, _, parameters, seconds, recall = min(tried, key=lambda one: one[:2])
-    return searching(index, parameters), parameters, seconds, recall
+        seconds, positions = seconds_per_query(with_options(index, parameters), queries)
+        best = max(best, (parameters, seconds, recall_of(positions, truth)), key=itemgetter(2))
+        if best[2] >= RECALL:
+            break  # wider searches are slower
+    return with_options(index, best[0]), *best
 
 
-def searching(index: object, parameters: dict) -> object:
-    """The same index with other search parameters."""
+def with_options(index: object, parameters: dict) -> object:
+    """Return the same index with other search parameters."""
     other = copy(index)
     other.options = replace(index.options, **parameters)
     return other
 
 
-def said(parameters: dict) -> str:
+def describe(parameters: dict) -> str:
     return ", ".join(f"{key} {value}" for key, value in parameters.items())
 
 
-def calibrated(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
-    """A retriever over an index, calibrated through it."""
+def calibrate(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
+    """Return a retriever over an index, calibrated through it."""
     vectors, labels = gallery
     searcher = Searcher(
         *(None, None, index, [str(row) for row in range(len(vectors))], labels),
@@ -113,36 +110,36 @@ def calibrated(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
 
 
 def mean_size(retriever: rcir.Retriever, queries: np.ndarray) -> float:
-    return float(np.mean([one.size for one in retriever.retrieve(queries, ALPHA, DELTA)]))
+    return float(np.mean([answer.size for answer in retriever.retrieve(queries, ALPHA, DELTA)]))
 
 
 def clustered() -> tuple:
-    """A gallery and three sets of queries, each with labels."""
-    return drawn(N, DIM, 0), *(drawn(n, DIM, 1 + i) for i, n in enumerate(SIZES))
+    """Return a gallery and three sets of queries, each with labels."""
+    return draw(N, DIM, 0), *(draw(n, DIM, 1 + i) for i, n in enumerate(SIZES))
 
 
 def fashion() -> tuple:
-    """The same of Fashion-MNIST: the noise is half as long as to the nearest other picture."""
+    """Do so for Fashion-MNIST, with noise of half the distance to the nearest other image."""
     source = read_fashion_mnist(data_root(DataConfig()))
     parts = [part.images.reshape(len(part), -1) / 255 for part in (source.train, source.queries)]
     mean = parts[0].mean(axis=0)
     axes = np.linalg.svd(np.cov((parts[0] - mean).T))[0][:, :DIM]
-    known, asked = (((part - mean) @ axes).astype(np.float32) for part in parts)
-    labels, kinds = source.train.labels, source.queries.labels
-    apart = np.median(nearest_others(known[:5_000], 1)[0])
+    gallery_images, query_images = (((part - mean) @ axes).astype(np.float32) for part in parts)
+    labels, query_labels = source.train.labels, source.queries.labels
+    apart = np.median(nearest_others(gallery_images[:5_000], 1)[0])
     rng = np.random.default_rng(SEED)
-    rows = np.arange(N) % len(known)
+    rows = np.arange(N) % len(gallery_images)
     scale = np.float32(apart / 2 / np.sqrt(DIM))
-    gallery = known[rows] + scale * rng.standard_normal((N, DIM), np.float32)
-    order = np.split(rng.permutation(len(asked)), np.cumsum(SIZES))[: len(SIZES)]
-    return (gallery, labels[rows]), *((asked[some], kinds[some]) for some in order)
+    gallery = gallery_images[rows] + scale * rng.standard_normal((N, DIM), np.float32)
+    order = np.split(rng.permutation(len(query_images)), np.cumsum(SIZES))[: len(SIZES)]
+    return (gallery, labels[rows]), *((query_images[some], query_labels[some]) for some in order)
 
 
-def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> list[list[str]]:
-    gallery, queries, asked, fresh = sets
+def compare(sets: tuple, figures: dict[str, float], prefix: str = "") -> list[list[str]]:
+    gallery, queries, calibration, fresh = sets
     rows, built = [], {}
     flat = build_index(gallery[0])
-    flat_seconds, truth = seconds_each(flat, queries[0])
+    flat_seconds, truth = seconds_per_query(flat, queries[0])
     rows.append(["flat", "", f"{1 / flat_seconds:.1f}", "1", f"{flat.memory / 2**20:.0f}", ""])
     print(rows[-1], flush=True)
     codes = {"nlist": LISTS, "m": CODES, "train_size": TRAINED}
@@ -155,19 +152,19 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
         index = build_index(gallery[0], config)
         minutes = (time.perf_counter() - started) / 60
         taken, parameters, seconds, recall = fastest(index, grid, queries[0], truth)
-        # Beside each other: other work on the machine would slow one of them alone.
-        seconds = min(seconds, seconds_each(taken, queries[0])[0])
-        flat_seconds = min(flat_seconds, seconds_each(flat, queries[0])[0])
+        # One after the other, so that other work on the machine slows both.
+        seconds = min(seconds, seconds_per_query(taken, queries[0])[0])
+        flat_seconds = min(flat_seconds, seconds_per_query(flat, queries[0])[0])
         built[name] = (index, taken, seconds)
         cells = (f"{1 / seconds:.1f}", f"{recall:.4f}", f"{taken.memory / 2**20:.0f}")
-        rows.append([name, said(parameters), *cells, f"{minutes:.1f}"])
+        rows.append([name, describe(parameters), *cells, f"{minutes:.1f}"])
         print(rows[-1], flush=True)
     figures[prefix + "hnsw_speedup"] = flat_seconds / built["hnsw"][2]
     figures[prefix + "ivfpq_speedup"] = flat_seconds / built["ivf-pq"][2]
     figures[prefix + "ivfpq_memory_over_flat"] = built["ivf-pq"][1].memory / flat.memory
-    retriever = calibrated(built["hnsw"][1], gallery, asked)
-    exact = calibrated(flat, gallery, asked)
-    sizes = [mean_size(one, fresh[0][: len(fresh[0]) // 2]) for one in (retriever, exact)]
+    retriever = calibrate(built["hnsw"][1], gallery, calibration)
+    exact = calibrate(flat, gallery, calibration)
+    sizes = [mean_size(r, fresh[0][: len(fresh[0]) // 2]) for r in (retriever, exact)]
     figures[prefix + "certified_size_over_flat"] = sizes[0] / sizes[1]
     ratios = []
     for _ in range(max(TIMES, 3)):
@@ -192,24 +189,24 @@ def of_a_million(sets: tuple, figures: dict[str, float], prefix: str = "") -> li
 
 
 def ten_million() -> None:
-    """Build, ask, and print what it took, as JSON: in a process whose memory is its own."""
+    """Build and search an index, and print what that took, as JSON."""
     import resource
 
     started = time.perf_counter()
     options = {"nlist": LARGE_LISTS, "m": LARGE_CODES, "nprobe": 16, "train_size": TRAINED}
     index = None
     for number in range(LARGE // SHARD):
-        vectors, _ = drawn(SHARD, LARGE_DIM, 100 + number)
+        vectors, _ = draw(SHARD, LARGE_DIM, 100 + number)
         if index is None:
             index = build_index(vectors, IndexConfig("ivf-pq", options))
         else:
             index.add(vectors)
     minutes = (time.perf_counter() - started) / 60
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    queries, _ = drawn(SIZES[0], LARGE_DIM, 1)
+    queries, _ = draw(SIZES[0], LARGE_DIM, 1)
     nearest = faiss.ResultHeap(len(queries), DEPTH)
     for number in range(LARGE // SHARD):
-        distances, positions = faiss.knn(queries, drawn(SHARD, LARGE_DIM, 100 + number)[0], DEPTH)
+        distances, positions = faiss.knn(queries, draw(SHARD, LARGE_DIM, 100 + number)[0], DEPTH)
         nearest.add_result(distances, positions + number * SHARD)
     nearest.finalize()
     _, parameters, seconds, recall = fastest(index, RANKED, queries, nearest.I)
@@ -220,7 +217,7 @@ def ten_million() -> None:
                 "peak": peak,
                 "per_second": 1 / seconds,
                 "n": len(index),
-                "parameters": said(parameters),
+                "parameters": describe(parameters),
                 "recall": recall,
                 "memory": index.memory / 2**20,
             }
@@ -236,9 +233,9 @@ def main() -> None:
         ten_million()
         return
     figures: dict[str, float] = {}
-    rows = of_a_million(clustered(), figures)
+    rows = compare(clustered(), figures)
     try:
-        clothes = of_a_million(fashion(), figures, "fashion_")
+        clothes = compare(fashion(), figures, "fashion_")
         rows += [[f"fashion, {name}", *cells] for name, *cells in clothes]
     except DataUnavailable as error:
         print(error)

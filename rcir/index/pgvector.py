@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import psycopg
@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index.base import Neighbours, check_vectors, no_neighbours, require_range
+from rcir.options import require_choice
 
 Returned = TypeVar("Returned")
 PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
@@ -39,34 +40,11 @@ ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
 PGVECTOR_FILE = "table.json"
 
 
-def check_dsn(dsn: str) -> None:
-    """Raise `InvalidConfig` unless it is a connection string of libpq without a password.
-
-    Example:
-        >>> check_dsn("host=db.example dbname=images password=secret")
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: dsn contains a password, which would be stored with a \
-retriever: use PGPASSWORD or ~/.pgpass, which libpq reads
-    """
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:  # its message may hold the password
-        raise InvalidConfig(
-            'dsn is not a connection string of libpq: pass "host=... dbname=... user=..." or '
-            '"postgresql://user@host/database"'
-        ) from None
-    if {"password", "sslpassword"} & parts.keys():
-        raise InvalidConfig(
-            "dsn contains a password, which would be stored with a retriever: use PGPASSWORD or "
-            "~/.pgpass, which libpq reads"
-        )
-
-
 class Postgres:
     """One connection to a server, for one transaction at a time; copies have their own.
 
     Args:
-        dsn: see `check_dsn`; parameters that it lacks are taken from PGHOST and the like.
+        dsn: see `PgvectorOptions`.
         timeout: seconds to connect, and of each search.
     """
 
@@ -225,8 +203,8 @@ class PgvectorOptions:
             to 1,000, at least 2 m.
         ef_search, max_scan_tuples: of its search: candidates, 1 to 1,000; if more results are
             requested, it continues until it has visited `max_scan_tuples` vectors.
-        lists, probes: of IVFFlat: number of lists, 1 to 32,768, and how many are searched.
-        timeout: seconds to connect, and of a search; above 0.
+        lists, probes: of IVFFlat: number of lists, 1 to 32,768, and of those that are searched.
+        timeout: seconds to connect, and of a search, 0.001 to 1,000,000.
 
     Raises:
         InvalidConfig: an option is out of range.
@@ -244,26 +222,34 @@ class PgvectorOptions:
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        check_dsn(self.dsn)
+        try:
+            parts = conninfo_to_dict(self.dsn)
+        except psycopg.ProgrammingError:  # its message may contain the password
+            raise InvalidConfig(
+                'dsn is not a connection string of libpq: pass "host=... dbname=... user=..." or '
+                '"postgresql://user@host/database"'
+            ) from None
+        if {"password", "sslpassword"} & parts.keys():
+            raise InvalidConfig(
+                "dsn contains a password, which would be stored with a retriever: use PGPASSWORD "
+                "or ~/.pgpass, which libpq reads"
+            )
         if not re.fullmatch(r"([a-z_][a-z0-9_]{0,49}\.)?[a-z_][a-z0-9_]{0,49}", self.table):
             raise InvalidConfig(
                 f"table is {self.table!r}; it must be a name, or schema.name, of at most 50 lower "
                 "case letters, digits and underscores"
             )
-        if self.method not in get_args(PgvectorMethod):
-            methods = ", ".join(get_args(PgvectorMethod))
-            raise InvalidConfig(f"method is {self.method!r}; choose one of {methods}")
-        require_range(self, m=(2, 100), ef_construction=(4, 1000), ef_search=(1, 1000))
-        lists = (1, 32768)
-        require_range(self, max_scan_tuples=(1, 2**31 - 1), lists=lists, probes=lists)
-        if self.ef_construction < 2 * self.m:
-            raise InvalidConfig(
-                f"ef_construction is {self.ef_construction}; at least twice m, which is {self.m}"
-            )
-        if self.probes > self.lists:
-            raise InvalidConfig(f"probes is {self.probes}; at most lists, which is {self.lists}")
-        if not 0 < self.timeout < 1e6:
-            raise InvalidConfig(f"timeout is {self.timeout}; seconds above 0")
+        require_choice("method", self.method, PgvectorMethod)
+        require_range(
+            self,
+            m=(2, 100),
+            ef_construction=(max(4, 2 * self.m), 1000),
+            ef_search=(1, 1000),
+            max_scan_tuples=(1, 2**31 - 1),
+            lists=(1, 32768),
+            probes=(1, self.lists),
+            timeout=(1e-3, 1e6),
+        )
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -282,27 +268,22 @@ class PgvectorOptions:
     @property
     def search_settings(self) -> dict[str, str]:
         """The settings of PostgreSQL that decide what a search finds."""
-        if self.method == "exact":
-            return COMMON_SETTINGS | ONE_BY_ONE
-        if self.method == "hnsw":
-            return (
-                COMMON_SETTINGS
-                | BY_INDEX
-                | {
-                    "hnsw.ef_search": str(self.ef_search),
-                    "hnsw.max_scan_tuples": str(self.max_scan_tuples),
-                    "hnsw.iterative_scan": "strict_order",
-                }
-            )
-        return (
-            COMMON_SETTINGS
-            | BY_INDEX
+        by_method = {
+            "exact": ONE_BY_ONE,
+            "hnsw": BY_INDEX
+            | {
+                "hnsw.ef_search": str(self.ef_search),
+                "hnsw.max_scan_tuples": str(self.max_scan_tuples),
+                "hnsw.iterative_scan": "strict_order",
+            },
+            "ivfflat": BY_INDEX
             | {
                 "ivfflat.probes": str(self.probes),
                 "ivfflat.iterative_scan": "relaxed_order",
                 "ivfflat.max_probes": str(self.lists),
-            }
-        )
+            },
+        }
+        return COMMON_SETTINGS | by_method[self.method]
 
 
 class PgvectorTable:

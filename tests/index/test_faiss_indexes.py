@@ -74,12 +74,6 @@ def test_recall_and_distances(config):
     assert (np.diff(distances, axis=1) >= 0).all()
 
 
-def test_more_lists_find_more():
-    index = build_index(GALLERY, IndexConfig("ivf", {"nlist": 64, "nprobe": 64}))
-    recalls = [recall(with_options(index, nprobe=nprobe)) for nprobe in (1, 8, 64)]
-    assert recalls[0] < recalls[1] < recalls[2] == 1
-
-
 def test_results_that_few_lists_lack_are_marked():
     index = build_index(GALLERY[:100], IndexConfig("ivf", {"nlist": 50, "nprobe": 1}))
     distances, positions = index.search(QUERIES, 30)

@@ -182,9 +182,9 @@ def test_an_existing_table_is_left_alone_and_a_missing_one_reported(exact, postg
         ({"dsn": "postgresql://me:hunter2@a/b"}, "password"),
         ({"dsn": "hunter2 = ="}, "connection string"),
         ({"table": "a; DROP TABLE b"}, "name"),
-        ({"m": 40}, "twice m"),
-        ({"lists": 3}, "lists"),
-        ({"timeout": 0.0}, "above 0"),
+        ({"m": 40}, "ef_construction"),
+        ({"lists": 3}, "probes"),
+        ({"timeout": 0.0}, "timeout"),
     ],
 )
 def test_invalid_options_are_refused_without_showing_a_password(options, word):
