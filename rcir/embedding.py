@@ -1,4 +1,4 @@
-"""The embedding of images that every encoder returns, and arrays of other libraries as NumPy's.
+"""Embeddings of images, and conversion of arrays of other libraries to NumPy.
 
 Vectors, labels, ids and uncertainties may be NumPy arrays, lists, PyTorch tensors on any device,
 columns or frames of pandas, and Arrow arrays.
@@ -23,16 +23,14 @@ if TYPE_CHECKING:  # what needs no encoder needs no torch
 
 @dataclass(frozen=True)
 class Embedding:
-    """Embeddings of a batch of images, with what the encoder knows of its own uncertainty.
+    """Embeddings of a batch of images, with the encoder's own uncertainty.
 
-    Moving, gathering, slicing, joining and storing an embedding go through `map` or `tensors`, with
-    all that it holds.
+    `map` and `tensors` cover all parts.
 
     Attributes:
-        vectors: (n, d) float32; what is indexed and searched by L2 distance.
-        variance: (n, 1) for an isotropic, (n, d') for a per-dimension variance, larger than or
-            equal to 0; None for an encoder without one. A deep ensemble ranks by the joint vector
-            of its members and states one variance per image.
+        vectors: (n, d) float32, searched by L2 distance.
+        variance: (n, 1) for an isotropic, (n, d') for a per-dimension variance, at least 0; None
+            for an encoder without one.
         uncertainty: (n,) float32, larger is less certain; None for an encoder without one.
         extra: other tensors of a method by name, each (n, ...): a concentration, the components of
             a mixture, several draws.
@@ -75,18 +73,13 @@ class Embedding:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Return all parts by name."""
-        present = {
-            "vectors": self.vectors,
-            "variance": self.variance,
-            "uncertainty": self.uncertainty,
-        }
-        return {name: values for name, values in present.items() if values is not None} | dict(
-            self.extra
-        )
+        names = ("vectors", "variance", "uncertainty")
+        present = {name: v for name in names if (v := getattr(self, name)) is not None}
+        return present | dict(self.extra)
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> Embedding:
-        """The embedding that holds these `tensors`."""
+        """Return the embedding that holds these `tensors`."""
         extra = dict(tensors)
         vectors = extra.pop("vectors")
         return Embedding(
@@ -99,7 +92,7 @@ class Embedding:
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Embedding:
-        """The embedding of these `arrays`."""
+        """Return the embedding of these `arrays`."""
         import torch
 
         return Embedding.from_tensors(
@@ -107,7 +100,7 @@ class Embedding:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Embedding:
-        """The embedding of each changed tensor; their rows stay those of the same images."""
+        """Return the embedding of changed tensors, whose rows belong to the same images."""
         return self.from_tensors({name: change(values) for name, values in self.tensors.items()})
 
     def __len__(self) -> int:
@@ -118,21 +111,19 @@ class Embedding:
 
     @staticmethod
     def concatenate(parts: Sequence[Embedding]) -> Embedding:
-        """The embeddings of several batches of one encoder, one after the other.
+        """Concatenate the embeddings of several batches of one encoder.
 
         Raises:
-            InvalidData: they do not all hold the same.
+            InvalidData: they have different parts.
         """
         import torch
 
-        tensors = [part.tensors for part in parts]
-        if any(each.keys() != tensors[0].keys() for each in tensors):
-            alternatives = " or ".join(sorted({", ".join(each) for each in tensors}))
-            raise InvalidData(
-                f"embeddings of one encoder hold {alternatives}: each must hold the same"
-            )
+        batches = [part.tensors for part in parts]
+        if any(tensors.keys() != batches[0].keys() for tensors in batches):
+            alternatives = " or ".join(sorted({", ".join(tensors) for tensors in batches}))
+            raise InvalidData(f"embeddings of one encoder must have the same parts: {alternatives}")
         return Embedding.from_tensors(
-            {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
+            {name: torch.cat([tensors[name] for tensors in batches]) for name in batches[0]}
         )
 
 
@@ -145,7 +136,7 @@ def as_numpy(values: Any) -> Any:
         (['pear', 'fig'], [1, 2])
 
     Raises:
-        InvalidData: they are sparse, or on no device that has their values.
+        InvalidData: they are sparse, or a tensor without values.
     """
     if hasattr(values, "detach"):
         return _of_tensor(values)
@@ -162,7 +153,7 @@ def as_numpy(values: Any) -> Any:
 
 
 def as_vectors(values: Any) -> NDArray[Any]:
-    """Return real numbers of any library as an array, of whole numbers or floats of any size.
+    """Return real numbers of any library as an array of integers or floats.
 
     Args:
         values: a vector (d,), or vectors (n, d): an array, a list, a tensor, a frame, a table, or a
@@ -179,28 +170,28 @@ def as_vectors(values: Any) -> NDArray[Any]:
         rcir.errors.InvalidData: vectors are of type str: pass real numbers, as an array (n, d)
     """
     vectors = as_numpy(values)
-    if np.ma.is_masked(vectors):  # what is masked becomes NaN
+    if np.ma.is_masked(vectors):  # masked values become NaN
         vectors = np.ma.filled(vectors.astype(np.float64), np.nan)
     dtypes = np.atleast_1d(getattr(values, "dtypes", np.empty(0))).tolist()  # of pandas
     numeric = bool(dtypes) and all(getattr(dtype, "kind", "O") in "fiu" for dtype in dtypes)
-    if numeric and vectors.dtype.kind == "O":  # with types that may be missing
+    if numeric and vectors.dtype.kind == "O":  # nullable types
         vectors = values.to_numpy(np.float64, na_value=np.nan)
     if not isinstance(vectors, np.ndarray):
         if hasattr(vectors, "__array__"):
             vectors = np.asarray(vectors)
         elif isinstance(vectors, str | bytes | Mapping) or not isinstance(vectors, Collection):
-            raise _no_vectors(type(vectors).__name__)
+            raise _not_vectors(type(vectors).__name__)
     if not isinstance(vectors, np.ndarray) or vectors.dtype.kind == "O":
         vectors = _stacked([as_numpy(row) for row in vectors])
     if vectors.dtype.kind == "V" and vectors.dtype.names is None:  # bfloat16, for instance
         try:
             vectors = vectors.astype(np.float32)
         except (TypeError, ValueError):
-            raise _no_vectors(str(vectors.dtype)) from None
+            raise _not_vectors(str(vectors.dtype)) from None
     if vectors.dtype.kind not in "fiu":
-        raise _no_vectors("str" if vectors.dtype.kind == "U" else str(vectors.dtype))
+        raise _not_vectors("str" if vectors.dtype.kind == "U" else str(vectors.dtype))
     if not vectors.ndim:
-        raise _no_vectors("a number")
+        raise _not_vectors("a number")
     return np.asarray(vectors)
 
 
@@ -214,7 +205,7 @@ def _of_tensor(tensor: Any) -> NDArray[Any]:
         except TypeError:  # NumPy has no bfloat16, nor floats of 8 bits
             array = tensor.detach().float().cpu().numpy()
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise InvalidData(f"the tensor has no NumPy array ({error}): pass an array") from error
+        raise InvalidData(f"the tensor cannot be converted ({error}): pass an array") from error
     return array
 
 
@@ -228,14 +219,14 @@ def _stacked(rows: list[Any]) -> NDArray[Any]:
     try:
         array = np.asarray(rows)
     except ValueError as error:
-        raise InvalidData(f"vectors are no array (n, d) of numbers: {error}") from None
+        raise InvalidData(f"vectors are not an array (n, d) of numbers: {error}") from None
     if array.dtype.kind != "O":
         return array
     for kind in set(map(type, array.ravel().tolist())):
         if not issubclass(kind, (Real, Decimal, type(None))) or issubclass(kind, bool):
-            raise _no_vectors(kind.__name__)
+            raise _not_vectors(kind.__name__)
     return array.astype(np.float64)  # None becomes NaN
 
 
-def _no_vectors(kind: str) -> InvalidData:
+def _not_vectors(kind: str) -> InvalidData:
     return InvalidData(f"vectors are of type {kind}: pass real numbers, as an array (n, d)")

@@ -1,4 +1,4 @@
-"""How a process uses PyTorch: precision, state that threads change together, memory and copies."""
+"""PyTorch in this process: precision, state shared by threads, memory and copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rcir.errors import InvalidConfig
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 _lock = Lock()
-_shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside, and what undoes
+_shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside, and the undoing
 
 
 @contextmanager
@@ -30,11 +30,6 @@ def shared_by_threads(
     Args:
         key: identifies the state.
         change: makes and undoes the change.
-
-    Example:
-        >>> from contextlib import nullcontext
-        >>> with shared_by_threads("lamp", nullcontext):
-        ...     pass
     """
     with _lock:
         count, stack = _shared.get(key, (0, ExitStack()))
@@ -56,17 +51,15 @@ def shared_by_threads(
 def full_precision() -> Iterator[None]:
     """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
 
-    The settings belong to the process: they apply to all of its threads until the last one leaves.
+    The settings apply to all threads of the process until the last one leaves.
 
     Raises:
-        InvalidConfig: the environment variable NVIDIA_TF32_OVERRIDE is 1, which no setting of
-            PyTorch overrides.
+        InvalidConfig: NVIDIA_TF32_OVERRIDE is 1, which no setting of PyTorch overrides.
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
         raise InvalidConfig(
-            "the environment variable NVIDIA_TF32_OVERRIDE is 1, so that GPUs round float32 to "
-            "TF32 whatever PyTorch is told, and embeddings would differ from those of the "
-            "calibration: unset NVIDIA_TF32_OVERRIDE, or set it to 0"
+            "the environment variable NVIDIA_TF32_OVERRIDE is 1, so that embeddings on GPUs would "
+            "differ from those of the calibration: unset NVIDIA_TF32_OVERRIDE, or set it to 0"
         )
     with (
         shared_by_threads(full_precision, _ieee),
@@ -79,7 +72,7 @@ def full_precision() -> Iterator[None]:
 @contextmanager
 def _ieee() -> Iterator[None]:
     backends: Any = torch.backends
-    # Of each operation by itself: the getters of all at once raise where a caller set some.
+    # Each operation by itself, since the common getters raise if a caller set some of them.
     operations = (
         *(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn),
         *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
@@ -91,7 +84,7 @@ def _ieee() -> Iterator[None]:
 
     before = [operation.fp32_precision for operation in operations]
     set_ieee()
-    # The older settings have to agree with these: otherwise whoever reads them gets an error.
+    # The older settings have to agree with these, or reading them raises an error.
     matmul, tf32 = torch.get_float32_matmul_precision(), True
     with suppress(RuntimeError):  # the older setting contradicts the newer ones
         tf32 = backends.cudnn.allow_tf32
@@ -108,11 +101,11 @@ def _ieee() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees for what it allocates next, from now on.
+    """Let this process reuse freed memory from now on.
 
-    glibc gives every freed block of more than 32 MiB back to the system, and each new one is
-    cleared page by page: of networks on photographs, that takes as long as the arithmetic. Nothing
-    happens where another library allocates.
+    glibc returns every freed block of more than 32 MiB to the system, which clears new ones page by
+    page. For networks on photographs, that takes as long as the arithmetic. Other allocators are
+    not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -121,7 +114,7 @@ def keep_freed_memory() -> None:
 
 
 def copied(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Values on a device; to a GPU through page-locked memory, so that nothing waits for them."""
+    """Copy values to a device; to a GPU through page-locked memory, without waiting."""
     tensor = torch.from_numpy(values)
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)

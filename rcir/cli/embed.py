@@ -37,8 +37,7 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shards",
         type=int,
-        help="number of files to write, each when its pictures are embedded; those that are there "
-        "are kept",
+        help="files to write, each when its pictures are embedded; finished ones are kept",
     )
     add_max_pixels(parser)
     parser.add_argument(
@@ -48,7 +47,7 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--projected",
         action="store_true",
-        help="of a CLIP model of transformers, the vector that it compares with texts",
+        help="for a CLIP model of transformers, the vector that it compares with texts",
     )
     parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
     parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
@@ -57,8 +56,8 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=0.01,
         help="unreadable pictures that are left out: a number, or a share below 1, of which any "
-        "above 0 allows at least one (default: 0.01); NAME.rejects.csv beside the output lists all "
-        "of them, also if there are more, which is an error",
+        "above 0 allows at least one (default: 0.01); more are an error; NAME.rejects.csv beside "
+        "the output lists them",
     )
     parser.add_argument(
         "--batch", type=int, help="pictures in a forward pass (default: as many as fit)"
@@ -89,15 +88,11 @@ def run_embed(options: Namespace) -> None:
     from rcir.torch_settings import keep_freed_memory
 
     output, shards = options.output, options.shards
-    is_parquet = output.suffix == ".parquet"
-    if (
-        is_parquet != (shards is None)
-        or not output.parent.is_dir()
-        or (shards is not None and shards < 1)
-    ):
+    is_valid = output.suffix == ".parquet" if shards is None else output.suffix != ".parquet"
+    if not is_valid or not output.parent.is_dir() or (shards is not None and shards < 1):
         raise InvalidConfig(
-            f"--output is {output}: give a file that ends in .parquet, in a folder that is there; "
-            "or, with --shards and a number from 1, a folder"
+            f"--output is {output}; it must be a .parquet file in an existing folder, or with "
+            "--shards, a number of at least 1, a folder"
         )
     check_max_rejects(options.max_rejects, "--max-rejects")
     pictures = list_pictures(options.pictures)
@@ -105,11 +100,11 @@ def run_embed(options: Namespace) -> None:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     if "time" not in pictures.columns and any(times := capture_times(pictures.paths)):
         pictures = replace(pictures, columns=dict(pictures.columns) | {"time": times})
-    files = _files(output, shards, len(pictures))
-    encoder, preprocessing, name = _model(options.model, options.checkpoint, options.projected)
+    files = _plan_files(output, shards, len(pictures))
+    encoder, preprocessing, name = _load_model(options.model, options.checkpoint, options.projected)
     if options.max_pixels is not None:
         preprocessing = replace(preprocessing, max_pixels=options.max_pixels)
-    batch = _batch(options, encoder, preprocessing)
+    batch = _choose_batch(options, encoder, preprocessing)
     console.print(f"{batch} pictures in a forward pass")
     bar = progress_bar()
     task = bar.add_task("pictures", total=len(pictures))
@@ -125,30 +120,29 @@ def run_embed(options: Namespace) -> None:
     )
     with bar, embedding.open() as opened:
         for file, rows in files.items():
-            some = pictures[rows]
-            parts = file.with_name(f"{'' if shards is None else '.'}{file.name}.parts")
-            embedder = replace(opened, folder=parts)
+            part = pictures[rows]
+            finished = file.with_name(f"{'' if shards is None else '.'}{file.name}.parts")
+            embedder = replace(opened, folder=finished)
             source = None
             if shards is not None:
-                source = _source(encoder, preprocessing, some)
-                if written := _written(file, some, name, source, preprocessing):
-                    dim, earlier = written
-                    rejects |= earlier
+                source = _digest_source(encoder, preprocessing, part)
+                if earlier := _read_shard(file, part, name, source, preprocessing):
+                    dim, earlier_rejects = earlier
+                    rejects |= earlier_rejects
                     embedder.clear()
-                    bar.advance(task, len(some))
+                    bar.advance(task, len(part))
                     continue
-            vectors, bad_rows = embedder.embed_readable(encoder, preprocessing, some.paths)
-            bad = {some.ids[row]: reason for row, reason in bad_rows.items()}
+            vectors, bad_rows = embedder.embed_readable(encoder, preprocessing, part.paths)
+            bad = {part.ids[row]: reason for row, reason in bad_rows.items()}
             rejects |= bad
-            # Else the parts are kept: what is embedded is not embedded again.
-            if len(rejects) <= allowed:
+            if len(rejects) <= allowed:  # or else finished blocks are kept for the next command
                 if vectors is None:
                     raise InvalidImage(
-                        f"none of the {len(some):,} pictures for {file} can be read, for instance "
-                        f"{some.ids[0]}: {bad_rows[0]}; leave them out, or write fewer shards"
+                        f"none of the {len(part):,} pictures for {file} can be read, such as "
+                        f"{part.ids[0]}: {bad_rows[0]}; leave them out, or write fewer shards"
                     )
-                some = some.without(bad_rows)
-                dim = _write(vectors, some, file, name, shards or 1, source, bad)
+                part = part.without(bad_rows)
+                dim = _write(vectors, part, file, name, shards or 1, source, bad)
                 embedder.clear()
     table = output.with_name(f"{output.name.removesuffix('.parquet')}.rejects.csv")
     if line := tolerate(rejects, len(pictures), options.max_rejects, table):
@@ -157,8 +151,8 @@ def run_embed(options: Namespace) -> None:
     console.print(f"{output}: {contents}", soft_wrap=True)
 
 
-def _batch(options: Namespace, encoder: Encoder, preprocessing: Preprocessing) -> int:
-    """The number of pictures in a forward pass, given or by the memory that they take."""
+def _choose_batch(options: Namespace, encoder: Encoder, preprocessing: Preprocessing) -> int:
+    """Return the number of pictures in a forward pass, as requested or as fits into memory."""
     import torch
 
     from rcir.encoders.batches import BATCH
@@ -181,7 +175,7 @@ def _write(
     source: str | None,
     rejects: Mapping[str, str],
 ) -> int:
-    """Write the vectors of pictures to one file; returns the number of dimensions."""
+    """Write the vectors of pictures to a file, and return their number of dimensions."""
     import numpy as np
 
     from rcir.data.vector_files import write_vectors
@@ -194,15 +188,15 @@ def _write(
     return int(vectors.shape[1])
 
 
-def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
-    """The files to write, and which pictures go into each."""
+def _plan_files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
+    """Return the files to write, and the pictures of each."""
     from rcir.data.vector_files import shard_name
     from rcir.errors import InvalidConfig
 
     if shards is None:
         return {output: slice(None)}
     if shards > n:
-        raise InvalidConfig(f"--shards is {shards}, and there are {n} pictures: give fewer")
+        raise InvalidConfig(f"--shards is {shards}, and there are fewer pictures: {n}")
     output.mkdir(exist_ok=True)
     ends = [n * number // shards for number in range(shards + 1)]
     rows = map(slice, ends, ends[1:])
@@ -210,32 +204,31 @@ def _files(output: Path, shards: int | None, n: int) -> dict[Path, slice]:
     written = (path for path in sorted(output.iterdir()) if not path.name.startswith("."))
     if other := next((path.name for path in written if path not in files), None):
         raise InvalidConfig(
-            f"{output} holds {other}, which is none of the {shards} files to write: choose another "
-            "folder, or the --shards that it was begun with"
+            f"{output} contains {other}, which is not one of the {shards} files to write: choose "
+            "another folder, or the --shards that it was started with"
         )
     return files
 
 
-def _source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) -> str:
-    """A digest of all that the file of a shard is made of."""
+def _digest_source(encoder: Encoder, preprocessing: Preprocessing, pictures: Pictures) -> str:
+    """Return a digest of all that determines the file of a shard."""
     from rcir.encoders.embedder import digest_blocks
 
     (images,) = digest_blocks(encoder, preprocessing, [pictures.paths])
-    state = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=_plain)
+
+    def encode(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
+    state = json.dumps([images, list(pictures.ids), dict(pictures.columns)], default=encode)
     return hashlib.sha256(state.encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    """Convert an array, a date or another value that JSON does not have."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def _written(
+def _read_shard(
     file: Path, pictures: Pictures, model: str, source: str, preprocessing: Preprocessing
 ) -> tuple[int, dict[str, str]] | None:
-    """Return the dimensions of the vectors in a complete file of these pictures, and its rejects.
+    """Return the dimensions of the vectors in a file of these pictures, and its rejects.
 
-    None if there is no such file, or if one of its rejects can be read now.
+    None if there is no such file, or if one of its rejects is readable now.
     """
     from pyarrow import ArrowException, parquet
 
@@ -248,14 +241,14 @@ def _written(
         table = parquet.read_table(file, columns=["id"])
         dim = parquet.read_schema(file).field("vector").type.list_size
     except (ArrowException, OSError, KeyError, AttributeError) as error:
-        raise InvalidConfig(f"{file} is no shard of vectors ({error}): remove it") from error
+        raise InvalidConfig(f"{file} is not a shard of vectors ({error}): remove it") from error
     metadata = table.schema.metadata or {}
     same = metadata.get(MODEL.encode()) == model.encode()
     rejects: dict[str, str] = json.loads(metadata.get(REJECTS.encode(), "{}"))
     ids = [name for name in pictures.ids if name not in rejects]
     if not same or table["id"].to_pylist() != ids:
         raise InvalidConfig(
-            f"{file} is of other pictures, or of another model: remove it, or choose another folder"
+            f"{file} is of other pictures or another model: remove it, or choose another folder"
         )
     if metadata.get(SOURCE.encode()) != source.encode():
         return None
@@ -266,10 +259,10 @@ def _written(
     return int(dim), {pictures.ids[rejected[n]]: reason for n, reason in faults.items()}
 
 
-def _model(
+def _load_model(
     model: str, checkpoint: str | None, projected: bool
 ) -> tuple[Encoder, Preprocessing, str]:
-    """An encoder, its preprocessing, and its name with a digest of weights and preprocessing."""
+    """Return an encoder, its preprocessing, and its name with a digest of both."""
     import timm
 
     from rcir.encoders import EncoderConfig, build_encoder, model_preprocessing
@@ -278,7 +271,7 @@ def _model(
     from rcir.runs.folder import find_run
 
     if not Path(model).exists() and timm.is_model(model):
-        raise InvalidConfig(f"{model} is the name of a timm model: give --model timm:{model}")
+        raise InvalidConfig(f"--model {model} must be timm:{model}")
     encoder: Encoder
     if is_of_hub(model):
         config = EncoderConfig(
@@ -294,8 +287,8 @@ def _model(
     else:
         if checkpoint is not None or projected:
             raise InvalidConfig(
-                "--checkpoint and --projected are for models of hubs, such as timm:resnet18; "
-                f"{model} has its own weights: leave them out"
+                f"--checkpoint and --projected are for models of hubs, and {model} is not one: "
+                "leave them out"
             )
         trained = find_run(model)
         encoder, preprocessing, model = trained.encoder(), trained.preprocessing, trained.path.name

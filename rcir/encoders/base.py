@@ -108,12 +108,7 @@ class EncoderConfig:
         self.method_options()
 
     def method_options(self) -> Any:
-        """Return all options of the method, as its `Options`.
-
-        Example:
-            >>> EncoderConfig("tripreg", options={"unit": True}).method_options()
-            TripRegOptions(variance_hidden=128, unit=True)
-        """
+        """Return all options of the method, as its `Options`."""
         kind = find_method(self.method).Options
         require_options(f"encoder.options of {self.method}", kind, self.options)
         return kind(**self.options)
@@ -439,11 +434,6 @@ def require_variance(embedding: Embedding) -> Tensor:
 
 
 def method_name(kind: type[Encoder]) -> str:
-    """Return the name by which `find_method` finds a class.
-
-    Example:
-        >>> method_name(find_method("btl"))
-        'btl'
-    """
+    """Return the name by which `find_method` finds a class."""
     path = import_path(kind)
     return next((name for name, known in METHODS.items() if known == path), path)

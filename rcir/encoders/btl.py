@@ -67,7 +67,6 @@ class BayesianTriplet(Encoder):
         return Embedding(mean, variance, variance.squeeze(1))
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """Return the Bayesian triplet loss of each tuple, (b,)."""
         variance = tuples.by_role(require_variance(tuples.images))
         return bayesian_tuple_loss(tuples.vectors, variance, tuples.valid, options)
 

@@ -70,12 +70,10 @@ class DeepEnsemble(Encoder):
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
-        """Return deterministic encoders, one per member."""
         options = config.method_options()
         return [replace(config, method="deterministic", options={})] * options.members
 
     def take_members(self, members: Sequence[Encoder]) -> None:
-        """Load the weights of the trained members."""
         for slot, member in zip(self.members, members, strict=True):
             slot.load_state_dict(member.state_dict())
 

@@ -87,7 +87,6 @@ class NormSoftmax(Deterministic):
         self.proxies = nn.Parameter(torch.randn(self.options.classes, config.dim) * 0.1)
 
     def check_labels(self, count: int) -> None:
-        """Raise `InvalidConfig` if there are more labels than proxies."""
         if count > len(self.proxies):
             raise InvalidConfig(
                 f"encoder.options.classes is {len(self.proxies)}; it must be at least {count}, the "
@@ -95,5 +94,4 @@ class NormSoftmax(Deterministic):
             )
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
-        """Return the normalised softmax loss of each image, (b,)."""
         return norm_softmax_loss(embedding.vectors, self.proxies, labels, options.temperature)

@@ -144,15 +144,6 @@ class Embedder:
         """Return the embedder with replicas that stay, with their CPUs and GPUs, during the block.
 
         Copies with another folder or progress share them.
-
-        Example:
-            >>> from rcir.encoders import EncoderConfig, build_encoder
-            >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
-            >>> with Embedder(num_workers=0).open() as embedder:
-            ...     for images in np.zeros((2, 5, 8, 16), np.uint8):
-            ...         print(len(embedder(encoder, Preprocessing(), images)))
-            5
-            5
         """
         if self.num_workers == 0 or self.replicas is not None:
             yield self

@@ -468,12 +468,7 @@ HUBS: dict[str, type[HubBackbone]] = {  # by what precedes the colon of a name
 
 
 def is_of_hub(backbone: str) -> bool:
-    """Return whether the name of a backbone is one of a model hub.
-
-    Example:
-        >>> is_of_hub("timm:resnet18"), is_of_hub("resnet50")
-        (True, False)
-    """
+    """Return whether the name of a backbone is one of a model hub, such as "timm:resnet18"."""
     return ":" in backbone
 
 

@@ -110,13 +110,6 @@ class BaseFeatures(Encoder):
         super().__init__(base.config)
         self.base = base
 
-    @property
-    def length(self) -> int:
-        """C of the features."""
-        if isinstance(self.base, Pretrained):
-            return self.base.config.dim
-        return cast(nn.Linear, self.base.mean_head[1]).in_features
-
     def forward(self, images: Tensor) -> Embedding:
         base = self.base
         pool, last = (
@@ -145,7 +138,9 @@ class ProbabilisticFaceEmbedding(Encoder):
         base = kind(base_config(self.config), channels, size)
         self.of_base = BaseFeatures(base)
         self.config = replace(self.config, dim=base.config.dim)
-        self.variance_branch = VarianceBranch(self.of_base.length, base.config.dim)
+        last = None if isinstance(base, Pretrained) else cast(nn.Linear, base.mean_head[1])
+        length = base.config.dim if last is None else last.in_features
+        self.variance_branch = VarianceBranch(length, base.config.dim)
         self.requires_grad_(False)
 
     @classmethod
@@ -154,7 +149,6 @@ class ProbabilisticFaceEmbedding(Encoder):
         return [] if config.method_options().ready else [base_config(config)]
 
     def take_members(self, members: Sequence[Encoder]) -> None:
-        """Load the weights of the trained base."""
         (member,) = members
         self.of_base.base.load_state_dict(member.state_dict())
 

@@ -61,6 +61,5 @@ class TripReg(Encoder):
         return Embedding(vectors, variance, variance.squeeze(1))
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """Return the heteroscedastic triplet loss of each tuple, (b,)."""
         variance = tuples.by_role(require_variance(tuples.images))
         return heteroscedastic_tuple_loss(tuples.vectors, variance, tuples.valid)

@@ -81,7 +81,6 @@ class VonMisesFisher(Encoder):
         return Embedding(mean, uncertainty=dispersion.squeeze(1), extra=extra)
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """Return the von Mises-Fisher triplet loss of each tuple, (b,)."""
         concentration = tuples.by_role(_concentration(tuples.images))
         return vmf_tuple_loss(tuples.vectors, concentration, tuples.valid, options)
 

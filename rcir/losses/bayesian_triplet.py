@@ -108,10 +108,7 @@ def bayesian_tuple_loss(
 ) -> Tensor:
     """Return the loss of each tuple, (b,): the mean over its triplets, plus weighted divergences.
 
-    Args:
-        mean, variance: of the tuples; variances are (..., 1) or (..., d).
-        valid: (b, j) bool; negatives that count. Each anchor has at least one.
-        options: margin, epsilon and weight of the divergences.
+    Variances are (..., 1) or (..., d); for `valid` see `point_tuple_loss`.
     """
     losses = order_nll(*triplet_moments(mean, variance), options.margin, options.epsilon)
     nll = mean_of_valid(losses, valid)

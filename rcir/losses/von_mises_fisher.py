@@ -196,11 +196,7 @@ def vmf_tuple_loss(
 ) -> Tensor:
     """Return the loss of each tuple, (b,): the mean over its triplets, plus weighted divergences.
 
-    Args:
-        mean: of the tuples, of unit length.
-        concentration: of the tuples, (..., 1), above 0.
-        valid: (b, j) bool; negatives that count. Each anchor has at least one.
-        options: margin and weight of the divergences.
+    Means have unit length, concentrations (..., 1) are above 0; for `valid` see `point_tuple_loss`.
     """
     terms = vmf_image_terms(concentration, mean.anchor.shape[-1])
     nll = mean_of_valid(order_nll(*vmf_triplet_moments(mean, terms), options.margin), valid)

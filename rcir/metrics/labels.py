@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
 VOTERS = 30  # candidates whose labels are counted as votes
-MAX_TABLE_RATIO = 8  # range of labels, per column, up to which they are looked up in a table
+MAX_TABLE_RATIO = 8  # range of labels, per column, up to which a table is used
 
 
 def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, depth) number of candidates before a candidate that share its label.
+    """Count the candidates (n, depth) before each candidate that share its label.
 
     Example:
         >>> earlier_of_same_label(np.array([[7, 4, 7, 7]])).tolist()
@@ -24,7 +24,7 @@ def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     lowest, span = _span(labels)
     if span.bit_length() + bits > 63:
         labels, lowest = np.unique(labels, return_inverse=True)[1].reshape(labels.shape), 0
-    # Each label with its column as one number: sorting these is far faster than an argsort.
+    # Label and column in one number, since sorting numbers is much faster than an argsort.
     places = np.arange(depth)
     ordered = np.sort((labels - lowest) << bits | places, axis=1)
     columns = ordered & (1 << bits) - 1
@@ -38,7 +38,7 @@ def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n, depth) columns of the nearest candidate of each label, ascending, then -1.
+    """Return columns (n, depth) of the nearest candidate of each label, ascending, then -1.
 
     Example:
         >>> first_of_each_label(np.array([[7, 4, 7, 2]])).tolist()
@@ -53,13 +53,13 @@ def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(n, depth) True where no candidate before has the same label."""
+    """Return (n, depth) True where no earlier candidate has the same label."""
     n, depth = labels.shape
     lowest, span = _span(labels)
     if span > MAX_TABLE_RATIO * depth:
         return np.asarray(earlier_of_same_label(labels) == 0)
-    # The column of each label, written from the last candidate to the first, so that the first one
-    # stays. One-dimensional and contiguous, because NumPy may otherwise write in another order.
+    # The column of each label, written from the last candidate to the first. One-dimensional and
+    # contiguous, because NumPy may otherwise write in another order.
     numbers = cells(labels - lowest, span).ravel()
     columns = np.tile(np.arange(depth, dtype=np.min_scalar_type(depth)), n)
     table = np.empty(span * n, columns.dtype)
@@ -70,7 +70,7 @@ def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 def count_votes(
     labels: NDArray[np.int64], counted: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """(n, k) number of the first 30 candidates that have a label.
+    """Count the first 30 candidates that have a label, (n, k).
 
     Args:
         labels: (n, depth) of the candidates.
@@ -96,14 +96,14 @@ def count_votes(
 def take_columns(
     values: NDArray[Any], columns: NDArray[np.int64], filler: float | bool
 ) -> NDArray[Any]:
-    """(n, k) values of an array (n, depth) at columns (n, k) of each row; `filler` at column -1."""
+    """Return values (n, k) of an array (n, depth) at columns of each row; `filler` at -1."""
     selected = values.take(cells(columns, values.shape[1]))
     selected[columns < 0] = filler
     return selected
 
 
 def cells(columns: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Positions in a flattened array (n, width) of (n, k) columns of its rows.
+    """Return positions in a flattened array (n, width) of columns (n, k) of its rows.
 
     Example:
         >>> cells(np.array([[2, 0], [1, 1]]), 3).tolist()

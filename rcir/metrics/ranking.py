@@ -13,7 +13,7 @@ from rcir.errors import InvalidData
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
-BLOCK_CELLS = 2**17  # candidates per block, so that intermediate results fit into a CPU's cache
+BLOCK_CELLS = 2**17  # candidates per block, whose intermediate results fit into a CPU's cache
 
 
 def check_columns(**arrays: NDArray[Any]) -> None:
@@ -27,7 +27,7 @@ def check_columns(**arrays: NDArray[Any]) -> None:
         if unusable:
             raise InvalidData(
                 f"{unusable} of {values.size} values of {name} are NaN or infinite: leave those "
-                "queries out of every array (a query without a match has no average precision)"
+                "queries out (a query without a match has no average precision)"
             )
 
 
@@ -40,31 +40,22 @@ def check_rankings(relevant: NDArray[np.bool_], totals: Integers) -> None:
         )
     if relevant.dtype != np.bool_ or totals.dtype.kind not in "iu":
         raise InvalidData(
-            f"relevant is of type {relevant.dtype}, totals of {totals.dtype}; they must be bool "
-            "and integer"
+            f"relevant has type {relevant.dtype}, totals {totals.dtype}; they must be bool and "
+            "integer"
         )
     excess = int(np.count_nonzero(totals < np.count_nonzero(relevant, axis=1)))
     if excess:
         raise InvalidData(
             f"totals of {excess} queries are below the number of matches in their ranking: count "
-            "the matches in the whole gallery, the query itself left out of both"
+            "matches in the whole gallery, without the query itself in either"
         )
 
 
-def check_k(k: int, depth: int) -> None:
-    """Raise `InvalidData` unless 1 <= k <= depth."""
-    if not 1 <= k <= depth:
-        raise InvalidData(f"k is {k}; allowed is 1 to {depth}, the depth of the rankings")
-
-
 def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The rank of each query's first true match.
+    """Return the rank (n,) of each query's first match, from 1, or infinity without one.
 
     Args:
-        relevant: (n, depth), whether the candidate at that rank is a true match, nearest first.
-
-    Returns:
-        (n,) ranks from 1; infinite where no candidate matches.
+        relevant: (n, depth), whether the candidate at that rank matches, nearest first.
 
     Example:
         >>> first_match_ranks(np.array([[False, True, True], [False, False, False]]))
@@ -74,11 +65,11 @@ def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def recall_at_k(ranks: NDArray[np.floating[Any]], k: int) -> float:
-    """The fraction of queries with a true match among the first k candidates.
+    """Return the fraction of queries with a match among the first k candidates.
 
     Args:
-        ranks: (n,) of `first_match_ranks`, n >= 1; a query whose gallery holds no match at all
-            counts as a miss: leave it out before, if that is not meant.
+        ranks: (n,) of `first_match_ranks`, n >= 1. A query without a match in the gallery counts as
+            a miss, unless it is left out before.
         k: at least 1.
 
     Example:
@@ -91,24 +82,22 @@ def recall_at_k(ranks: NDArray[np.floating[Any]], k: int) -> float:
 def average_precision_at_k(
     relevant: NDArray[np.bool_], totals: Integers, k: int
 ) -> NDArray[np.float64]:
-    """Average precision of the first k candidates of each query; its mean is mAP@k.
+    """Return the average precision of the first k candidates of each query; its mean is mAP@k.
 
-    The precision at each rank up to k that holds a match, summed and divided by min(R, k), the
-    number of matches that k candidates can hold at most. At k = 1 its mean is recall at 1
-    (Warburg et al., ICCV 2021, section 4).
+    The sum of the precisions at the ranks up to k that hold a match, divided by min(R, k) (Warburg
+    et al., ICCV 2021, section 4). At k = 1 its mean is recall at 1.
 
     Args:
-        relevant: (n, depth) bool, whether the candidate at that rank is a true match, nearest
-            first.
-        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
+        relevant: (n, depth) bool, whether the candidate at that rank matches, nearest first.
+        totals: (n,) R, number of matches in the whole gallery, without the query itself.
         k: 1 to depth.
 
     Returns:
         (n,) in [0, 1]; NaN where R is 0, so that `np.nanmean` is the mean over the other queries.
 
     Raises:
-        InvalidData: shapes or types do not fit, a ranking holds more matches than R, or k is not
-            within 1 to depth.
+        InvalidData: shapes or types do not fit, a ranking holds more matches than R, or k is out of
+            range.
 
     Example:
         >>> ranking = np.array([[True, False, True, False]])
@@ -116,24 +105,26 @@ def average_precision_at_k(
         array([0.5556])
     """
     check_rankings(relevant, totals)
-    check_k(k, relevant.shape[1])
+    _check_k(k, relevant.shape[1])
     return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
 
 
+def _check_k(k: int, depth: int) -> None:
+    if not 1 <= k <= depth:
+        raise InvalidData(f"k is {k}; allowed is 1 to {depth}, the depth of the rankings")
+
+
 def average_precision(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
-    """Average precision of each query's whole ranking; its mean is mAP.
+    """Return the average precision of each query's whole ranking; its mean is mAP.
 
-    The precision at the rank of each match, averaged over all matches.
-
-    Args:
-        relevant: (n, depth) bool, nearest first, deep enough to hold every match.
-        totals: (n,) R, number of true matches in the whole gallery, the query itself left out.
+    It is the precision at the rank of each match, averaged over all matches. Arguments are those of
+    `average_precision_at_k`, with rankings deep enough to hold every match.
 
     Returns:
         (n,) in [0, 1]; NaN where R is 0.
 
     Raises:
-        InvalidData: shapes or types do not fit, or some match is not in the ranking.
+        InvalidData: shapes or types do not fit, or a match is not in the ranking.
 
     Example:
         >>> ranking = np.array([[True, False, True, False]])
@@ -141,23 +132,19 @@ def average_precision(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[
         array([0.8333])
     """
     check_rankings(relevant, totals)
-    short = int(np.count_nonzero(np.count_nonzero(relevant, axis=1) < totals))
-    if short:
+    if short := int(np.count_nonzero(np.count_nonzero(relevant, axis=1) < totals)):
         raise InvalidData(
-            f"rankings of {short} queries do not hold all of their matches: rank the whole "
-            "gallery, or use average_precision_at_k"
+            f"rankings of {short} queries lack matches: rank the whole gallery, or use "
+            "average_precision_at_k"
         )
     return per_match(precision_sums(relevant, relevant.shape[1]), totals)
 
 
 def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> float:
-    """The mean over classes of each class's mean, which large classes do not dominate.
-
-    The micro mean, over queries, is `np.nanmean(values)`.
+    """Return the mean over classes of each class's mean, which large classes do not dominate.
 
     Args:
-        values: (n,) such as average precisions; NaN ones are left out, and so is a class that has
-            no others.
+        values: (n,) such as average precisions; NaN and classes with nothing else are left out.
         classes: (n,) labels of the queries.
 
     Raises:
@@ -171,24 +158,20 @@ def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> floa
     if values.ndim != 1 or values.shape != classes.shape or not present.any():
         raise InvalidData(
             f"values have shape {values.shape}, {np.count_nonzero(present)} of them not NaN, "
-            f"classes {classes.shape}; needed is (n,) for both and a value that is not NaN"
+            f"classes {classes.shape}; needed is (n,) for both, and at least one value"
         )
-    _, of = np.unique(classes[present], return_inverse=True)
-    return float(np.mean(np.bincount(of, weights=values[present]) / np.bincount(of)))
+    _, numbers = np.unique(classes[present], return_inverse=True)
+    return float(np.mean(np.bincount(numbers, values[present]) / np.bincount(numbers)))
 
 
 def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArray[np.float64]:
-    """The sum of each query's precisions at the ranks that hold a match, up to a limit.
+    """Return the sum (n,) of each query's precisions at the ranks of matches, up to a limit.
 
-    Only matches cost time, so that a whole ranking of a large gallery is cheap, and nothing is
-    looked at beyond the limit.
+    Only matches up to the limit cost time, so that whole rankings of a large gallery are cheap.
 
     Args:
         relevant: (n, depth) bool, nearest first.
         limit: the last rank that counts, of all queries or (n,) of each.
-
-    Returns:
-        (n,), above 0 where a match is within the limit.
 
     Example:
         >>> precision_sums(np.array([[False, True, True], [True, False, True]]), 2).tolist()
@@ -211,7 +194,7 @@ def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArra
 
 
 def per_match(sums: NDArray[np.float64], matches: Integers) -> NDArray[np.float64]:
-    """`sums` divided by `matches` of the same shape; NaN where there is no match."""
+    """Divide sums by numbers of matches of the same shape; NaN where there is none."""
     mean = np.full(sums.shape, np.nan)
     np.divide(sums, matches, out=mean, where=matches > 0)
     return mean
@@ -219,16 +202,14 @@ def per_match(sums: NDArray[np.float64], matches: Integers) -> NDArray[np.float6
 
 @dataclass(frozen=True)
 class RankingScores:
-    """The quality of n rankings, query by query and on average.
-
-    Means are over the queries that have a match in the gallery.
+    """Quality of n rankings, by query and on average over queries with a match in the gallery.
 
     Attributes:
-        ks: numbers of candidates, as they were asked for.
+        ks: numbers of candidates.
         hits: (n, number of ks) whether a match is among the first k.
         average_precisions: (n, number of ks) `average_precision_at_k`; NaN without a match.
         average_precisions_at_r: (n,) average precision of the first R candidates, R the number of
-            matches (Musgrave et al., ECCV 2020); NaN without a match, None where the rankings are
+            matches (Musgrave et al., ECCV 2020); NaN without a match, None if the rankings are
             shallower than the largest R.
         unmatched: number of queries without a match in the gallery.
     """
@@ -241,20 +222,20 @@ class RankingScores:
 
     @property
     def recall(self) -> dict[int, float]:
-        """R@k for each k: the fraction of queries with a match among the first k."""
+        """R@k by k: the fraction of queries with a match among the first k."""
         matched = len(self.hits) - self.unmatched
         hits = np.count_nonzero(self.hits, axis=0)
         return {k: int(number) / matched for k, number in zip(self.ks, hits, strict=True)}
 
     @property
     def mean_average_precision(self) -> dict[int, float]:
-        """mAP@k for each k."""
+        """mAP@k by k."""
         means = np.nanmean(self.average_precisions, axis=0)
         return {k: float(mean) for k, mean in zip(self.ks, means, strict=True)}
 
     @property
     def map_at_r(self) -> float | None:
-        """MAP@R; None where the rankings are too shallow for it."""
+        """MAP@R; None if the rankings are too shallow."""
         values = self.average_precisions_at_r
         return None if values is None else float(np.nanmean(values))
 
@@ -262,17 +243,17 @@ class RankingScores:
 def score_rankings(
     relevant: NDArray[np.bool_], totals: Integers, ks: Sequence[int] = (1, 5, 10)
 ) -> RankingScores:
-    """R@k and mAP@k for each k, and MAP@R, at the cost of little more than MAP@R alone.
+    """Compute R@k and mAP@k for each k, and MAP@R.
 
     Args:
-        relevant: (n, depth) bool, whether the candidate at that rank is a true match, nearest
-            first; for MAP@R, depth at least the largest total.
-        totals: (n,) number of true matches in the whole gallery, the query itself left out.
+        relevant: (n, depth) bool, whether the candidate at that rank matches, nearest first; for
+            MAP@R, depth at least the largest total.
+        totals: (n,) number of matches in the whole gallery, without the query itself.
         ks: numbers of candidates, 1 to depth each.
 
     Raises:
         InvalidData: shapes or types do not fit, a ranking holds more matches than its total, a k
-            is not within 1 to depth, or no query has a match.
+            is out of range, or no query has a match.
 
     Example:
         >>> rankings = np.array([[True, False, True], [False, True, False], [False, False, False]])
@@ -287,7 +268,7 @@ def score_rankings(
         raise InvalidData("ks is empty; needed is at least one number of candidates")
     depth = relevant.shape[1]
     for k in ks:
-        check_k(k, depth)
+        _check_k(k, depth)
     matched = int(np.count_nonzero(totals))
     if not matched:
         raise InvalidData("no query has a match in the gallery: there is nothing to score")

@@ -1,8 +1,4 @@
-"""Measures of how well an uncertainty separates right from wrong results.
-
-Expected calibration error, correlation with performance, sparsification, detection of other data
-sets.
-"""
+"""Quality of an uncertainty: calibration, correlation, sparsification, out-of-distribution."""
 
 from __future__ import annotations
 
@@ -37,10 +33,9 @@ class Reliability:
 
 
 def confidence(uncertainty: Floats, low: float, high: float) -> NDArray[np.float64]:
-    """One minus the uncertainty scaled from [low, high] to [0, 1] and clipped.
+    """Return one minus the uncertainty, scaled from [low, high] to [0, 1] and clipped.
 
-    `low` and `high` belong to queries other than the ones measured: a range taken from the
-    measured queries themselves moves with their outliers.
+    Take `low` and `high` from other queries than the measured ones, whose outliers would move them.
 
     Example:
         >>> confidence(np.array([0.5, 1.5, 9.0]), low=1.0, high=2.0)
@@ -53,11 +48,11 @@ def confidence(uncertainty: Floats, low: float, high: float) -> NDArray[np.float
 def reliability(
     confidence: Floats, correct: NDArray[np.bool_] | Floats, bins: int = 10
 ) -> Reliability:
-    """Recall at 1 by bins of confidence, of equal width (Warburg et al., ICCV 2021, section 4).
+    """Compute recall at 1 by bins of confidence (Warburg et al., ICCV 2021, section 4).
 
     Args:
         confidence: (n,) in [0, 1]; see `confidence`.
-        correct: (n,) whether the top-1 is a true match.
+        correct: (n,) whether the first candidate matches.
         bins: number of equal-width bins; 1.0 belongs to the last.
 
     Raises:
@@ -73,7 +68,7 @@ def reliability(
     if bins < 1 or not ((values >= 0) & (values <= 1)).all():
         raise InvalidData(
             f"confidences span {values.min():.4g} to {values.max():.4g} for {bins} bins; allowed "
-            "are 0 to 1 and at least 1 bin: scale them with `confidence`"
+            "are 0 to 1, and at least 1 bin"
         )
     numbers = np.minimum((values * bins).astype(np.int64), bins - 1)
     count = np.bincount(numbers, minlength=bins)
@@ -85,16 +80,16 @@ def reliability(
 
 
 def pearson(uncertainty: Floats, performance: Floats) -> float:
-    """Pearson's correlation of uncertainty and performance, query by query.
+    """Return Pearson's correlation of uncertainty and performance of queries.
 
-    Negative where uncertainty is worth something (Taha et al., 2019, with average precisions).
+    It is negative if the uncertainty is useful (Taha et al., 2019, with average precisions).
 
     Args:
         uncertainty: (n,) larger is less certain, n >= 2.
         performance: (n,) larger is better.
 
     Returns:
-        -1 to 1; NaN where one of the two is constant.
+        -1 to 1; NaN if one of the two is constant.
 
     Raises:
         InvalidData: shapes differ, there are fewer than two queries, or a value is NaN.
@@ -115,15 +110,15 @@ def pearson(uncertainty: Floats, performance: Floats) -> float:
 
 @dataclass(frozen=True)
 class Sparsification:
-    """The mean performance of the queries that are left, as ever more are left out.
+    """Mean performance of the remaining queries as more and more are left out.
 
     Attributes:
         fractions: (99,) of the queries left out, 0 to 0.98.
         curve: (99,) mean performance of the rest, the most uncertain left out first.
         oracle_curve: (99,) the same, the worst performing left out first.
         ausc: area under the curve, divided by the range of the fractions.
-        oracle: that of the oracle's curve: no order has more.
-        random: that of a random order, on average, which is the mean performance.
+        oracle: area under the oracle's curve, the largest possible.
+        random: expected area of a random order, the mean performance.
     """
 
     fractions: NDArray[np.float64]
@@ -135,27 +130,24 @@ class Sparsification:
 
 
 def sparsification(uncertainty: Floats, performance: NDArray[np.bool_] | Floats) -> Sparsification:
-    """Sparsification curve and the area under it, AUSC.
+    """Compute the sparsification curve and the area under it, AUSC.
 
     For r from 0 to 98 percent, the floor(n r / 100) most uncertain queries are left out. The area
-    is by trapezoids, so that a model that is always right has 1 (Warburg et al., NeurIPS 2023;
-    their own sum makes that 98/99).
+    is by trapezoids, so that a model that is always right has 1 (Warburg et al., NeurIPS 2023,
+    whose sum gives 98/99).
 
     Args:
-        uncertainty: (n,) larger is less certain; of the query, or its sum with that of its first
-            candidate. Of like ones, the first is left out first.
-        performance: (n,) larger is better, such as whether the top-1 is right or the average
-            precision, queries without a match left out.
+        uncertainty: (n,) larger is less certain. Of equal ones, the first is left out first.
+        performance: (n,) larger is better, such as the average precision; queries without a match
+            must be left out.
 
     Raises:
         InvalidData: shapes differ, there is no query, or a value is NaN.
 
     Example:
-        >>> found = sparsification(np.array([0.1, 0.2, 0.3, 0.9]), np.array([1, 1, 1, 0.0]))
-        >>> found.curve[[0, 24, 25]], found.random
-        (array([0.75, 0.75, 1.  ]), 0.75)
-        >>> found.ausc == found.oracle
-        True
+        >>> scores = sparsification(np.array([0.1, 0.2, 0.3, 0.9]), np.array([1, 1, 1, 0.0]))
+        >>> scores.curve[[0, 24, 25]], scores.random, scores.ausc == scores.oracle
+        (array([0.75, 0.75, 1.  ]), 0.75, True)
     """
     values = np.asarray(performance, np.float64)
     check_columns(uncertainty=uncertainty, performance=values)
@@ -173,7 +165,7 @@ def sparsification(uncertainty: Floats, performance: NDArray[np.bool_] | Floats)
 
 
 def _means_of_rest(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(99,) the means of what follows the first r percent."""
+    """Return the means (99,) of what follows the first r percent."""
     n = len(ordered)
     dropped = n * PERCENTS // 100
     sums = np.cumsum(ordered[::-1])[::-1]
@@ -182,12 +174,12 @@ def _means_of_rest(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class OutOfDistribution:
-    """Detection of out-of-distribution images, which are the positives, by uncertainty.
+    """Detection of out-of-distribution images, the positives, by uncertainty.
 
     Attributes:
-        auroc: area under the ROC curve: how often one of them is more uncertain than an image
-            in distribution, like values counted half.
-        auprc: average precision, which is the area under the precision-recall curve by steps.
+        auroc: area under the ROC curve: probability that one of them is more uncertain than an
+            image in distribution, ties counted half.
+        auprc: average precision, the area under the precision-recall curve by steps.
     """
 
     auroc: float
@@ -206,8 +198,8 @@ class OutOfDistribution:
             InvalidData: one of the two is empty, not one-dimensional, or holds NaN.
 
         Example:
-            >>> found = OutOfDistribution.of(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.9]))
-            >>> round(found.auroc, 4), round(found.auprc, 4)
+            >>> scores = OutOfDistribution.of(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.9]))
+            >>> round(scores.auroc, 4), round(scores.auprc, 4)
             (0.8333, 0.8333)
         """
         check_columns(inside=inside)

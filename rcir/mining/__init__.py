@@ -1,6 +1,6 @@
-"""Mining of the hardest positive and the hardest negatives of an anchor."""
+"""Mine positives and negatives of anchors, and draw batches of matching images."""
 
-from rcir.mining.sampling import genuine_batches, label_batches, matching_pairs, sample_images
+from rcir.mining.sampling import genuine_batches, label_batches, sample_images
 from rcir.mining.tuples import Cache, MiningConfig, Negatives, Positive, Scope, Tuples, mine
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Tuples",
     "genuine_batches",
     "label_batches",
-    "matching_pairs",
     "mine",
     "sample_images",
 ]

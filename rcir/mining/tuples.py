@@ -1,7 +1,7 @@
-"""Tuples: how they are chosen, and the exact search for positives and negatives in bounded memory.
+"""Choice of tuples, and the exact search for positives and negatives in bounded memory.
 
-One matrix product ranks all images, up to its rounding. Exact distances are computed of a few
-candidates only; where, given the rounding, these might not hold the answer, of all images.
+One matrix product ranks all images, up to its rounding. Exact distances are computed for a few
+candidates only, or for all images if rounding may have hidden nearer ones.
 """
 
 from __future__ import annotations
@@ -24,44 +24,41 @@ Negatives = Literal["hardest", "margin-violating", "semi-hard", "top-random"]
 Scope = Literal["epoch", "batch"]
 Cache = Literal["full", "sampled"]
 
-BLOCK_ELEMENTS = 1 << 25  # distances held at a time: 128 MiB of float32
-CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB: a GPU is given as many kernels for a small block
-PAIR_ELEMENTS = 1 << 22  # matching pairs held at a time, at most
-SQUARED = 1 << 14  # rows that are squared at a time
-GROUP = 64  # columns of which only the nearest is looked at first
-DIRECT = "donot_use_mm_for_euclid_dist"  # of differences, coordinate by coordinate
-EXTRA = 16  # candidates beyond those wanted
+BLOCK_ELEMENTS = 1 << 25  # distances in memory at a time: 128 MiB of float32
+CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB, since a GPU runs as many kernels for a small block
+PAIR_ELEMENTS = 1 << 22  # matching pairs in memory at a time
+SQUARE_ROWS = 1 << 14  # rows that are squared at a time
+GROUP = 64  # columns of which the search first considers only the nearest
+DIRECT = "donot_use_mm_for_euclid_dist"  # by differences, coordinate by coordinate
+EXTRA = 16  # candidates beyond the requested number
 
 
 @dataclass(frozen=True)
 class MiningConfig:
-    """The choice of tuples of one anchor, one positive and several negatives.
+    """Choice of tuples of one anchor, one positive and several negatives.
 
     Args:
         positive: which of the images that match the anchor. "farthest" is the text of Cai et al.
             (AAAI 2025), "nearest" its code; the farthest is usually the noisiest image, and a
-            variance trained on it turns upside down. In a training, None is what suits the encoder
-            best.
-        negatives: "hardest", the nearest of other labels; "margin-violating", those of them that
-            are closer than the positive plus the margin; "semi-hard", those of them that are also
-            farther than the positive; "top-random", a random draw from the `pool` nearest. None
-            as above.
-        num_negatives: number of negatives per anchor, at most.
-        pool: "top-random": how many of the nearest to draw from.
-        margin: "margin-violating" and "semi-hard": in units of the (unsquared) distance.
-        scope: where to look: "epoch", among training images as they are embedded, without
-            augmentation, at the start of an epoch; or "batch", among the images of one batch as
-            they are embedded for the step itself: one forward pass serves all tuples.
-        cache: scope "epoch": which images are embedded at its start: "full", all; or "sampled",
-            only `sample` of them, drawn anew for every epoch, so that memory does not grow with
-            the set. An epoch then is at most `refresh` steps (Warburg et al., ICCV 2021: 5,000
-            images, 1,000 steps).
-        sample: cache "sampled": number of images; at least 2.
-        refresh: cache "sampled": number of steps after which others are drawn; at least 1.
-        samples_per_class: scope "batch": so many images of each of batch / `samples_per_class`
-            labels make a batch (Hermans et al., 2017); None for any images. With positive
-            "farthest", negatives "hardest" and num_negatives 1 this is their batch-hard mining. At
-            least 2, and a divisor of the batch.
+            variance trained on it turns upside down. A training replaces None by the default of the
+            encoder.
+        negatives: "hardest", the nearest non-matches; "margin-violating", those of them that are
+            closer than the positive plus the margin; "semi-hard", those of these that are farther
+            than the positive; "top-random", a random draw from the `pool` nearest. None as above.
+        num_negatives: largest number of negatives per anchor.
+        pool: of "top-random": number of the nearest to draw from.
+        margin: of "margin-violating" and "semi-hard": in units of the (unsquared) distance.
+        scope: "epoch" mines among training images as they are embedded, without augmentation, at
+            the start of an epoch; "batch" among the images of a batch as they are embedded for the
+            step, so that one forward pass serves all tuples.
+        cache: of scope "epoch": "full" embeds all images; "sampled" only `sample` of them, drawn
+            anew for every epoch of at most `refresh` steps, so that memory does not grow with the
+            set (Warburg et al., ICCV 2021: 5,000 images, 1,000 steps).
+        sample: of cache "sampled": number of images; at least 2.
+        refresh: of cache "sampled": number of steps after which others are drawn; at least 1.
+        samples_per_class: of scope "batch": number of images of each label in a batch (Hermans et
+            al., 2017), at least 2 and a divisor of the batch; None for any images. With positive
+            "farthest", negatives "hardest" and num_negatives 1 this is their batch-hard mining.
 
     Raises:
         InvalidConfig: an argument is out of its range, or belongs to the other scope.
@@ -79,12 +76,11 @@ class MiningConfig:
     samples_per_class: int | None = None
 
     def __post_init__(self) -> None:
-        if self.positive is not None:
-            require_choice("mining.positive", self.positive, Positive)
-        if self.negatives is not None:
-            require_choice("mining.negatives", self.negatives, Negatives)
-        require_choice("mining.scope", self.scope, Scope)
-        require_choice("mining.cache", self.cache, Cache)
+        kinds = {"positive": Positive, "negatives": Negatives, "scope": Scope, "cache": Cache}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if value is not None or name in ("scope", "cache"):
+                require_choice(f"mining.{name}", value, kind)
         at_least = {"num_negatives": 1, "sample": 2, "refresh": 1, "samples_per_class": 2}
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -92,25 +88,18 @@ class MiningConfig:
                 raise InvalidConfig(f"mining.{name} is {value}; at least {least}")
         if self.pool < self.num_negatives:
             raise InvalidConfig(
-                f"mining.pool is {self.pool}, smaller than mining.num_negatives "
-                f"{self.num_negatives}: raise it"
+                f"mining.pool is {self.pool}; at least mining.num_negatives, {self.num_negatives}"
             )
         if not self.margin >= 0:
             raise InvalidConfig(f"mining.margin is {self.margin}; it must not be negative")
         if self.cache == "sampled" and self.scope == "batch":
-            raise InvalidConfig(
-                'mining.cache is "sampled" but mining.scope is "batch", which keeps no cache: '
-                'leave it "full", or mine by "epoch"'
-            )
+            raise InvalidConfig('mining.cache "sampled" needs mining.scope "epoch"')
         if self.samples_per_class is not None and self.scope != "batch":
-            raise InvalidConfig(
-                f"mining.samples_per_class is {self.samples_per_class} but mining.scope is "
-                f'"{self.scope}": batches of labels need mining.scope "batch"'
-            )
+            raise InvalidConfig('mining.samples_per_class needs mining.scope "batch"')
 
 
 class Search:
-    """The images of a cache, searched by some of them.
+    """Search among the images of a cache for positives and negatives of some of them.
 
     Args:
         cache: (n, d) embeddings.
@@ -118,18 +107,18 @@ class Search:
         wanted: number of negatives per anchor.
 
     Attributes:
-        block: number of anchors that may be searched at a time.
+        block: largest number of anchors per call.
     """
 
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
         n, d = cache.shape
         self._cache, self._relevance, self._wanted = cache, relevance, wanted
         database = database_of(relevance)
-        # No positive and no negative of any anchor.
+        # Images outside of the database, which are no positives or negatives.
         self._asking = None if database is None else torch.from_numpy(~database).to(cache.device)
-        # By parts: the whole would be a second cache.
-        self._squares = torch.cat([part.square().sum(1) for part in cache.split(SQUARED)])
-        # Of |y|^2 - 2 x.y: a few times what is measured, for random vectors of 16 to 2,048 numbers.
+        # In parts, since the whole would be a second cache.
+        self._squares = torch.cat([part.square().sum(1) for part in cache.split(SQUARE_ROWS)])
+        # Of |y|^2 - 2 x.y: a few times the measured one, of random vectors of 16 to 2,048 numbers.
         scale = self._squares.max().item() if n else 0.0
         self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale
         elements = CUDA_BLOCK_ELEMENTS if cache.is_cuda else BLOCK_ELEMENTS
@@ -143,12 +132,12 @@ class Search:
 
         Args:
             rows: (b,) of the anchors, b up to `block`.
-            config: what to look for.
-            draws: (b,) from [0, 1), which decide random positives.
+            config: the choice.
+            draws: (b,) from [0, 1), for random positives.
 
         Returns:
-            Whether there is a positive (b,), its row (b,), rows of negatives (b, wanted), and their
-            distances, ascending and infinite where there is none.
+            Which anchors have a positive (b,), its row (b,), rows of negatives (b, wanted), and
+            their distances, ascending and infinite where there is none.
         """
         if len(rows) * len(self._cache) > self._buffer.numel():
             self._buffer = self._cache.new_empty(len(rows), len(self._cache))
@@ -164,14 +153,14 @@ class Search:
         reach = self._distances(rows, positive[:, None])[:, 0]
         columns, distance, undecided = self._candidates(values, rows, reach, config)
         again = (undecided & has).nonzero()[:, 0]
-        for some in again.split(max(1, len(values) // 8)):
-            columns[some], distance[some] = self._slowly(rows[some], reach[some], config)
+        for part in again.split(max(1, len(values) // 8)):
+            columns[part], distance[part] = self._search_all(rows[part], reach[part], config)
         return has, positive, columns, distance
 
     def _positives(
         self, values: Tensor, rows: Tensor, config: MiningConfig, draws: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return if and which is the positive; the values of all matches become infinite."""
+        """Return which anchors have a positive, and it; make the values of all matches infinite."""
         columns, counts = self._pairs(rows)
         place = _repeated(counts, len(columns))
         every = flat = place * values.shape[1] + columns
@@ -204,7 +193,7 @@ class Search:
         return has, positive
 
     def _extreme(self, rows: Tensor, place: Tensor, columns: Tensor, sign: int) -> Tensor:
-        """(b,) which of some columns of each row is the nearest, or with sign -1 the farthest."""
+        """Return the nearest (b,) of the columns of each row, or with sign -1 the farthest."""
         step = max(1, PAIR_ELEMENTS // self._cache.shape[1])
         distance = [
             self._distances(rows[place[at : at + step]], columns[at : at + step, None])[:, 0]
@@ -219,7 +208,7 @@ class Search:
     def _candidates(
         self, values: Tensor, rows: Tensor, reach: Tensor, config: MiningConfig
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Negatives, their distances, and for which anchors others might be nearer than these."""
+        """Return negatives, their distances, and for which anchors others might be nearer."""
         squares = self._squares[rows]
         if config.negatives == "semi-hard":
             values.masked_fill_(
@@ -236,8 +225,10 @@ class Search:
         undecided = rest.isfinite() & (rest < limit.square())
         return columns, distance, undecided & (value.shape[1] < values.shape[1])
 
-    def _slowly(self, rows: Tensor, reach: Tensor, config: MiningConfig) -> tuple[Tensor, Tensor]:
-        """Negatives and their distances, of all images: where many are about equally near."""
+    def _search_all(
+        self, rows: Tensor, reach: Tensor, config: MiningConfig
+    ) -> tuple[Tensor, Tensor]:
+        """Return negatives and their distances, by the distances to all images."""
         n = len(self._cache)
         distance = torch.cdist(self._cache[rows], self._cache, compute_mode=DIRECT)
         columns, counts = self._pairs(rows)
@@ -248,36 +239,36 @@ class Search:
         _exclude(distance, reach, config)
         k = min(self._wanted, n)
         last = distance.topk(k, largest=False).values[:, -1:]
-        # All that are nearer than the last, then the lower rows of those equally near.
+        # All that are nearer than the last, then the lowest rows at its distance.
         order = torch.arange(n, device=rows.device)
         order = torch.where(distance < last, order - n, torch.where(distance == last, order, n))
         chosen = order.topk(k, largest=False).indices
         return _ranked(chosen, distance.gather(1, chosen), self._wanted)
 
     def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The matches of each row, row after row, and (b,) their numbers."""
+        """Return the matches of each row, row after row, and their numbers (b,)."""
         indptr, columns = self._relevance.pairs(rows.cpu().numpy())
         return copied(columns, self._cache.device), copied(np.diff(indptr), self._cache.device)
 
     def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """(b, k) exact distances of each of (b,) rows to (b, k) others."""
-        own, others = self._cache[rows], self._cache[columns]
-        return torch.cdist(own[:, None], others, compute_mode=DIRECT)[:, 0]
+        """Return exact distances (b, k) of rows (b,) to columns (b, k)."""
+        vectors, others = self._cache[rows], self._cache[columns]
+        return torch.cdist(vectors[:, None], others, compute_mode=DIRECT)[:, 0]
 
 
 def _repeated(counts: Tensor, total: int) -> Tensor:
-    """The numbers 0, 1, ... as often as the counts say, which add up to the total."""
+    """Return the numbers 0, 1, ... repeated by counts that add up to the total."""
     numbers = torch.arange(len(counts), device=counts.device)
     return numbers.repeat_interleave(counts, output_size=total)
 
 
 def _least(values: Tensor, place: Tensor, n: int) -> Tensor:
-    """(n,) the least of the values of each place; infinity where there is none."""
+    """Return the least (n,) of the values of each place; infinity where there is none."""
     return values.new_full((n,), torch.inf).scatter_reduce_(0, place, values, "amin")
 
 
 def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
-    """Make infinite what is too far, or not farther than the positive, which is at `reach`."""
+    """Make distances infinite that are too far, or not beyond the positive at `reach`."""
     if config.negatives in ("margin-violating", "semi-hard"):
         distance.masked_fill_(distance >= (reach + config.margin)[:, None], torch.inf)
     if config.negatives == "semi-hard":
@@ -285,10 +276,10 @@ def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
 
 
 def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest of each row, ascending, and their columns.
+    """Return the k smallest of each row, ascending, and their columns.
 
-    The k smallest lie in the k groups of the smallest least members. Columns a group's number apart
-    make a group, so that the least members are found along contiguous memory.
+    They lie in the k groups with the smallest minima. Columns of a group are far apart, so that the
+    minima are computed along contiguous memory.
     """
     groups = values.shape[1] // GROUP
     if groups <= k:
@@ -298,15 +289,14 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = least.topk(k, largest=False, sorted=False).indices
     steps = torch.arange(0, groups * GROUP, groups, device=values.device)
     rest = torch.arange(groups * GROUP, values.shape[1], device=values.device)
-    members = torch.cat(
-        [(best[:, :, None] + steps).flatten(1), rest.expand(len(values), -1)], dim=1
-    )
+    grouped = (best[:, :, None] + steps).flatten(1)
+    members = torch.cat([grouped, rest.expand(len(values), -1)], dim=1)
     smallest = values.gather(1, members).topk(k, largest=False)
     return smallest.values, members.gather(1, smallest.indices)
 
 
 def _ranked(columns: Tensor, distance: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest of each row, of equally near ones the lower; infinitely far ones fill up."""
+    """Return the k nearest of each row, lower columns first among equals, padded by infinity."""
     columns, order = columns.sort(1)
     distance, nearest = distance.gather(1, order).sort(dim=1, stable=True)
     columns = columns.gather(1, nearest)
@@ -322,8 +312,7 @@ class Tuples:
         anchor: (n,) rows; anchors without a positive or without any negative are left out.
         positive: (n,) rows.
         negatives: (n, count) rows, nearest first unless drawn at random.
-        valid: (n, count) bool; False where an anchor has fewer negatives than `num_negatives`, and
-            the row there is the anchor's own.
+        valid: (n, count) bool; False where an anchor has fewer negatives, and the row is its own.
     """
 
     anchor: Tensor
@@ -351,24 +340,23 @@ def mine(
     """Mine one tuple for each anchor.
 
     Distances are Euclidean, and exact to the cache's precision; of equal ones, the lower row comes
-    first. Memory beyond the result is bounded whatever n and m are; time grows with n * m * d.
+    first. Memory beyond the result is bounded; time grows with n * m * d.
 
     Args:
-        cache: (n, d) embeddings of the un-augmented training images, on the device that searches.
-        relevance: which of the n images match; what does not match an anchor is a negative of it.
-        anchors: (m,) rows of the cache. Where the relevance says which images are searched
-            (`WithinRadius.database`), these are not anchors, and all others are neither positives
-            nor negatives.
-        config: what to look for.
-        generator: source of all randomness, on the CPU.
-        part: which of the anchors to mine, as if all were: the tuples of parts are those of the
-            whole.
+        cache: (n, d) embeddings of the training images without augmentation, on the device that
+            searches.
+        relevance: which of the n images match; all others are negatives.
+        anchors: (m,) rows of the cache. If the relevance has a separate database
+            (`WithinRadius.database`), its images are the positives and negatives, and no anchors.
+        config: the choice.
+        generator: of all random numbers, on the CPU.
+        part: which of the anchors to mine; parts give the same tuples as the whole.
 
     Returns:
         The tuples, in the order of `anchors`, on the cache's device.
 
     Raises:
-        InvalidConfig: positive or negatives are left open.
+        InvalidConfig: positive or negatives are None.
     """
     if config.positive is None or config.negatives is None:
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
@@ -385,7 +373,7 @@ def mine(
     for start in range(0, m, search.block):
         block = slice(start, start + search.block)
         rows = anchors[block]
-        # TF32 would round products by far more than the error that `Search` allows for.
+        # TF32 would round products by much more than `Search` assumes.
         with full_precision():
             has, positive[block], columns, distance = search.tuples(rows, config, draws[block])
         if config.negatives == "top-random":
@@ -399,7 +387,7 @@ def mine(
 
 
 def _draws(config: MiningConfig, m: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(m,) and (m, pool) uniform numbers: for the whole call, so that blocks change nothing."""
+    """Draw uniform numbers (m,) and (m, pool) for all blocks, whose sizes then do not matter."""
     draws = torch.zeros(m, dtype=torch.float64, device="cpu")
     keys = torch.empty(m, 0, device="cpu")
     if config.positive == "random":
