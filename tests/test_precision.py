@@ -99,6 +99,21 @@ def test_settings_hold_until_the_last_of_several_threads_leaves(tf32):
     assert precisions() == tf32
 
 
+def test_older_settings_of_a_caller_are_restored():
+    before = precisions()
+    torch.set_float32_matmul_precision("medium")
+    caller = precisions()
+    try:
+        with full_precision():
+            assert precisions() == ["ieee"] * 6
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert precisions() == caller != ["ieee"] * 6
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for operation, precision in zip(operations(), before, strict=True):
+            operation.fp32_precision = precision
+
+
 @pytest.mark.usefixtures("tf32")
 def test_older_settings_can_be_read_and_changed_inside():
     with full_precision():

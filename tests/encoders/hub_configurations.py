@@ -189,8 +189,8 @@ def write_images(folder):
     """Files of photographs in kind: edges, gradients and noise; wide, tall, small and large."""
     rng = np.random.default_rng(0)
     shapes = {
-        **{"wide.jpg": (375, 500), "tall.png": (533, 401), "small.png": (61, 83)},
-        **{"panorama.png": (203, 911), "large.jpg": (1101, 1477)},
+        **{"large.jpg": (1101, 1477), "panorama.png": (203, 911), "small.png": (61, 83)},
+        **{"tall.png": (533, 401), "wide.jpg": (375, 500)},
     }
     for name, (height, width) in shapes.items():
         coarse = rng.integers(0, 256, (height // 25 + 1, width // 25 + 1, 3), np.uint8)

@@ -21,14 +21,12 @@ from rcir.errors import DataUnavailable, InvalidConfig
     ("name", "channels", "size", "expected"),
     [
         ("mnist-cnn", 1, (28, 28), (64, 12, 12)),  # 9,216 features, as published
-        ("mnist-cnn", 1, (8, 16), (64, 2, 6)),
         ("lenet", 1, (28, 56), (64, 4, 11)),  # two 5 x 5 convolutions, each halved
         ("lenet", 3, (16, 16), (64, 1, 1)),
         ("cifar-cnn", 3, (32, 32), (64, 4, 4)),  # 1,024 features, as published
         ("resnet10", 3, (64, 64), (256, 4, 4)),
         ("resnet10", 1, (28, 28), (256, 2, 2)),
-        ("resnet50", 3, (64, 64), (2048, 2, 2)),
-        ("resnet101", 3, (64, 64), (2048, 2, 2)),
+        ("resnet50", 3, (32, 32), (2048, 1, 1)),
         ("densenet161", 3, (32, 32), (2208, 1, 1)),
     ],
 )
@@ -72,7 +70,7 @@ def test_weights_are_downloaded_once_by_several_at_a_time(monkeypatch, tmp_path)
 
     def slow(url, file, *_, **__):
         downloads.append(url)
-        time.sleep(0.5)
+        time.sleep(0.1)
         torch.save(weights, file)
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -96,16 +94,14 @@ def test_damaged_weights_in_the_cache_are_unavailable(monkeypatch, tmp_path, con
 
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
-    [("mnist-cnn", 1, (5, 8)), ("cifar-cnn", 3, (15, 32)), ("densenet161", 3, (16, 16))],
+    [("mnist-cnn", 1, (5, 8)), ("cifar-cnn", 3, (15, 32))],
 )
 def test_images_too_small_for_a_backbone_are_refused(name, channels, size):
     with pytest.raises(InvalidConfig, match=r"preprocessing\.size"):
         output_shape(build_backbone(name, channels, pretrained=False), channels, size)
 
 
-@pytest.mark.parametrize(
-    ("pretrained", "version"), [(True, "V2"), ("IMAGENET1K_V1", "V1"), ("IMAGENET1K_V2", "V2")]
-)
+@pytest.mark.parametrize(("pretrained", "version"), [(True, "V2"), ("IMAGENET1K_V1", "V1")])
 def test_either_version_of_the_weights_is_downloaded_or_unavailable(
     monkeypatch, tmp_path, pretrained, version
 ):

@@ -1,8 +1,6 @@
 """Properties of every encoder: unit length, batches, precision, mode, training, fingerprint."""
 
 import copy
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -62,11 +60,10 @@ def test_threads_that_embed_at_once_get_what_one_thread_gets(method):
     encoder = build(method).train()
     if method == "lam":
         encoder.prior_precision.fill_(1.0)
-    batches = [pictures()[:1], pictures()[:3], pictures()] * 22
-    expected = [copy.deepcopy(encoder).embed(images) for images in batches[:3]] * 22
+    batches = [pictures()[:1], pictures()[:3], pictures()] * 8
+    expected = [copy.deepcopy(encoder).embed(images) for images in batches[:3]] * 8
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(encoder.embed, batches))
-    assert len(results) == 66
     for result, alone in zip(results, expected, strict=True):
         torch.testing.assert_close(result.tensors, alone.tensors, atol=1e-6, rtol=1e-5)
     assert all(module.training for module in encoder.modules())
@@ -105,50 +102,6 @@ def test_autocast_of_the_caller_does_not_change_embeddings(method):
         # Afterwards, the precision of the caller is as before.
         assert torch.is_autocast_enabled("cpu")
         assert not torch.equal(encoder.eval()(images).vectors.float(), alone.vectors)
-
-
-CALLERS = (
-    "torch.set_float32_matmul_precision('medium')",
-    "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
-)
-SCRIPT = """
-import contextlib
-import torch
-from rcir.encoders import EncoderConfig, build_encoder
-
-def state():
-    b = torch.backends
-    parts = [b, b.cuda.matmul, b.cudnn.conv, b.mkldnn.matmul, b.mkldnn.conv]
-    precisions = [part.fp32_precision for part in parts]
-    try:
-        return [*precisions, torch.get_float32_matmul_precision(), b.cudnn.allow_tf32]
-    except RuntimeError:  # some were set by the newer names
-        return precisions
-
-encoder = build_encoder(EncoderConfig("deterministic", dim=64), 1, (8, 16))
-images = torch.rand(32, 1, 8, 16)
-alone = encoder.embed(images).vectors
-CALLER
-before, inside = state(), []
-handle = next(encoder.children()).register_forward_hook(lambda *_: inside.append(state()[1:5]))
-assert torch.equal(encoder.embed(images).vectors, alone)
-assert inside == [["ieee"] * 4], inside
-assert state() == before, (before, state())
-with contextlib.suppress(RuntimeError):
-    encoder.embed(torch.zeros(1, 3, 8, 16))  # too many channels
-    raise AssertionError("no error")
-assert state() == before
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("caller", CALLERS)
-def test_precision_settings_change_no_embedding_and_are_restored(caller):
-    """In a separate process, since such settings hold for the whole process."""
-    code = SCRIPT.replace("CALLER", caller)
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

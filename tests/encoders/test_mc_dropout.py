@@ -73,7 +73,7 @@ def assert_passes_one_by_one(encoder, images):
         ("mnist-cnn", 1, (8, 16), 3),
         ("mnist-cnn", 1, (8, 16), 20),  # some passes at a time
         ("mnist-cnn", 1, (8, 16), 70),  # one pass at a time
-        ("resnet50", 3, (32, 32), 3),
+        ("resnet10", 3, (32, 32), 3),
     ],
 )
 def test_an_embedding_is_the_mean_and_spread_of_passes_one_by_one(backbone, channels, size, n):

@@ -7,7 +7,6 @@ import torch
 from scipy.stats import norm
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from rcir.errors import InvalidConfig
 from rcir.losses import (
     BayesianTripletOptions,
     TupleRows,
@@ -199,9 +198,3 @@ def test_invalid_negatives_get_no_gradient(rows):
     for leaf in leaves:
         assert (leaf.grad[untouched] == 0).all()
         assert (leaf.grad[~untouched].abs().sum(1) > 0).all()
-
-
-@pytest.mark.parametrize("name", ["margin", "kl_scale", "epsilon"])
-def test_negative_options_are_refused(name):
-    with pytest.raises(InvalidConfig, match="negative"):
-        BayesianTripletOptions(**{name: -1e-9})

@@ -92,7 +92,7 @@ def check(tuples, anchors, config, cache, matches, positives, searched):
 @pytest.mark.parametrize("grid", GRIDS)
 def test_tuples_agree_with_a_loop_over_the_anchors(grid, kind):
     cache, relevance, *tables = problem(grid, kind)
-    anchors = np.random.default_rng(0).permutation(len(cache))[:40]
+    anchors = np.random.default_rng(0).permutation(len(cache))[:20]
     anchors = np.unique([*anchors, len(cache) - 1, 0])[::-1].copy()
     found = 0
     for positive, negatives in RULES:
@@ -102,7 +102,7 @@ def test_tuples_agree_with_a_loop_over_the_anchors(grid, kind):
         )
         check(tuples, anchors, config, cache, *tables)
         found += len(tuples)
-    assert found > 100
+    assert found > 50
 
 
 def test_the_tuples_of_parts_are_those_of_the_whole():
@@ -132,24 +132,22 @@ def test_tuples_do_not_depend_on_the_default_device():
 @pytest.mark.parametrize("positive", ["farthest", "random"])
 def test_tuples_of_very_many_anchors_agree_with_a_loop_over_some_of_them(positive):
     rng = np.random.default_rng(0)
-    cache = rng.integers(0, 99, (6000, 2)).astype(np.float32)
-    labels = rng.integers(0, 900, 6000)
+    cache, n = rng.integers(0, 99, (3000, 2)).astype(np.float32), 3000
+    labels = rng.integers(0, 450, n)
     config = MiningConfig(positive, "top-random", num_negatives=3, pool=5)
-    tuples = mine(
-        torch.from_numpy(cache), SameLabel(labels), torch.arange(6000), config, generator()
-    )
+    tuples = mine(torch.from_numpy(cache), SameLabel(labels), torch.arange(n), config, generator())
     part = slice(-60, None)
     anchors = tuples.anchor[part].numpy()
     matches = labels[:, None] == labels
-    check(tuples[part], anchors, config, cache, matches, matches, np.ones(6000, bool))
+    check(tuples[part], anchors, config, cache, matches, matches, np.ones(n, bool))
     if positive == "random":
         places = []
         for anchor, match in zip(tuples.anchor.tolist(), tuples.positive.tolist(), strict=True):
             others = np.flatnonzero(labels == labels[anchor])
             others = others[others != anchor].tolist()
             places.append((others.index(match) + 0.5) / len(others))
-        for half in np.array_split(places, 2):  # uniform, so that the error of a mean is 0.005
-            assert np.mean(half) == pytest.approx(0.5, abs=0.03)
+        for half in np.array_split(places, 2):  # uniform, so that the error of a mean is 0.007
+            assert np.mean(half) == pytest.approx(0.5, abs=0.04)
 
 
 def test_nearly_identical_images_are_ranked_correctly():
@@ -206,13 +204,9 @@ def tuples_of(config, anchors, seed=0):
     )
 
 
-def test_anchors_keep_their_order_and_singleton_classes_are_not_anchors():
-    config = MiningConfig("nearest", "hardest", num_negatives=2)
-    assert tuples_of(config, [7, 49, 3, 20]).anchor.tolist() == [7, 3, 20]
-
-
 def test_no_anchors_and_a_single_class_give_no_tuples():
     config = MiningConfig("nearest", "hardest")
+    assert tuples_of(config, [7, 49, 3, 20]).anchor.tolist() == [7, 3, 20]  # 49 matches nothing
     assert len(tuples_of(config, np.empty(0, np.int64))) == 0
     labels = SameLabel(np.zeros(20, np.int64))
     assert len(mine(torch.rand(20, 4), labels, torch.arange(20), config, generator())) == 0
@@ -269,11 +263,6 @@ def test_a_choice_that_is_left_open_cannot_be_mined(choice):
 def test_invalid_configurations_are_refused(options, word):
     with pytest.raises(InvalidConfig, match=word):
         MiningConfig(**options)
-
-
-def test_limits_of_options_are_accepted():
-    MiningConfig(num_negatives=1, pool=1, margin=0.0, sample=2, refresh=1)
-    MiningConfig("farthest", "hardest", num_negatives=1, scope="batch", samples_per_class=2)
 
 
 def test_a_subset_of_places_keeps_radii_and_roles():
