@@ -122,9 +122,9 @@ def test_model_name_depends_on_the_weights_only(photos, options, tmp_path):
     weights, copy, other = (tmp_path / f"{word}.safetensors" for word in ("weights", "copy", "new"))
     copy.write_bytes(weights.read_bytes())
     save_file(timm.create_model("test_resnet").state_dict(), other)
-    assert name(weights).startswith(f"{MODEL}@")
-    assert name(copy, "--batch", "2") == name(weights)
-    assert name(other) != name(weights)
+    first = name(weights)
+    assert first.startswith(f"{MODEL}@")
+    assert name(copy, "--batch", "2") == first != name(other)
 
 
 def test_trained_run_adds_its_uncertainty(trained, splits, tmp_path):
@@ -291,10 +291,8 @@ def test_shards_together_equal_one_file_and_only_a_missing_one_is_written(
     folder = tmp_path / "x"
     parts = embed_shards(photos, folder, "--shards", "2", *options)
     assert [len(part) for part in parts] == [1, 2]
-    for name in ("id", "label"):
-        assert [value for part in parts for value in part[name].to_pylist()] == whole[
-            name
-        ].to_pylist()
+    joined = pyarrow.concat_tables(parts).drop_columns(["vector"])
+    assert joined.to_pydict() == whole.drop_columns(["vector"]).to_pydict()
     assert_same_vectors(vectors_of(*parts), vectors_of(whole))
     before = times(folder)
     (folder / "part-00001.parquet").unlink()
@@ -339,14 +337,13 @@ def test_shard_is_embedded_again_after_its_table_or_image_changed(photos, option
 
 
 def test_small_change_in_a_long_list_is_a_change(photos, options, tmp_path):
-    files = sorted(str(path.relative_to(tmp_path)) for path in photos.rglob("*.png"))
     for last in (0.0, 1e-10):
-        numbers = [[0.5] * 1000 + [last] + [0.5] * 1000 for _ in files]
-        table = pyarrow.table({"path": files, "numbers": numbers})
+        numbers = [[0.5] * 1000 + [last] + [0.5] * 1000]
+        table = pyarrow.table({"path": ["photos/pear/1.png"], "numbers": numbers})
         pyarrow.parquet.write_table(table, tmp_path / "pictures.parquet")
-        arguments = (tmp_path / "pictures.parquet", tmp_path / "x", *options, "--shards", "3")
-        shards = embed_shards(*arguments)
-        assert [shard["numbers"][0].as_py()[1000] for shard in shards] == [last] * 3
+        arguments = (tmp_path / "pictures.parquet", tmp_path / "x", *options, "--shards", "1")
+        (shard,) = embed_shards(*arguments)
+        assert shard["numbers"][0].as_py()[1000] == last
 
 
 @pytest.mark.slow
@@ -415,11 +412,9 @@ def test_invalid_arguments_are_one_line_and_write_nothing(
 
 
 def test_a_name_that_is_not_utf8_is_refused_before_anything_is_embedded(tmp_path, capsys):
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9")).mkdir()
-    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9/1.png")).touch()
-    (folder / "2.png").touch()
-    with pytest.raises(SystemExit):
-        main(["embed", str(folder), "--model", MODEL, "--output", str(tmp_path / "out.parquet")])
-    assert r"caf\udce9" in capsys.readouterr().err
+    folder = tmp_path / os.fsdecode(b"pictures/caf\xe9")
+    folder.mkdir(parents=True)
+    (folder / "1.png").touch()
+    (tmp_path / "pictures" / "2.png").touch()
+    arguments = (tmp_path / "pictures", "--model", MODEL, "--output", tmp_path / "out.parquet")
+    assert r"caf\udce9" in error_of(capsys, *arguments)

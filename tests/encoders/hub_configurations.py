@@ -5,6 +5,7 @@ processors of transformers are built from the settings that well-known models pu
 """
 
 import json
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 from PIL import Image
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
+from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.hub_transforms import (
     Untranslatable,
@@ -25,6 +27,7 @@ from rcir.encoders.hub_transforms import (
     timm_preprocessing,
     transformers_preprocessing,
 )
+from rcir.retrieval.retriever import Retriever
 
 TINY_CLIP = {  # of OpenCLIP
     "embed_dim": 12,
@@ -121,6 +124,19 @@ PROCESSORS = [
 
 def pretrained(backbone, size=(64, 64), **options):
     return build_encoder(EncoderConfig("pretrained", backbone, "avg", **options), 3, size).eval()
+
+
+def check_saved(encoder, size, sources, tmp_path):
+    """A loaded retriever embeds as the saved one did, though what its encoder came from is gone."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)
+    gallery = ImageSet(images, np.arange(6) % 2, list("abcdef"))
+    retriever = Retriever.build(encoder, Preprocessing(size, 3), gallery, depth=3)
+    folder = retriever.save(tmp_path / "retriever")
+    for source in sources:
+        shutil.rmtree(source)
+    again = Retriever.load(folder)
+    assert again.encoder.fingerprint() == encoder.fingerprint()
+    assert torch.equal(again.embed(images).vectors, retriever.embed(images).vectors)
 
 
 def timm_configurations():

@@ -124,11 +124,6 @@ def test_variances_are_those_of_softplus_down_to_a_floor():
 
 
 def test_an_almost_certain_vmf_draws_its_mean():
-    encoder = build("vmf")
-    torch.nn.init.constant_(encoder.dispersion_head.layers[-1].bias, -110.0)
-    embedding = encoder(pictures())
-    drawn = encoder.samples(pictures(), generator())
-    torch.testing.assert_close(drawn[0], embedding.vectors.detach(), atol=2e-3, rtol=0)
     mean = torch.eye(4)[:1]
     sure = draw_von_mises_fisher(mean, torch.tensor([[1e30]]), 3, torch.Generator())
     torch.testing.assert_close(sure[:, 0], mean.expand(3, 4), atol=1e-4, rtol=0)
@@ -264,7 +259,10 @@ def test_vectors_of_any_length_are_searched_by_distance_and_judged_by_angle(spli
     assert (squared / 2 - (1 - cosine)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("method", "word"), [("vmf", "concentration"), ("tripreg", "variance")])
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [("vmf", "concentration"), *((name, "variance") for name in ("btl", "hib", "tripreg"))],
+)
 def test_a_loss_of_embeddings_without_uncertainty_is_refused(method, word):
     with pytest.raises(InvalidConfig, match=word):
         build(method).loss(

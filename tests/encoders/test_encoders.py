@@ -10,9 +10,8 @@ import torch
 from rcir.encoders import METHODS, EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.errors import InvalidConfig
 from tests.methods import CERTAIN, MADE_OF_OTHERS, TRAINED, config_of
-from tests.operations import WAITING, Operations
 
-UNIT = sorted(METHODS.keys() - {"tripreg", "hib"})  # vectors of unit length
+OF_ANY_LENGTH = ("tripreg", "hib")  # vectors
 
 
 def build(method, seed=0, channels=1, size=(8, 16), **options):
@@ -23,14 +22,6 @@ def build(method, seed=0, channels=1, size=(8, 16), **options):
 
 def pictures(n=6, channels=1, size=(8, 16)):
     return torch.rand(n, channels, *size, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize(
-    ("method", "options"), [*((method, {}) for method in UNIT), ("tripreg", {"unit": True})]
-)
-def test_embeddings_have_unit_length(method, options):
-    mean = build(method, **options).embed(pictures()).vectors
-    np.testing.assert_allclose(mean.norm(dim=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +36,8 @@ def test_embeddings_have_unit_length(method, options):
 def test_an_embedding_depends_neither_on_its_batch_nor_on_the_random_state(method, options):
     encoder, images = build(method, **options), pictures()
     whole = encoder.embed(images).tensors
+    if method not in OF_ANY_LENGTH and options.get("combination") != "reference":
+        np.testing.assert_allclose(whole["vectors"].norm(dim=1), 1, atol=1e-5)
     certain = method in (*CERTAIN, "lam") or options.get("components") == 0
     assert ("uncertainty" in whole) != certain
     torch.manual_seed(5)
@@ -128,30 +121,10 @@ def test_training_reaches_every_weight(method):
         if encoder.by_label:
             losses = encoder.label_loss(embedding, torch.arange(8) % 5, options)
         else:
-            losses = encoder.loss(
-                EmbeddedTuples(embedding, torch.ones(2, 2, dtype=torch.bool)), options
-            )
+            losses = encoder.loss(EmbeddedTuples(embedding, torch.ones(2, 2).bool()), options)
         losses.sum().backward()
         optimizer.step()
     assert all(p.grad.abs().sum() > 0 for p in encoder.parameters())
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        *((name, {}) for name in TRAINED if name not in (*MADE_OF_OTHERS, "norm-softmax")),
-        ("lam", {"online": True}),
-        ("hib", {"components": 2}),
-    ],
-)
-def test_a_loss_and_its_gradients_do_not_wait_for_a_gpu(method, options):
-    encoder = build(method, **options).train()
-    embedding, valid = encoder(pictures(8)), torch.ones(2, 2, dtype=torch.bool)
-    with Operations() as operations:
-        losses = encoder.loss(EmbeddedTuples(embedding, valid), encoder.LossOptions())
-        losses.sum().backward()
-    assert len(operations.names) > 10
-    assert not WAITING & set(operations.names)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -161,6 +134,9 @@ def test_the_fingerprint_changes_with_one_weight_and_nothing_else(method):
     encoder.embed(pictures())
     assert encoder.fingerprint() == first == build(method).fingerprint()
     assert build(method, seed=1).fingerprint() != first
+    rounded = copy.deepcopy(encoder).bfloat16()
+    assert rounded.fingerprint() == build(method).bfloat16().fingerprint() != first
+    assert rounded.weights_digest() != encoder.weights_digest()
     with torch.no_grad():
         next(encoder.parameters()).view(-1)[-1].add_(1e-3)
     assert encoder.fingerprint() != first
@@ -172,14 +148,6 @@ def test_the_fingerprint_changes_with_options_and_the_revision_of_a_method(monke
     assert build("deterministic", unit=False).fingerprint() != first
     monkeypatch.setattr(type(encoder), "revision", 1)
     assert encoder.fingerprint() != first
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_bfloat16_weights_have_a_fingerprint_of_their_own(method):
-    encoder = build(method)
-    first, rounded = encoder.fingerprint(), copy.deepcopy(encoder).bfloat16()
-    assert rounded.fingerprint() == build(method).bfloat16().fingerprint() != first
-    assert rounded.weights_digest() != encoder.weights_digest()
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
@@ -204,26 +172,51 @@ def test_the_fingerprint_changes_with_hooks_on_any_module(kind):
         {"pooling": "max"},
         {"pretrained": "IMAGENET1K_V3"},
         {"pretrained": True, "checkpoint_path": "a.safetensors"},
-        *(
-            {"method": method, "options": {name: value}}
-            for method, name, value in [
-                ("btl", "variance_hidden", 0),
-                ("btl", "passes", 1),
-                ("btl", "distance", "far"),
-                ("vmf", "concentration_hidden", 0),
-                ("vmf", "passes", 1),
-                ("vmf", "distance", "far"),
-                ("tripreg", "variance_hidden", 0),
-                ("mc-dropout", "passes", 1),
-                ("mc-dropout", "dropout", 0.0),
-                ("mc-dropout", "dropout", 1.0),
-                ("deep-ensemble", "members", 1),
-                ("deep-ensemble", "combination", "mean"),
-            ]
-        ),
     ],
     ids=str,
 )
 def test_invalid_configurations_are_refused(options):
     with pytest.raises(InvalidConfig):
         build_encoder(EncoderConfig(**options), 1, (8, 16))
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("btl", "variance_hidden", 0),
+        ("btl", "passes", 1),
+        ("btl", "distance", "far"),
+        ("vmf", "concentration_hidden", 0),
+        ("vmf", "passes", 1),
+        ("vmf", "distance", "far"),
+        ("tripreg", "variance_hidden", 0),
+        ("mc-dropout", "passes", 1),
+        ("mc-dropout", "dropout", 0.0),
+        ("mc-dropout", "dropout", 1.0),
+        ("deep-ensemble", "members", 1),
+        ("deep-ensemble", "combination", "mean"),
+        ("hib", "components", -1),
+        ("hib", "components", 3),  # 8 samples
+        ("hib", "samples", 0),
+        ("hib", "distance", "expected"),
+        ("lam", "hessian", "cosine"),
+        ("lam", "variant", "fix"),
+        ("lam", "negatives_weight", -1.0),
+        ("lam", "scale", 0.0),
+        ("lam", "initial", 0.0),
+        ("lam", "prior_precision", float("nan")),
+        ("lam", "memory", 1.0),
+        ("lam", "passes", 1),
+        ("pfe", "base", "btl"),
+        ("pfe", "base", "norm-softmax"),  # without weights
+        ("pfe", "base_options", 3),
+        ("pfe", "distance", "cosine"),
+        ("pfe", "steps", 0),
+        ("pfe", "samples_per_class", 1),
+        ("pfe", "batch", 6),
+        ("pfe", "lr", 0.0),
+    ],
+)
+def test_invalid_options_are_refused(method, name, value):
+    with pytest.raises(InvalidConfig, match=name):
+        EncoderConfig(method, options={name: value})

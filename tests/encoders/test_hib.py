@@ -11,9 +11,8 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder, hib
+from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
 from rcir.encoders.batches import embed as embed_all
-from rcir.errors import InvalidConfig
 from rcir.losses.pairs import HedgedOptions
 from rcir.retrieval.retriever import Retriever
 
@@ -148,19 +147,6 @@ def test_points_rank_by_distance_and_gaussians_on_request(splits):
         np.testing.assert_allclose(found.distances, expected, rtol=1e-4)
 
 
-def test_a_loaded_retriever_answers_like_the_saved_one(splits, tmp_path):
-    built = Retriever.build(build(2), Preprocessing(), splits.gallery, depth=50)
-    built.calibrate_splits(
-        *(built.search_labelled(part) for part in (splits.tuning, splits.calibration))
-    )
-    loaded = Retriever.load(built.save(tmp_path / "retriever"))
-    before, after = (
-        [answer.to_dict() for answer in each.retrieve(list(splits.test.images[:20]), 0.5, 0.1)]
-        for each in (built, loaded)
-    )
-    assert after == before
-
-
 @pytest.mark.parametrize("components", KINDS)
 def test_the_match_of_a_tuple_is_half_of_its_loss(components):
     """In evaluation mode, where all images have the same samples."""
@@ -217,24 +203,3 @@ def test_draws_have_the_mean_and_the_variance(components):
     torch.testing.assert_close(drawn.mean(0), embedding.vectors, rtol=0, atol=0.1)
     torch.testing.assert_close(drawn.var(0), embedding.variance, rtol=0.15, atol=0)
     assert build(0).samples(pictures(), torch.Generator()) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"components": -1}, "components"),
-        ({"samples": 0}, "samples"),
-        ({"components": 3}, "multiple"),
-        ({"distance": "expected"}, "distance"),
-    ],
-)
-def test_invalid_options_are_refused(options, word):
-    with pytest.raises(InvalidConfig, match=word):
-        hib.HedgedInstanceOptions(**options)
-
-
-def test_a_loss_without_a_variance_is_refused():
-    with pytest.raises(InvalidConfig, match="variance"):
-        build().loss(
-            EmbeddedTuples(Embedding(torch.zeros(3, 3)), torch.ones(1, 1).bool()), HedgedOptions()
-        )

@@ -1,12 +1,10 @@
 """Models of repositories of the Hugging Face hub, from a cache, and a hub out of reach."""
 
 import json
-import shutil
 import socket
 from contextlib import ExitStack
 from threading import Thread
 
-import numpy as np
 import open_clip
 import pytest
 import timm
@@ -16,12 +14,9 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
-from rcir.data import Preprocessing
-from rcir.data.records import ImageSet
 from rcir.encoders import EncoderConfig, build_encoder, hub, model_preprocessing
 from rcir.errors import DataUnavailable, InvalidConfig
-from rcir.retrieval.retriever import Retriever
-from tests.encoders.hub_configurations import TINY_CLIP, TINY_TOWER, pretrained
+from tests.encoders.hub_configurations import TINY_CLIP, TINY_TOWER, check_saved, pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -48,17 +43,6 @@ def pictures(size):
     return torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
 
 
-def saved_without_its_hub(encoder, size, cache, tmp_path):
-    """What a retriever with this encoder embeds when the cache is gone."""
-    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)
-    gallery = ImageSet(images, np.arange(6) % 2, list("abcdef"))
-    retriever = Retriever.build(encoder, Preprocessing(size, 3), gallery, depth=3)
-    folder = retriever.save(tmp_path / "retriever")
-    shutil.rmtree(cache)
-    again = Retriever.load(folder)
-    assert torch.equal(again.embed(images).vectors, retriever.embed(images).vectors)
-
-
 def loaded(backbone, size, expected, crop, folder):
     """The encoder of a repository, whose vectors, also by the file of its weights, are expected."""
     encoder = pretrained(backbone, size, pretrained=True)
@@ -83,7 +67,7 @@ def test_repositories_of_timm_are_loaded_by_timm(name, hub_cache, tmp_path):
         features = model.forward_features(pictures((160, 160)))
         pooled = model.forward_head(features, pre_logits=True)
     encoder = loaded("timm:hf-hub:someone/birds", (160, 160), normalize(pooled), 0.8, folder)
-    saved_without_its_hub(encoder, (160, 160), hub_cache, tmp_path)
+    check_saved(encoder, (160, 160), [hub_cache], tmp_path)
 
 
 def test_repositories_of_open_clip_are_loaded_by_open_clip(hub_cache, tmp_path):
@@ -98,13 +82,7 @@ def test_repositories_of_open_clip_are_loaded_by_open_clip(hub_cache, tmp_path):
     with torch.inference_mode():
         expected = clip.encode_image(pictures((64, 64)), normalize=True)
     encoder = loaded("open_clip:hf-hub:someone/clip", (64, 64), expected, None, folder)
-    saved_without_its_hub(encoder, (64, 64), hub_cache, tmp_path)
-
-
-@pytest.mark.parametrize("hub", ["timm", "open_clip"])
-def test_repositories_that_are_not_in_the_cache_are_unavailable(hub, hub_cache):
-    with pytest.raises(DataUnavailable, match="someone/nothing"):
-        pretrained(f"{hub}:hf-hub:someone/nothing", (64, 64), pretrained=True)
+    check_saved(encoder, (64, 64), [hub_cache], tmp_path)
 
 
 @pytest.fixture
@@ -137,12 +115,11 @@ def unreachable(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("backbone", "remedy"),
     [
-        *(
-            ("timm:test_resnet", "--checkpoint, encoder.checkpoint_path"),
-            ("open_clip:RN50/openai", "--checkpoint"),
-        ),
+        ("timm:test_resnet", "--checkpoint, encoder.checkpoint_path"),
+        ("open_clip:RN50/openai", "--checkpoint"),
         ("transformers:someone/nothing", "transformers:FOLDER"),
-        *(("timm:hf-hub:a/b", "connect"), ("open_clip:hf-hub:a/b", "connect")),
+        ("timm:hf-hub:a/b", "connect"),
+        ("open_clip:hf-hub:a/b", "connect"),
     ],
 )
 def test_a_hub_out_of_reach_is_tried_once(backbone, remedy, unreachable):
@@ -208,7 +185,7 @@ def test_clip_of_transformers_gives_the_pooled_or_the_projected_vector(clip_fold
     torch.testing.assert_close(encoder.embed(images).vectors, normalize(projected))
     assert encoder.config.dim == 8
     assert encoder.fingerprint() != plain.fingerprint()
-    saved_without_its_hub(encoder, (64, 64), folder, tmp_path)
+    check_saved(encoder, (64, 64), [folder], tmp_path)
 
 
 def test_models_without_a_projection_are_refused(tmp_path):

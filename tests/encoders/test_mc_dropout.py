@@ -92,14 +92,6 @@ def test_channels_are_kept_or_dropped_as_a_whole():
     assert dropped.double().mean() == pytest.approx(0.3, abs=0.02)
 
 
-def test_embeddings_do_not_depend_on_the_shapes_embedded_before():
-    encoder, other = build("cifar-cnn", 3, (20, 20)), build("cifar-cnn", 3, (20, 20))
-    small, large = pictures(2, 3, (20, 20)), pictures(2, 3, (24, 28))
-    expected = encoder.embed(small).vectors, encoder.embed(large).vectors
-    assert torch.equal(other.embed(large).vectors, expected[1])
-    assert torch.equal(other.embed(small).vectors, expected[0])
-
-
 def test_threads_with_images_of_several_shapes_do_not_mix_their_masks():
     encoder = build("cifar-cnn", 3, (20, 20))
     sizes = [(20, 20), (24, 28), (20, 28)]

@@ -150,26 +150,6 @@ def test_missing_weights_and_weights_of_another_encoder_are_refused(splits, tmp_
         encoder.fit_posthoc(training(splits.train))
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"base": "btl"}, "btl"),
-        ({"base": "norm-softmax"}, "norm-softmax"),
-        ({"base": "nothing"}, "nothing"),
-        ({"base_options": {"members": 2}}, "members"),
-        ({"base_options": 3}, "base_options"),
-        ({"distance": "cosine"}, "distance"),
-        ({"steps": 0}, "steps"),
-        ({"samples_per_class": 1}, "samples_per_class"),
-        ({"batch": 6}, "batch"),
-        ({"lr": 0.0}, "lr"),
-    ],
-)
-def test_invalid_options_are_refused(options, word):
-    with pytest.raises(InvalidConfig, match=word):
-        EncoderConfig("pfe", options=options)
-
-
 def test_a_pretrained_base_needs_no_training(splits):
     encoder = build(base="pretrained", steps=20, batch=32)
     length = encoder.of_base.base.config.dim

@@ -9,7 +9,7 @@ import pytest
 
 from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.mining import MiningConfig, genuine_batches, label_batches, sample_images
+from rcir.mining import genuine_batches, label_batches, sample_images
 
 N = 100_000
 
@@ -200,9 +200,3 @@ def test_where_labels_make_no_batches_matching_pairs_do(lists):
 def test_images_without_any_match_make_no_genuine_pairs():
     with pytest.raises(InvalidData, match="matches"):
         next(genuine_batches(SameLabel(np.arange(9)), 8, 4, rng()))
-
-
-def test_a_sampled_cache_is_as_large_and_as_long_used_as_in_warburg_et_al():
-    """ICCV 2021: 5,000 images are embedded, and others after 1,000 steps."""
-    config = MiningConfig(cache="sampled")
-    assert (config.sample, config.refresh) == (5000, 1000)
