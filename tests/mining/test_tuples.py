@@ -276,7 +276,7 @@ def test_a_subset_of_places_keeps_radii_and_roles():
     for near in (0.0, -1.0, 25.1, float("nan")):
         with pytest.raises(InvalidData, match="near"):
             WithinRadius(places, 25.0, near, database)
-    with pytest.raises(InvalidData, match="searched"):
+    with pytest.raises(InvalidData, match="database"):
         WithinRadius(places, 25.0, None, database[:-1])
 
 
