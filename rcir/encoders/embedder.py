@@ -79,27 +79,23 @@ class Embedder:
             InvalidImage: an image cannot be read.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
-        embedding, _ = self._blocks(encoder, preprocessing, images, leave_out=False)
+        embedding, _ = self.embed_readable(encoder, preprocessing, images, leave_out=False)
         assert embedding is not None
         return embedding
 
     def embed_readable(
-        self, encoder: Encoder, preprocessing: Preprocessing, images: Images
+        self,
+        encoder: Encoder,
+        preprocessing: Preprocessing,
+        images: Images,
+        leave_out: bool = True,
     ) -> Block:
-        """Embed the readable images.
-
-        Returns:
-            The embedding of the readable images, in their order, None without any; and the rows of
-            the others with the reasons.
+        """Embed the readable images; arguments and result as of `rcir.encoders.batches`.
 
         Raises:
+            InvalidImage: an image cannot be read, and `leave_out` is false.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
-        return self._blocks(encoder, preprocessing, images, leave_out=True)
-
-    def _blocks(
-        self, encoder: Encoder, preprocessing: Preprocessing, images: Images, leave_out: bool
-    ) -> Block:
         blocks = split_blocks(images)
         parts: dict[int, Path] = {}  # the file of each block
         if self.folder is not None:

@@ -61,19 +61,15 @@ PROCESSORS = [
     ("ConvNext", {"size": edge(384), "crop_pct": 1.0}, True),
     ("ConvNext", {"size": edge(512), "crop_pct": 0.875}, True),
     ("ViT", {"size": square(224), "resample": BILINEAR, **HALF}, True),
-    ("ViT", {"size": square(384), "resample": BILINEAR, **HALF}, True),
     ("ViT", {"size": square(224), "resample": BICUBIC, **IMAGENET}, True),  # Swin, DINO
-    ("ViT", {"size": square(256), "resample": BICUBIC, **IMAGENET}, True),  # Swin v2
     ("ViT", {"size": square(224, 112)}, True),
     ("ViT", {"size": edge(224)}, False),
     ("CLIP", {"size": edge(224), "crop_size": square(224)}, True),
-    ("CLIP", {"size": edge(336), "crop_size": square(336)}, True),
     ("CLIP", {"size": edge(248), "crop_size": square(224)}, True),
     ("CLIP", {"size": edge(224), "crop_size": square(256)}, False),
     ("CLIP", {"size": edge(224), "do_center_crop": False}, False),
     ("ChineseCLIP", {"size": square(224), "do_center_crop": False}, True),
     ("Siglip", {"size": square(224), "resample": BICUBIC, **HALF}, True),
-    ("Siglip", {"size": square(384), "resample": BILINEAR, **HALF}, True),
     ("Siglip2", {}, False),  # NaFlex: as many patches as an image needs
     ("Bit", {"size": edge(256), "crop_size": square(224), "resample": BICUBIC, **IMAGENET}, True),
     ("Bit", {"size": edge(518), "crop_size": square(518), "resample": BICUBIC, **IMAGENET}, True),
@@ -81,20 +77,17 @@ PROCESSORS = [
     ("DINOv3ViT", {"size": square(224), **SATELLITE}, False),  # one grey level is 0.027
     ("Beit", {"size": square(224), "do_center_crop": False, "resample": BILINEAR, **HALF}, True),
     ("Beit", {"size": square(256), "do_center_crop": True, "crop_size": square(224)}, True),
-    ("Beit", {"size": square(512), "do_center_crop": False, "resample": BILINEAR, **HALF}, True),
     ("DeiT", {"size": square(256), "crop_size": square(224), "resample": BICUBIC}, True),
     ("DeiT", {"size": square(438), "crop_size": square(384), "resample": BICUBIC}, True),
     ("EfficientNet", {"size": square(224), "resample": NEAREST, "image_std": TF_STD}, True),
-    ("EfficientNet", {"size": square(600), "resample": NEAREST, "image_std": TF_STD}, True),
     ("EfficientNet", {"size": square(289), "resample": BICUBIC, "include_top": False}, True),
     (
         "EfficientNet",
-        {"size": square(289), "rescale_factor": 1 / 127.5, "rescale_offset": True},
+        {"size": square(97), "rescale_factor": 1 / 127.5, "rescale_offset": True},
         True,
     ),
     ("Levit", {"size": edge(224), "crop_size": square(224)}, True),
     ("PoolFormer", {"size": edge(224), "crop_pct": 0.9, "crop_size": square(224)}, True),
-    ("PoolFormer", {"size": edge(224), "crop_pct": 0.95, "crop_size": square(224)}, True),
     ("MobileNetV2", {"size": edge(256), "crop_size": square(224), **HALF}, True),
     ("MobileViT", {"size": edge(288), "crop_size": square(256)}, False),  # BGR
     ("Segformer", {"size": square(512), **IMAGENET}, True),

@@ -70,12 +70,7 @@ class Counting:
 
 
 def assert_close(embedding, expected):
-    for name in ("vectors", "variance", "uncertainty"):
-        one, other = getattr(embedding, name), getattr(expected, name)
-        if other is None:
-            assert one is None
-        else:
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(embedding.tensors, expected.tensors, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["deterministic", "btl", "hib"])
@@ -153,7 +148,7 @@ def test_images_in_lists_are_identified_by_their_pixels(tmp_path):
     assert (again.embedded, again.reused) == ([25], [25])
 
 
-@pytest.mark.parametrize("length", [-100, 7, 0])
+@pytest.mark.parametrize("length", [-100, 0])
 def test_a_truncated_block_is_embedded_again(length, tmp_path):
     folder = tmp_path / "parts"
     Counting(folder)(IMAGES)

@@ -101,13 +101,6 @@ def test_a_better_order_has_a_larger_sparsification_area():
     assert sparsification(chance, right).ausc < none.ausc - 0.1
 
 
-def test_golden_areas():
-    inside, outside = np.array([0.1, 0.2, 0.35, 0.8]), np.array([0.3, 0.7, 0.9])
-    found = OutOfDistribution.of(inside, outside)
-    assert found.auroc == pytest.approx(0.75)
-    assert found.auprc == pytest.approx(0.7555556, abs=1e-7)
-
-
 def test_auroc_is_the_share_of_ordered_pairs_with_ties_as_half():
     rng = np.random.default_rng(0)
     inside, outside = rng.integers(0, 9, 120), rng.integers(3, 12, 80)
