@@ -17,11 +17,11 @@ from rcir.encoders.features import build_features, model_preprocessing
 
 
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
-    """An untrained encoder for images (channels, *size).
+    """Build an untrained encoder for images (channels, *size).
 
     Raises:
-        InvalidConfig: the configuration names what does not exist or does not fit together.
-        DataUnavailable: pretrained weights are asked for and cannot be had.
+        InvalidConfig: the configuration is inconsistent or names something unknown.
+        DataUnavailable: pretrained weights cannot be loaded.
 
     Example:
         >>> import torch

@@ -436,4 +436,4 @@ def require_variance(embedding: Embedding) -> Tensor:
 def method_name(kind: type[Encoder]) -> str:
     """Return the name by which `find_method` finds a class."""
     path = import_path(kind)
-    return next((name for name, known in METHODS.items() if known == path), path)
+    return next((name for name, target in METHODS.items() if target == path), path)

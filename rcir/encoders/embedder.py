@@ -90,7 +90,7 @@ class Embedder:
         images: Images,
         leave_out: bool = True,
     ) -> Block:
-        """Embed the readable images; arguments and result as of `rcir.encoders.batches`.
+        """Embed the readable images; see `rcir.encoders.batches.embed_readable`.
 
         Raises:
             InvalidImage: an image cannot be read, and `leave_out` is false.

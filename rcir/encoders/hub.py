@@ -131,8 +131,8 @@ class TimmBackbone(HubBackbone):
         with _reading_configuration(cls.library, name):
             published, model, options = load_model_config_from_hf(name.removeprefix(HF_HUB))
         unused = ("label_names", "label_descriptions", "hf_hub_id", "source")
-        kept = {key: value for key, value in published.items() if key not in unused}
-        return {"name": model, "pretrained_cfg": kept, "model_args": dict(options or {})}
+        config = {key: value for key, value in published.items() if key not in unused}
+        return {"name": model, "pretrained_cfg": config, "model_args": dict(options or {})}
 
     @classmethod
     def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
@@ -220,9 +220,9 @@ class OpenClipBackbone(HubBackbone):
             repository = _repository(name)
             model, published = repository["model_cfg"], repository.get("preprocess_cfg", {})
         else:
-            known, tag = _open_clip_model(name)
-            model = open_clip.get_model_config(known)
-            published = open_clip.get_pretrained_cfg(known, tag) if tag else {}
+            model_name, tag = _open_clip_model(name)
+            model = open_clip.get_model_config(model_name)
+            published = open_clip.get_pretrained_cfg(model_name, tag) if tag else {}
         settings = merge_preprocess_dict(PreprocessCfg(), published or {})
         return open_clip_preprocessing(settings | {"size": _image_size(model)})
 

@@ -201,13 +201,13 @@ class MCDropout(Encoder):
             self.convolutions = [thinned]
         else:
             self.convolutions = list(_wrap(self.network, self.options))
-        self._kept: tuple[object, dict[DropoutConv, Tensor]] | None = None
+        self._cached: tuple[object, dict[DropoutConv, Tensor]] | None = None
         if not self.convolutions:
             raise InvalidConfig(f"{config.backbone} has no convolution for dropout")
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a replica draws the same masks on demand.
-        return self.__dict__ | {"_kept": None}
+        return self.__dict__ | {"_cached": None}
 
     def forward(self, images: Tensor) -> Embedding:
         embedding: Embedding = self.network(images)
@@ -221,8 +221,8 @@ class MCDropout(Encoder):
         pixels = images  # not features, which are rounded differently in each batch
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all passes
-        kind, kept = (images.shape[1:], images.device), self._kept
-        shared = Passes(self.passes, kept[1] if kept is not None and kept[0] == kind else {})
+        kind, cached = (images.shape[1:], images.device), self._cached
+        shared = Passes(self.passes, cached[1] if cached is not None and cached[0] == kind else {})
         step = max(1, MAX_JOINT // max(1, len(images)))
         vectors = []
         for start in range(0, self.passes, step):
@@ -236,7 +236,7 @@ class MCDropout(Encoder):
                 with thinning(shared):
                     joint = self.network(images).vectors
             vectors.append(joint.unflatten(0, (len(part), len(images))))
-        self._kept = (kind, shared.masks)  # all of them are drawn, and never change
+        self._cached = (kind, shared.masks)  # all of them are drawn, and never change
         return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:
