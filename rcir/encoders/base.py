@@ -198,22 +198,11 @@ class Encoder(nn.Module):
         self.options: Any = config.method_options()
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """Return the loss of each tuple, (b,): by default `point_tuple_loss` of the vectors.
-
-        Args:
-            tuples: the embedded tuples.
-            options: `LossOptions` in force.
-        """
+        """Return the loss of each tuple, (b,); options are of type `LossOptions`."""
         return point_tuple_loss(tuples.vectors, tuples.valid, options)
 
     def label_loss(self, embedding: Embedding, labels: Tensor, options: Any) -> Tensor:
-        """Return the loss of each image, (b,); called instead of `loss` if `by_label`.
-
-        Args:
-            embedding: of b images.
-            labels: (b,) int64, of n training labels numbered from 0 to n - 1.
-            options: `LossOptions` in force.
-        """
+        """Return the loss of each of b images with labels (b,) int64 from 0; used if `by_label`."""
         raise NotImplementedError(f"{type(self).__name__} is trained by tuples, without labels")
 
     def check_labels(self, count: int) -> None:
@@ -231,11 +220,9 @@ class Encoder(nn.Module):
         return False
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
-        """Return distances (n, k) of at least 0 to k candidates each; called if `reranks`.
+        """Return distances (n, k), at least 0, of n queries; called if `reranks`.
 
-        Args:
-            queries: n of them.
-            candidates: n * k gallery images, query by query.
+        There are n * k candidates, query by query.
         """
         raise NotImplementedError(f"{type(self).__name__} reranks, and has no method rerank")
 
@@ -247,11 +234,8 @@ class Encoder(nn.Module):
     def draw_distances(self, queries: Embedding, candidates: Tensor) -> Tensor:
         """Return L2 distances (t, n, k) of t draws of n queries; called if `draws`.
 
-        By default Gaussian draws by the variance, with the same noise for every query.
-
-        Args:
-            queries: n of them.
-            candidates: (n, k, d) vectors of the gallery.
+        Candidates are vectors (n, k, d) of the gallery. By default, draws are Gaussian by the
+        variance, with the same noise for every query.
         """
         dim = queries.vectors.shape[1]
         if queries.variance is None or queries.variance.shape[1] not in (1, dim):
@@ -262,7 +246,7 @@ class Encoder(nn.Module):
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(N_DRAWS, 1, dim, generator=generator, device="cpu")
         vectors = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
-        # Of differences: rounding in products would reorder candidates that are near each other.
+        # By differences, since rounding in products would reorder candidates.
         exact = "donot_use_mm_for_euclid_dist"
         return torch.cdist(vectors.transpose(0, 1), candidates, compute_mode=exact).transpose(0, 1)
 
@@ -307,11 +291,9 @@ class Encoder(nn.Module):
         return embedding
 
     def samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Draw embeddings, (t, n, d), in evaluation mode; None if it states no uncertainty.
+        """Draw embeddings (t, n, d) of images in evaluation mode; None if it has no uncertainty.
 
-        Args:
-            images: (n, C, H, W).
-            generator: of noise, on the CPU; pass the same one with every batch.
+        The generator of noise is on the CPU, the same one for all batches.
         """
         with self._evaluating():
             return self._samples(images, generator)
@@ -384,12 +366,7 @@ class TrainingImages:
         return self.embedder(encoder, self.preprocessing, self.images.images)
 
     def batches(self, encoder: Encoder, size: int) -> Iterator[tuple[Embedding, Relevance]]:
-        """Yield embeddings and relevance of all images in random batches.
-
-        Args:
-            encoder: embeds them; it may be a part of the one that was trained.
-            size: of a batch; the last may be smaller.
-        """
+        """Yield embeddings, by an encoder or a part of it, and relevance in random batches."""
         order = np.random.default_rng([self.seed]).permutation(len(self.images))
         held = max(1, MAX_HELD // size) * size
         for start in range(0, len(order), held):

@@ -489,13 +489,7 @@ def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
 
 
 def build_hub_backbone(config: EncoderConfig, channels: int, size: tuple[int, int]) -> HubBackbone:
-    """Build the backbone of a hub that an encoder's configuration names.
-
-    Raises:
-        InvalidConfig: there is no such model, or the hub does not have such weights.
-        DataUnavailable: the weights are neither cached nor can they be downloaded.
-        InvalidData: the file of weights is damaged, or of another model.
-    """
+    """Build the backbone of a hub that a configuration names; errors as of `build_backbone`."""
     backbone = config.backbone
     kind, name = find_hub(backbone)
     if channels != 3:

@@ -296,12 +296,10 @@ class PairCurvature:
         match: Tensor,
         counted: Tensor | None = None,
     ) -> None:
-        """Add pairs of images.
+        """Add pairs (p, 2).
 
         Args:
-            features: (n, f), inputs of the layer.
-            outputs: (n, d), its outputs.
-            pairs: (p, 2) int64, rows of both.
+            features, outputs, pairs: see `rcir.losses.pairs.pair_hessian_diagonal`.
             match: (p,) bool.
             counted: (p,) bool, pairs that count, among them all that match. Others are summed with
                 weight 0, so that the CPU does not wait for a GPU. By default all count, and only
