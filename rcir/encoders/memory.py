@@ -79,7 +79,7 @@ def saved_bytes(forward: Callable[[], Any]) -> int:
 
 
 class _LiveBytes(TorchFunctionMode):
-    """Counts the live bytes of tensors that torch functions return in this thread; see `peak`."""
+    """Counts live bytes of tensors that torch functions return in this thread, up to `peak`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -122,9 +122,10 @@ def test_an_encoder_has_no_uncertainty_before_it_is_fitted(fitted):
 
 
 def test_a_posthoc_fit_uses_the_pairs_within_random_batches_of_256():
-    encoder, training = build(prior_precision=2.0, scale=7.0), training_images(300, margin=0.4)
-    encoder.fit_posthoc(training)
+    encoder = build(prior_precision=2.0, scale=7.0).eval()
+    encoder.fit_posthoc(training := training_images(300, margin=0.4))
     assert encoder.prior_precision == 2
+    assert not any(module.training for module in encoder.modules())
     images, curvature = training.images, PairCurvature("euclidean", "fixed", 0.4)
     order = np.random.default_rng([0]).permutation(300)
     with torch.no_grad():
