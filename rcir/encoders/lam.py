@@ -183,7 +183,8 @@ class LaplacianMetric(Encoder):
         """
         options = self.options
         if not options.online:
-            network = BackboneFeatures(nn.Sequential(self.backbone, self.pooling), self.config)
+            pooled = nn.Sequential(self.backbone, self.pooling).train(self.training)
+            network = BackboneFeatures(pooled, self.config)
             curvature = self._curvature(training.loss)
             for embedding, relevance in training.batches(network, FIT_BATCH):
                 with torch.no_grad():
