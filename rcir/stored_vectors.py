@@ -15,17 +15,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from rcir.errors import InvalidData
 
-_AT_A_TIME = 1 << 22  # numbers that are read or written: 16 MiB of float32
+_BATCH_NUMBERS = 1 << 22  # that are read or written at a time: 16 MiB of float32
 
 
 def batches(n: int, dim: int) -> Iterator[slice]:
-    """The rows of vectors (n, d), as many at a time as take little memory.
+    """Yield the rows of vectors (n, d), as many at a time as take little memory.
 
     Example:
         >>> list(batches(10, 1 << 20))
         [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
     """
-    step = max(1, _AT_A_TIME // max(dim, 1))
+    step = max(1, _BATCH_NUMBERS // max(dim, 1))
     return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
@@ -67,7 +67,7 @@ class StoredVectors:
 
     @property
     def changed(self) -> bool:
-        """Return whether somebody wrote to the file that they were loaded from."""
+        """Return whether the file that they were loaded from was written to."""
         return self._watched is not None and self._watched.changed
 
     def append(self, vectors: NDArray[np.floating[Any]]) -> None:
@@ -87,14 +87,14 @@ class StoredVectors:
         self.vectors = np.memmap(self._file, self.vectors.dtype, "r", shape=shape)
 
     def check(self, vectors: NDArray[np.float32]) -> None:
-        """Raise `InvalidData` if some vectors are too long, or too short, for the type of these."""
+        """Raise `InvalidData` if numbers of some vectors are too large, or too small, to store."""
         limits = np.finfo(self.vectors.dtype)
         longest = np.abs(vectors).max(axis=1, initial=0)
         wrong = (longest > limits.max) | ((longest > 0) & (longest < limits.tiny))
         if wrong.any():
             raise InvalidData(
                 f"the largest number of some vectors is {longest[wrong][0]:g}, and half precision "
-                f"keeps {limits.tiny:.2g} to {limits.max:g}: scale them, or take exact=False"
+                f"keeps {limits.tiny:.2g} to {limits.max:g}: scale them, or use exact=False"
             )
 
     def digest(self) -> str:

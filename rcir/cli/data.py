@@ -17,17 +17,19 @@ from rcir.terminal import console
 def add_data_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: an action, and the data set."""
     sets = parser.add_subparsers(required=True, metavar="ACTION")
-    listed = sets.add_parser("list", help="which sets there are, and which are on disk")
-    listed.set_defaults(action=_list)
-    checked = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
-    checked.set_defaults(action=_check)
-    checked.add_argument("name", help="of the data set")
-    add_max_pixels(checked)
-    checked.add_argument(
+    list_parser = sets.add_parser("list", help="list the data sets, and whether they are on disk")
+    list_parser.set_defaults(action=_list)
+    check_parser = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
+    check_parser.set_defaults(action=_check)
+    check_parser.add_argument("name", help="of the data set")
+    add_max_pixels(check_parser)
+    check_parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the set's reader"
     )
-    for one in (listed, checked):
-        one.add_argument("--root", help="folder of the data sets (default: RCIR_DATA, or data)")
+    for subparser in (list_parser, check_parser):
+        subparser.add_argument(
+            "--root", help="folder of the data sets (default: RCIR_DATA, or data)"
+        )
 
 
 def run_data(options: Namespace) -> None:
@@ -70,17 +72,17 @@ def _check(options: Namespace, root: Path) -> None:
         except yaml.YAMLError as error:
             raise InvalidConfig(f"--option {option}: {value!r} is not a value of YAML") from error
 
-    def watched(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
+    def show(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))
 
-    findings = verify(options.name, root, values, watched, options.max_pixels)
+    findings = verify(options.name, root, values, show, options.max_pixels)
     parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
     n_images = sum(findings.parts.values())
     console.print(f"{options.name}: {n_images:,} images ({parts})")
     for note in findings.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     if findings.alone:
-        console.print(f"{findings.alone} classes have one image only: it is never a query")
+        console.print(f"{findings.alone} classes have a single image, which is never a query")
     for fault in findings.unreadable:
         console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
     n_bad = len(findings.unreadable)
@@ -92,10 +94,8 @@ def _check(options: Namespace, root: Path) -> None:
         )
     if not findings.complete:
         raise InvalidData(
-            f"this copy of {options.name} is not whole: {n_images:,} of {findings.published:,} "
-            f"published images, {n_bad} unreadable"
+            f"this copy of {options.name} is not complete: {n_images:,} of "
+            f"{findings.published:,} published images, {n_bad} unreadable"
         )
-    if findings.published is None:
-        console.print("all pictures can be read; there is no published number to compare with")
-    else:
-        console.print("all can be read")
+    suffix = "; no number of images is published" if findings.published is None else ""
+    console.print(f"all pictures can be read{suffix}")

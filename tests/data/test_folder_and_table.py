@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_divided_is_refused(tmp_path, names, word):
 
 
 def test_a_missing_folder_or_table_is_named(tmp_path):
-    for reader in (read_folder, read_table, list_pictures):
+    for reader in (read_folder, read_table, list_pictures, read_class_folders):
         with pytest.raises(DataUnavailable, match="nowhere"):
             reader(tmp_path / "nowhere")
 

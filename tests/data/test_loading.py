@@ -256,10 +256,11 @@ def test_a_copy_is_complete_with_the_published_number(tmp_path, set_published):
 
 
 def test_every_unreadable_picture_of_all_parts_is_named(tmp_path, set_published):
-    names = [f"{part}/kind/{n}.png" for part in ("train", "query", "gallery") for n in range(9)]
+    parts = ("train", "query", "gallery", "val")
+    names = [f"{part}/kind/{n}.png" for part in parts for n in range(9)]
     write_pictures(tmp_path / "p", names)
-    set_published("folder", 27)
-    victims = [tmp_path / "p" / name for name in (names[8], names[12], names[20])]
+    set_published("folder", 36)
+    victims = [tmp_path / "p" / names[row] for row in (8, 12, 20, 31)]
     for victim in victims:
         victim.write_bytes(victim.read_bytes()[:45])
     seen, totals = [], []
@@ -272,8 +273,8 @@ def test_every_unreadable_picture_of_all_parts_is_named(tmp_path, set_published)
 
     findings = verify("folder", tmp_path, FOLDER, watch)
     assert not findings.complete
-    assert findings.parts == {"train": 9, "queries": 9, "gallery": 9}
-    assert (totals, len(seen)) == ([27], 27)  # progress
+    assert findings.parts == {"train": 9, "queries": 9, "gallery": 9, "validation": 9}
+    assert (totals, len(seen)) == ([36], 36)  # progress
     assert tuple(fault for fault in seen if fault) == findings.unreadable
     for victim, fault in zip(victims, findings.unreadable, strict=True):
         assert str(victim) in fault
