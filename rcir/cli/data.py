@@ -82,7 +82,7 @@ def _check(options: Namespace, root: Path) -> None:
     for note in findings.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
     if findings.alone:
-        console.print(f"{findings.alone} classes have a single image, which is never a query")
+        console.print(f"{findings.alone} classes have one image, which is never a query")
     for fault in findings.unreadable:
         console.print(f"unreadable: {printable(fault)}", soft_wrap=True)
     n_bad = len(findings.unreadable)
