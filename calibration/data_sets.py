@@ -35,6 +35,7 @@ from rcir.data.rejects import (
     unreadable,
     without,
 )
+from rcir.data.relevance import same_relevance
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
 from rcir.retrieval.retriever import Retriever
@@ -260,11 +261,10 @@ def _without_duplicates(splits: Splits) -> Splits:
 
 def _has_gallery(retriever: Retriever, gallery: ImageSet) -> bool:
     """Return True if the items of a retriever have these names and match the same queries."""
-    stored = {} if retriever.relevance is None else retriever.relevance.arrays()
-    expected = gallery.relevance.arrays()
-    return retriever.ids.tolist() == list(gallery.ids) and (
-        stored.keys() == expected.keys()
-        and all(np.array_equal(values, expected[name]) for name, values in stored.items())
+    return (
+        retriever.ids.tolist() == list(gallery.ids)
+        and retriever.relevance is not None
+        and same_relevance(retriever.relevance, gallery.relevance)
     )
 
 

@@ -23,11 +23,12 @@ from rcir.data import ImageSet, Splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
-from rcir.retrieval import storage
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import earlier_calibration
 from rcir.risk import Certified, LabelledResults, corrected, score
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
+from rcir.store.folder import check_place
 
 PAGE = "report.html"
 
@@ -90,8 +91,8 @@ def run(source: Source, output: Path, config: CalibrationConfig | CertificationC
     """
     started, place = time.monotonic(), output / "retriever"
     check_output(output)
-    storage.check_place(place)
-    after = storage.earlier_calibration(place)  # the past of the queries
+    check_place(place)
+    after = earlier_calibration(place)  # the past of the queries
     retriever = source.open()
     with dropped_on_error(retriever.index):
         queries = source.search(retriever)

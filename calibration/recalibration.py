@@ -29,7 +29,6 @@ from rcir.index import (
     recall_of,
 )
 from rcir.index.faiss_indexes import FaissIndex
-from rcir.retrieval import storage
 from rcir.retrieval.calibration import CalibrationReport, known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
@@ -37,6 +36,7 @@ from rcir.risk import check_level
 from rcir.risk.bounds import check_levels
 from rcir.risk.selection import cross_fitted_sizes
 from rcir.runs.folder import FOLDER_TAG
+from rcir.store.folder import check_place, current_version, locked
 
 MIN_TUNING_QUERIES = 5  # that compare indexes
 
@@ -76,7 +76,7 @@ def recalibrate(
     """
     if since is not None and feedback is None:
         raise InvalidConfig("since requires a feedback file")
-    with storage.locked(folder):
+    with locked(folder):
         retriever = Retriever.load(folder)
         reported = None if feedback is None else _read_feedback(folder, retriever, feedback, since)
         removed = None if remove is None else _read_ids(remove)
@@ -115,7 +115,7 @@ def _save(retriever: Retriever, folder: Path) -> None:
     with run.active():
         retriever.origin["calibration"] = run.id
         retriever.save(folder)
-        run.log_folder(storage.current_version(folder), "retriever")
+        run.log_folder(current_version(folder), "retriever")
 
 
 def _read_feedback(
@@ -270,8 +270,8 @@ def reindex(
         StaleCalibration: the retriever is not calibrated.
     """
     place = folder if output is None else output
-    storage.check_place(place)
-    with storage.locked(place):
+    check_place(place)
+    with locked(place):
         retriever = Retriever.load(folder)
         calibration = retriever.require_calibration()
         queries = calibration.tuning_queries

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
+from rcir.store.codec import convert
 
 if TYPE_CHECKING:  # what needs no encoder needs no torch
     from torch import Tensor
@@ -125,6 +126,9 @@ class Embedding:
         return Embedding.from_tensors(
             {name: torch.cat([tensors[name] for tensors in batches]) for name in batches[0]}
         )
+
+
+convert(Embedding, Mapping[str, NDArray[Any]], Embedding.arrays, Embedding.from_arrays)
 
 
 def as_numpy(values: Any) -> Any:

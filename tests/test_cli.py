@@ -16,7 +16,7 @@ from rcir import api
 from rcir.cli import main
 from rcir.data import DATASETS
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.storage import current_version
+from rcir.store.folder import current_version
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, caps
         assert source in error_of(capsys, "retrieve", image, "--retriever", source)
     run = str(Path(folder).parent)
     assert f"pass {folder}" in error_of(capsys, "retrieve", image, "--retriever", run)
-    path = current_version(folder) / "controller.safetensors"
+    path = current_version(folder) / "retriever.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert path.name in error_of(capsys, "retrieve", image, "--retriever", str(folder))
 

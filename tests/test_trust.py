@@ -1,6 +1,5 @@
 """Untrusted folders: what they name runs no code and receives no credentials."""
 
-import hashlib
 import json
 import socket
 import stat
@@ -18,8 +17,9 @@ from rcir import cluster, tracking, trust
 from rcir.cli import main
 from rcir.errors import InvalidConfig, UntrustedFolder
 from rcir.index import IndexConfig, find_index
-from rcir.retrieval import storage
+from rcir.retrieval.storage import earlier_calibration
 from rcir.runs.folder import RunFolder
+from rcir.store.folder import checksums, current_version, write_manifest
 from training import TrainingConfig
 from training.run import existing_run
 
@@ -42,13 +42,10 @@ def place(tmp_path):
 
 def named(place, index):
     """The retriever, with another index in its description and the right checksums."""
-    version = storage.current_version(place)
-    description, manifest = version / "retriever.json", version / "manifest.json"
+    version = current_version(place)
+    description = version / "retriever.json"
     description.write_text(json.dumps(json.loads(description.read_text()) | {"index": index}))
-    values = json.loads(manifest.read_text())
-    digest = hashlib.sha256(description.read_bytes()).hexdigest()
-    values["files"]["retriever.json"] = digest
-    manifest.write_text(json.dumps(values, indent=1))
+    write_manifest(version, checksums(version))
     return place
 
 
@@ -77,7 +74,7 @@ def test_an_own_class_needs_a_permission_unless_the_program_names_it(tmp_path, c
     made.calibrate(queries, np.arange(60) % 4)
     place = made.save(tmp_path / "retriever")
     assert rcir.load(place).index.options == made.index.options
-    assert storage.earlier_calibration(place) is not None
+    assert earlier_calibration(place) is not None
     monkeypatch.setattr(trust, "_named_classes", set())  # as in another program
     with pytest.raises(UntrustedFolder, match="BruteIndex"):
         rcir.load(place)

@@ -28,9 +28,9 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
+from rcir.encoders.weights import save_tensors
 from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder, write_json
-from rcir.retrieval.stored_parts import save_tensors
 from rcir.tracking import MetricQueue, TrackedRun
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 

@@ -7,11 +7,11 @@ A label of every third image makes more pairs than can be listed: matches are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, singledispatch
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from scipy.sparse import block_diag, csr_array, eye_array, vstack
 from scipy.spatial import KDTree
 
 from rcir.errors import InvalidData
+from rcir.store.codec import NOT_STORED, Array, convert, encode, register
 
 Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -26,7 +27,6 @@ BLOCK = 2**22  # entries, or bytes, that are in memory at a time, about
 WORD = 64
 CELL = 10.0  # side of the cells that stand for labels of places, of the radius
 CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
-TABLE = "table."  # begins the names of the arrays of a table of matches
 PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
 
 
@@ -83,10 +83,6 @@ class Relevance(Protocol):
 
     def joined(self, others: Any) -> Self:
         """Return the relevance of these images, then others; `InvalidData` for other kinds."""
-        ...
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the state as arrays, by name; `relevance_of` restores it."""
         ...
 
 
@@ -187,6 +183,7 @@ def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64
     return first, which
 
 
+@register
 @dataclass(frozen=True)
 class WithinRadius:
     """Images match if they were taken within a distance of each other.
@@ -207,10 +204,10 @@ class WithinRadius:
         ([[True, False]], array([1]))
     """
 
-    places: NDArray[np.float64]
+    places: Annotated[NDArray[np.float64], Array(2)]
     radius: float
-    near: float | None = None
-    database: NDArray[np.bool_] | None = None
+    near: float | None = field(default=None, metadata=NOT_STORED)
+    database: NDArray[np.bool_] | None = field(default=None, metadata=NOT_STORED)
 
     kind: ClassVar[str] = "places"
     single: ClassVar[None] = None
@@ -285,9 +282,6 @@ class WithinRadius:
             )
         return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"places": self.places, "radius": np.array([self.radius])}
-
 
 def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
     """Return whether each image (n,) is searched, not a query; None if all images are both."""
@@ -300,6 +294,7 @@ def asking(relevance: Relevance) -> NDArray[np.int64]:
     return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
 
 
+@register
 @dataclass(frozen=True)
 class SameLabel:
     """Images match if their labels are equal.
@@ -313,7 +308,7 @@ class SameLabel:
         ([[False, True], [True, True]], array([1, 2]))
     """
 
-    labels: NDArray[np.int64]
+    labels: Annotated[NDArray[np.int64], Array(1)]
 
     kind: ClassVar[str] = "one label each"
 
@@ -357,10 +352,31 @@ class SameLabel:
         require_kind(self, others)
         return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"labels": self.labels}
+
+@dataclass(frozen=True)
+class StoredLabels:
+    """A sparse table of labels as it is stored: all of its entries are True."""
+
+    shape: tuple[int, int]
+    indptr: Annotated[NDArray[np.integer[Any]], Array(1)]
+    indices: Annotated[NDArray[np.integer[Any]], Array(1)]
+
+    @classmethod
+    def of(cls, labels: csr_array) -> StoredLabels:
+        """Return what is stored of a table."""
+        n, n_labels = labels.shape
+        return cls((int(n), int(n_labels)), labels.indptr, labels.indices)
+
+    def table(self) -> csr_array:
+        """Return the table."""
+        entries = np.ones(len(self.indices), np.bool_)
+        return csr_array((entries, self.indices, self.indptr), shape=self.shape)
 
 
+convert(csr_array, StoredLabels, StoredLabels.of, StoredLabels.table)
+
+
+@register
 @dataclass(frozen=True)
 class SharedLabel:
     """Images match if they have a label in common, such as one of several findings of an X-ray.
@@ -457,26 +473,17 @@ class SharedLabel:
             )
         return SharedLabel(vstack([self.labels, others.labels], format="csr"))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        shape = np.array(self.labels.shape, np.int64)
-        arrays = {"shape": shape, "indptr": self.labels.indptr, "indices": self.labels.indices}
-        prefix = TABLE if self.of_items else ""
-        return {prefix + name: values for name, values in arrays.items()}
 
-
-def relevance_of(arrays: Mapping[str, NDArray[Any]]) -> Relevance:
-    """Restore the relevance that `Relevance.arrays` returned; raise KeyError for other arrays."""
-    if "labels" in arrays:
-        return SameLabel(_read_only(arrays["labels"]))
-    if "places" in arrays:
-        return WithinRadius(arrays["places"], float(arrays["radius"][0]))
-    of_items = f"{TABLE}shape" in arrays
-    shape, indptr, indices = (
-        arrays[TABLE * of_items + name] for name in ("shape", "indptr", "indices")
+def same_relevance(relevance: Relevance, other: Relevance) -> bool:
+    """Return True if two sets of images match by the same kind of thing, and by equal values."""
+    if relevance.kind != other.kind or len(relevance) != len(other):
+        return False
+    if isinstance(relevance, WithinRadius) and relevance.radius != getattr(other, "radius", None):
+        return False
+    arrays, others = encode(relevance)[1], encode(other)[1]
+    return arrays.keys() == others.keys() and all(
+        np.array_equal(values, others[name]) for name, values in arrays.items()
     )
-    entries = np.ones(len(indices), np.bool_)
-    labels = csr_array((entries, indices, indptr), shape=tuple(shape.tolist()))
-    return SharedLabel(labels, of_items)
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

@@ -19,12 +19,12 @@ from rcir import tracking
 from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable, printable
 from rcir.imports import EXTRAS
 from rcir.index import IndexConfig
-from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import GuaranteeRequest
 from rcir.risk.request import request_options
 from rcir.runs.folder import RETRIEVER
 from rcir.runs.results import RESULTS, TEST, RunResults
+from rcir.store.folder import current_version
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -318,7 +318,7 @@ def log_calibration(
         return tracking.log_model(
             run,
             code=CODE,
-            folder=storage.current_version(output / RETRIEVER),
+            folder=current_version(output / RETRIEVER),
             files=[file, output / RESULTS, output / TEST],
             signature=signature(retriever),
             example=example,

@@ -19,10 +19,10 @@ from rcir.registry.logged_model import (
     read_results,
     require_measured,
 )
-from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import FOLDER_TAG, RETRIEVER
 from rcir.runs.results import RESULTS, TEST, RunResults
+from rcir.store.folder import MANIFEST, read_manifest
 
 
 def register(reference: str, name: str, alias: str | None = None) -> tracking.RegisteredVersion:
@@ -74,9 +74,9 @@ def _open(reference: str) -> Iterator[_Calibration]:
         run = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
         model = tracking.find_model(run) if run else None
         if run is not None and model is not None:
-            manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{storage.MANIFEST}"
+            manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
             logged = tracking.with_downloaded(manifest, Path.read_bytes)
-            if logged != storage.read_manifest(folder / RETRIEVER):
+            if logged != read_manifest(folder / RETRIEVER):
                 model = None  # the folder has changed
         yield _Calibration(folder, retriever, results, run, model)
         return

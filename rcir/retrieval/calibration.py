@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from rcir.risk.guarantee import AT_EVERY_MOMENT, in_plural, opening
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct, conflict
 from rcir.risk.selection import ComparedSizes
+from rcir.store.codec import Array
 
 MAX_GUARANTEES = 1000  # certified requests that a calibration remembers
 
@@ -60,7 +62,7 @@ class Past:
         chosen_among, attempts, sequential: the largest of these attributes of their calibrations.
     """
 
-    digests: NDArray[np.bytes_]
+    digests: Annotated[NDArray[np.bytes_], Array(1)]
     chosen_among: int = 1
     attempts: int = 1
     sequential: bool = False
@@ -140,6 +142,15 @@ class Calibration:
     def labels(self) -> NDArray[np.int64] | None:
         """The labels of the calibration queries, ascending; None if they have no single label."""
         return self.calibration_queries.population.known_labels
+
+    def completed(self) -> Calibration:
+        """Return this calibration as it is stored: with all rules, and digests for images."""
+        return replace(
+            self,
+            rules=self.rules.completed(),
+            tuning_queries=self.tuning_queries.with_digests(),
+            calibration_queries=self.calibration_queries.with_digests(),
+        )
 
     def after(self, earlier: Calibration) -> Calibration:
         """Return this calibration with the past of its queries, see `Past`.

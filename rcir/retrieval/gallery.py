@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,12 @@ from rcir.data.labelling import (
 )
 from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SharedLabel, relevance_of
+from rcir.data.relevance import Relevance, SharedLabel, same_relevance
 from rcir.embedding import Embedding, as_numpy
 from rcir.errors import InvalidData
 from rcir.index import Index
 from rcir.retrieval.queries import VectorOptions
+from rcir.store.codec import Array, decode, encode
 
 if TYPE_CHECKING:  # vectors need no torch
     from torch import Tensor
@@ -66,13 +67,13 @@ class Gallery:
         InvalidData: lengths differ, or norms or uncertainties are not finite numbers.
     """
 
-    ids: NDArray[np.object_]
-    norms: NDArray[np.float32]
+    ids: Annotated[NDArray[np.object_], Array(1)]
+    norms: Annotated[NDArray[np.float32], Array(1)]
     relevance: Relevance | None = None
-    uncertainty: NDArray[np.float64] | None = None
+    uncertainty: Annotated[NDArray[np.float64], Array(1)] | None = None
     digests: NDArray[np.bytes_] | None = None
     items: Embedding | None = None
-    clusters: NDArray[np.str_] | None = None
+    clusters: Annotated[NDArray[np.str_], Array(1)] | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in DTYPES.items():
@@ -206,7 +207,8 @@ class Gallery:
     def digest(self) -> str:
         """A SHA-256 digest of everything in the gallery that an answer may depend on."""
         sha256 = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
-        arrays = {} if self.relevance is None else self.relevance.arrays()
+        plain, arrays = encode(self.relevance, Relevance | None)
+        sha256.update(json.dumps(plain).encode())
         if self.uncertainty is not None:
             arrays = arrays | {"uncertainty": self.uncertainty}
         if self.items is not None:
@@ -324,9 +326,9 @@ class Gallery:
 
 def _read_only_copy(relevance: Relevance) -> Relevance:
     """Return a copy whose arrays cannot be written to."""
-    copy = relevance_of(
-        {name: _read_only(values.copy()) for name, values in relevance.arrays().items()}
-    )
+    plain, arrays = encode(relevance, Relevance)
+    copies = {name: _read_only(values.copy()) for name, values in arrays.items()}
+    copy: Relevance = decode(Relevance, plain, copies)  # type: ignore[type-abstract]
     if isinstance(copy, SharedLabel):  # its sparse matrix has further arrays
         for values in (copy.labels.data, copy.labels.indices, copy.labels.indptr):
             _read_only(values)
@@ -429,24 +431,17 @@ def template_digests(
 
 def _check_templates(images: ImageSet, attribute: str, first: NDArray[np.int64]) -> None:
     """Raise `InvalidData` if an image and the first image of its template match differently."""
-    if _same_relevance(images, images.subset(first)):
+    if same_relevance(images.relevance, images.relevance.subset(first)):
         return
     for row, first_row in enumerate(first.tolist()):
         image, other = images.subset(np.array([row])), images.subset(np.array([first_row]))
-        if _same_relevance(image, other):
+        if same_relevance(image.relevance, other.relevance):
             continue
         raise InvalidData(
             f"{image.ids[0]} and {other.ids[0]} are images of one template "
             f"({attribute} {image.attributes[attribute][0]}) but match different queries: give all "
             "images of a template the same label, or choose another attribute for templates"
         )
-
-
-def _same_relevance(images: ImageSet, others: ImageSet) -> bool:
-    arrays = others.relevance.arrays()
-    return all(
-        np.array_equal(values, arrays[name]) for name, values in images.relevance.arrays().items()
-    )
 
 
 class Fingerprints:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data import repeats
 from rcir.data.relevance import CELL, Relevance, WithinRadius
-from rcir.embedding import as_numpy, as_vectors
+from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
 from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
 from rcir.risk.results import TOLERANCE
+from rcir.store.codec import NOT_STORED, Array
 from rcir.stored_vectors import StoredVectors, batches
-
-if TYPE_CHECKING:
-    from rcir.embedding import Embedding
 
 Metric = Literal["cosine", "euclidean"]
 Clusters = Literal["none", "found", "passed"]
@@ -187,9 +185,9 @@ class Queries:
         InvalidData: lengths differ, or an uncertainty is NaN or infinite.
     """
 
-    vectors: NDArray[np.float32]
-    uncertainty: NDArray[np.float64] | None = None
-    images: Any = None
+    vectors: Annotated[NDArray[np.float32], Array(2)]
+    uncertainty: Annotated[NDArray[np.float64], Array(1)] | None = None
+    images: Any = field(default=None, metadata=NOT_STORED)
     embedding: Embedding | None = None
     relevance: Relevance | None = None
     population: Population = INDEPENDENT
@@ -229,6 +227,11 @@ class Queries:
             return self.population.digests
         return repeats.digests(self.vectors if self.images is None else self.images)
 
+    def with_digests(self) -> Queries:
+        """Return the queries with digests in place of images."""
+        population = replace(self.population, digests=self.digests)
+        return replace(self, images=None, population=population)
+
     def with_population(
         self,
         relevance: Relevance | None = None,
@@ -252,8 +255,6 @@ class Queries:
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
         """Return the queries of several parts, one after the other."""
-        from rcir.embedding import Embedding
-
         first, *others = parts
         joined: dict[str, Any] = {}
         for name, values in first._parts().items():

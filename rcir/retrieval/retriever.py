@@ -294,7 +294,7 @@ class Retriever:
         with reading(trust_code, trust_servers):
             stored = storage.load(folder)
         retriever = Retriever(stored.searcher, stored.calibration)
-        retriever.origin, retriever.version_folder = stored.origin, stored.version_folder
+        retriever.origin, retriever.version_folder = dict(stored.origin), stored.version_folder
         return retriever
 
     def __copy__(self) -> Retriever:

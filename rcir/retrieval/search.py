@@ -68,6 +68,8 @@ class Searcher:
 
     Args:
         index: the index, or a function that builds it, called after all else is checked.
+        ids: names of the gallery's items; or the gallery itself, without the arguments for its
+            attributes.
         labels: labels of the gallery images, or their `Relevance`.
         depth: `max_depth`.
         item_uncertainty, digests, items, norms, clusters: see `Gallery`; norms are 1 by default.
@@ -82,7 +84,7 @@ class Searcher:
         encoder: Encoder | None,
         preprocessing: Preprocessing | None,
         index: Index | Callable[[], Index],
-        ids: Sequence[str],
+        ids: Sequence[str] | Gallery,
         labels: NDArray[np.int64] | Relevance | None = None,
         depth: int = DEPTH,
         item_uncertainty: NDArray[np.float64] | None = None,
@@ -100,9 +102,12 @@ class Searcher:
             raise InvalidConfig("pass an encoder and its preprocessing, or neither")
         if isinstance(labels, np.ndarray):
             labels = SameLabel(np.asarray(labels, np.int64))
-        norms = np.ones(len(ids), np.float32) if norms is None else norms
-        names = np.array(ids, dtype=object)
-        gallery = Gallery(names, norms, labels, item_uncertainty, digests, items, clusters)
+        if isinstance(ids, Gallery):
+            gallery = ids
+        else:
+            norms = np.ones(len(ids), np.float32) if norms is None else norms
+            names = np.array(ids, dtype=object)
+            gallery = Gallery(names, norms, labels, item_uncertainty, digests, items, clusters)
         check_depth(depth)
         self.encoder = encoder
         self.preprocessing = preprocessing
@@ -118,7 +123,7 @@ class Searcher:
                 f"a gallery of {len(gallery)} items has no candidates, because an item is left out "
                 f"with its exact copies and its {self.options.cluster}: add other items"
             )
-        if encoder is not None and encoder.reranks and items is None:
+        if encoder is not None and encoder.reranks and gallery.items is None:
             raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
         # Last, because it may create a table on a server.
         self.index: Index = index() if callable(index) else index

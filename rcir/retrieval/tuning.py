@@ -38,6 +38,7 @@ from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
 from rcir.risk.request import Distinct
 from rcir.risk.selection import ComparedSizes, Fits, score_function_class, size_ratio
+from rcir.store.codec import NOT_STORED
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
@@ -179,8 +180,8 @@ class Rules:
     """
 
     fitted: dict[RuleKey, SetRule]
-    sources: Mapping[RuleKey, RuleSource] = field(default_factory=dict)
-    _compared: dict[RuleKey, ComparedSizes] = field(default_factory=dict)
+    sources: Mapping[RuleKey, RuleSource] = field(default_factory=dict, metadata=NOT_STORED)
+    _compared: dict[RuleKey, ComparedSizes] = field(default_factory=dict, init=False)
 
     def __contains__(self, key: RuleKey) -> bool:
         return key.miss in self.sources or key.miss in self.fitted
@@ -232,6 +233,17 @@ class Rules:
         """Return the mean sizes that were compared for the miss risk; none if it is loaded."""
         _ = self[kind]
         return self._compared.get(kind, {})
+
+    def completed(self) -> Rules:
+        """Return the rules, all of them fitted, without their sources."""
+        rules = {kind: self.of_kind(kind) for kind in self.kinds}
+        return Rules(
+            {
+                replace(kind, risk=risk): rule
+                for kind, by_risk in rules.items()
+                for risk, rule in by_risk.items()
+            }
+        )
 
     def extended(self, kind: RuleKey, queries: LabelledResults) -> dict[RuleKey, SetRule]:
         """Return the rules of a kind with further calibration queries.

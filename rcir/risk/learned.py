@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,12 @@ from rcir.metrics.labels import take_columns
 from rcir.metrics.ranking import Floats
 from rcir.risk.results import TOLERANCE, SearchResults, widened
 from rcir.risk.score_functions import (
-    FittedState,
     Ranking,
     ScoreFunction,
     check_matches,
     check_split,
 )
+from rcir.store.codec import Array, register
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 MIN_GAP = 1e-3  # smaller differences of distances count as this one: 1e-7 of rounding must not show
@@ -64,8 +64,8 @@ class Features:
         [(1, 2), (3, 1), (3, 2)]
     """
 
-    sample: NDArray[np.float64]
-    uses: tuple[bool, ...]
+    sample: Annotated[NDArray[np.float64], Array(1)]
+    uses: tuple[bool, bool, bool, bool]
 
     def __post_init__(self) -> None:
         sample = np.array(self.sample)
@@ -75,20 +75,11 @@ class Features:
     @classmethod
     def fit(cls, results: SearchResults) -> Self:
         """Return the features that a tuning split has."""
-        *uses, votes = (getattr(results, name) is not None for name in OPTIONAL)
-        return cls(np.sort(results.uncertainty), (*uses, votes and results.labels is None))
-
-    def state(self, *flags: bool) -> FittedState:
-        """Return the fitted numbers, as arrays to store, followed by further flags."""
-        return {"sample": self.sample, "uses": np.array([*self.uses, *flags], np.int64)}
-
-    @classmethod
-    def from_state(cls, state: FittedState) -> tuple[Self, list[bool]]:
-        """Return the features of a stored `state`, and its further flags."""
-        uses, number = [bool(used) for used in state["uses"]], len(OPTIONAL)
-        if len(uses) < number:
-            raise ValueError(f"{len(uses)} kinds of features are stored, not {number}")
-        return cls(state["sample"], tuple(uses[:number])), uses[number:]
+        distances, labels, uncertainty, votes = (
+            getattr(results, name) is not None for name in OPTIONAL
+        )
+        uses = (distances, labels, uncertainty, votes and not labels)
+        return cls(np.sort(results.uncertainty), uses)
 
     def check(self, results: SearchResults) -> None:
         """Raise `InvalidData` if the queries lack what the tuning split had."""
@@ -194,6 +185,7 @@ def fit_logistic(
     return weights, float(model.intercept_[0] - weights @ scaler.mean_)
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class Learned(ScoreFunction):
     """Sizes by the learned probability that the first match is at a rank.
@@ -224,7 +216,7 @@ class Learned(ScoreFunction):
     name = "learned"
     features: Features
     repeats: bool
-    weights: NDArray[np.float64]
+    weights: Annotated[NDArray[np.float64], Array(1)]
     intercept: float
 
     @classmethod
@@ -263,15 +255,6 @@ class Learned(ScoreFunction):
             scores[np.isposinf(results.distances[:, :columns])] = np.inf
         return Ranking(scores, 1 - hazard[:, 0])
 
-    def state(self) -> FittedState:
-        model = {"weights": self.weights, "intercept": np.array([self.intercept])}
-        return {**model, **self.features.state(self.repeats)}
-
-    @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        features, (repeats,) = Features.from_state(state)
-        return cls(features, repeats, state["weights"], float(state["intercept"][0]))
-
 
 @dataclass(frozen=True, eq=False)
 class ReorderingScore(ScoreFunction):
@@ -280,14 +263,12 @@ class ReorderingScore(ScoreFunction):
     Attributes:
         features: the features of candidates.
         weights: (f,) of the features, in their order.
-        constant: the other number of the model; `CONSTANT` is its name in a stored state.
+        constant: the other number of the model.
     """
 
     features: Features
-    weights: NDArray[np.float64]
+    weights: Annotated[NDArray[np.float64], Array(1)]
     constant: float
-
-    CONSTANT: ClassVar[str]
 
     @abstractmethod
     def _order(
@@ -305,16 +286,8 @@ class ReorderingScore(ScoreFunction):
         scores[~take_columns(results.is_candidate, order, False)] = np.inf
         return Ranking(scores, np.maximum(1 - probability[:, 0], 0.0), order)
 
-    def state(self) -> FittedState:
-        constant = {self.CONSTANT: np.array([self.constant])}
-        return {"weights": self.weights, **constant, **self.features.state()}
 
-    @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        features, _ = Features.from_state(state)
-        return cls(features, state["weights"], float(state[cls.CONSTANT][0]))
-
-
+@register
 @dataclass(frozen=True, eq=False)
 class MatchProbability(ReorderingScore):
     """The likeliest candidate first, scored by one over its probability to match.
@@ -341,7 +314,6 @@ class MatchProbability(ReorderingScore):
     """
 
     name = "match-probability"
-    CONSTANT = "intercept"
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -372,6 +344,7 @@ class MatchProbability(ReorderingScore):
         return order, expit(np.take_along_axis(logits, order, axis=1))
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class Reranked(ReorderingScore):
     """The likeliest label first, scored by one over its probability.
@@ -398,7 +371,6 @@ class Reranked(ReorderingScore):
 
     name = "reranked"
     ranks_labels = True
-    CONSTANT = "none"
 
     @classmethod
     def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:

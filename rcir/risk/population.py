@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.metrics.labels import UNMATCHED
+from rcir.store.codec import Array
 
 LABEL = "label"  # what the labels of queries are called
 KINDS = {"digests": "S", "labels": "iu", "groups": "U", "clusters": "Uiu"}  # of data types
@@ -53,10 +54,10 @@ class Population:
     """
 
     n: int
-    digests: NDArray[np.bytes_] | None = None
-    labels: NDArray[np.int64] | None = None
-    groups: NDArray[np.str_] | None = None
-    clusters: NDArray[Any] | None = None
+    digests: Annotated[NDArray[np.bytes_], Array(1)] | None = None
+    labels: Annotated[NDArray[np.int64], Array(1)] | None = None
+    groups: Annotated[NDArray[np.str_], Array(1)] | None = None
+    clusters: Annotated[NDArray[Any], Array(1)] | None = None
     label_word: str = LABEL
     cluster_word: str | None = None
 

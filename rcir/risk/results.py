@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from rcir.metrics.labels import (
 )
 from rcir.metrics.ranking import Floats, first_match_ranks
 from rcir.risk.population import INDEPENDENT, Population, require_arrays, set_population
+from rcir.store.codec import Array
 
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
 
@@ -296,25 +297,16 @@ class ScoredResults:
         InvalidData: shapes differ, or there is no query.
     """
 
-    match_score: NDArray[np.float32]
+    match_score: Annotated[NDArray[np.float32], Array(1, infinite=True)]
     depth: int
-    match_rank: NDArray[np.float64] | None = None
-    scores: NDArray[np.float32] | None = None
-    relevant: NDArray[np.bool_] | None = None
-    n_relevant: NDArray[np.int64] | None = None
-    uncertainty: NDArray[np.float64] | None = None
-    selection_score: NDArray[np.float64] | None = None
+    match_rank: Annotated[NDArray[np.float64], Array(1, infinite=True)] | None = None
+    scores: Annotated[NDArray[np.float32], Array(2, infinite=True)] | None = None
+    relevant: Annotated[NDArray[np.bool_], Array(2)] | None = None
+    n_relevant: Annotated[NDArray[np.int64], Array(1)] | None = None
+    uncertainty: Annotated[NDArray[np.float64], Array(1)] | None = None
+    selection_score: Annotated[NDArray[np.float64], Array(1)] | None = None
     population: Population = INDEPENDENT
     is_cut: bool = False
-
-    # The arrays that are stored, and their names in a file.
-    STORED: ClassVar[Mapping[str, str]] = {
-        "scores": "candidate_scores",
-        "relevant": "relevant",
-        "n_relevant": "totals",
-        "uncertainty": "uncertainty",
-        "selection_score": "selection_score",
-    }
 
     def __post_init__(self) -> None:
         n = len(self.match_score)
@@ -478,19 +470,6 @@ class ScoredResults:
     def ascending_match_scores(self) -> NDArray[np.float32]:
         """(n,) `match_score` in ascending order: one sort serves every alpha and delta."""
         return np.sort(self.match_score)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays to store, by their names in a file."""
-        arrays = {stored: self.require(name) for name, stored in self.STORED.items()}
-        arrays["relevant"] = arrays["relevant"].astype(np.uint8)
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], population: Population) -> Self:
-        """Return the results of stored `arrays` and of a population."""
-        values: dict[str, Any] = {name: arrays[stored] for name, stored in cls.STORED.items()}
-        values["relevant"] = values["relevant"].astype(bool)
-        return cls.of(**values, population=population)
 
 
 def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ Learned score functions are in `learned.py`; the table of names is in `selection
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ from rcir.risk.results import (
     set_sizes,
     widened,
 )
-
-FittedState = Mapping[str, NDArray[Any]]
+from rcir.store.codec import Array, register
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +101,6 @@ class ScoreFunction(ABC):
         Raises:
             InvalidData: the queries lack something that the tuning split had.
         """
-
-    @abstractmethod
-    def state(self) -> FittedState:
-        """Return the fitted numbers as float64 arrays to store; only "uses" may be integers."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: FittedState) -> Self:
-        """Return the score function of a stored `state`."""
 
     def match_scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
         """(n,) smallest threshold that serves each query the candidate of a rank.
@@ -202,6 +191,7 @@ class ScaledScore(ScoreFunction):
         return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class Constant(ScaledScore):
     """Every query gets the same size: the baseline.
@@ -222,14 +212,8 @@ class Constant(ScaledScore):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.ones(len(uncertainty))
 
-    def state(self) -> FittedState:
-        return {}
 
-    @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        return cls()
-
-
+@register
 @dataclass(frozen=True, eq=False)
 class MinMax(ScaledScore):
     """Size grows linearly between the extremes of the tuning split (after Cai et al., AAAI 2025).
@@ -261,14 +245,8 @@ class MinMax(ScaledScore):
             return np.ones(len(uncertainty))
         return np.clip((uncertainty - self.low) / (self.high - self.low), self.floor, 1.0)
 
-    def state(self) -> FittedState:
-        return {"range": np.array([self.low, self.high, self.floor])}
 
-    @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        return cls(*(float(value) for value in state["range"]))
-
-
+@register
 @dataclass(frozen=True, eq=False)
 class Quantile(ScaledScore):
     """Size grows with the share of the tuning split that is less uncertain: robust to outliers.
@@ -285,7 +263,7 @@ class Quantile(ScaledScore):
     """
 
     name = "quantile"
-    sample: NDArray[np.float64]
+    sample: Annotated[NDArray[np.float64], Array(1)]
 
     @classmethod
     def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
@@ -295,13 +273,6 @@ class Quantile(ScaledScore):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         below = np.searchsorted(self.sample, widened(uncertainty), side="right")
         return np.maximum(below, 1) / len(self.sample)
-
-    def state(self) -> FittedState:
-        return {"sample": self.sample}
-
-    @classmethod
-    def from_state(cls, state: FittedState) -> Self:
-        return cls(state["sample"])
 
 
 def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:

@@ -20,7 +20,6 @@ from rich.table import Table
 from rcir import tracking
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
 from rcir.options import ALPHAS, DELTA
-from rcir.retrieval import storage
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Guarantee,
@@ -35,6 +34,7 @@ from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
 from rcir.runs.folder import CALIBRATION, RESOURCES, RETRIEVER, Run, is_sweep, read_runs, run_folder
 from rcir.runs.results import RunResults, Split
+from rcir.store.folder import current_version, locked
 
 NOT_COMPARED = ("name", *RESOURCES)  # options that differ between any two runs, or do not matter
 METRICS = ("recall_at_1", "ece")
@@ -456,14 +456,14 @@ def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
 
 def _mark(folder: Path, among: int) -> bool:
     """Mark a retriever and its copy in MLflow as chosen; return True if the copy is marked."""
-    with storage.locked(folder):
+    with locked(folder):
         retriever = Retriever.load(folder)
         retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
         retriever.save(folder)
         try:
             tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
             if tracked is not None:
-                tracking.log_retriever(tracked, storage.current_version(folder))
+                tracking.log_retriever(tracked, current_version(folder))
         except TrackingUnavailable:
             return False
     return tracked is not None

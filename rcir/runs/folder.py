@@ -31,12 +31,13 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
+from rcir.encoders.weights import load_encoder, save_encoder
 from rcir.errors import InvalidData, RcirError
 from rcir.files import write_json
-from rcir.retrieval import storage
-from rcir.retrieval.stored_parts import load_encoder, save_encoder
+from rcir.retrieval.storage import DESCRIPTION_FILE
 from rcir.risk import mean_size
 from rcir.runs.results import TEST, VALIDATION, RunResults, Split
+from rcir.store.folder import read_current
 from rcir.trust import reading
 
 RUN_FILE, SWEEP, TRAINED_ON_FILE = "run.json", "sweep.json", "trained_on.json"
@@ -360,16 +361,16 @@ def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the origin of a calibrated retriever, and its options by dotted name."""
     origin: dict[str, Any] = {}
     try:
-        text = storage.read_current(
-            folder / RETRIEVER, lambda version: (version / storage.DESCRIPTION_FILE).read_text()
+        text = read_current(
+            folder / RETRIEVER, lambda version: (version / DESCRIPTION_FILE).read_text()
         )
         description = json.loads(text)
         origin = description["origin"]
-        rule = description["controllers"][0]
+        rule = description["calibration"]["rules"]["fitted"][0][1]
         return origin, {
             f"{CALIBRATION}.depth": description["max_depth"],
             f"{CALIBRATION}.bound": rule["bound"],
-            f"{CALIBRATION}.score_function": rule["score_functions"]["main"],
+            f"{CALIBRATION}.score_function": rule["score_function"]["class"],
             **flatten({CALIBRATION: {"index": description["index"]}}),
             f"{CALIBRATION}.group": origin.get("group"),
             f"{CALIBRATION}.cluster": origin.get("cluster"),

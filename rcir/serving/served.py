@@ -19,7 +19,6 @@ from rcir.data.repeats import digests
 from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalibration
 from rcir.options import DELTA
-from rcir.retrieval import storage
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
@@ -28,6 +27,7 @@ from rcir.risk import RISKS, GuaranteeRequest, LabelledResults, Population
 from rcir.risk.request import Distinct
 from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
+from rcir.store.folder import MANIFEST, read_manifest
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
     from torch import Tensor
@@ -302,7 +302,7 @@ class Folder(RetrieverSource):
 
     def version(self) -> str:
         try:
-            return _digest(storage.read_manifest(self.folder))
+            return _digest(read_manifest(self.folder))
         except OSError as error:
             raise NoRetriever(f"there is no retriever in {self.folder} ({error})") from error
 
@@ -328,7 +328,7 @@ class RegistryName(RetrieverSource):
                     f"MLflow's registry has no {self.name}: make it with `rcir register`"
                 )
             name = f"{name}/{registered.version}"
-        manifest = f"models:/{name}/{tracking.INSIDE}/{storage.MANIFEST}"
+        manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
         return f"{name}-{_digest(tracking.read_file(manifest))}"
 
     def place(self, version: str) -> str:

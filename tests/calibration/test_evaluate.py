@@ -29,7 +29,7 @@ from rcir.errors import (
     NoRetriever,
     StaleCalibration,
 )
-from rcir.retrieval.storage import current_version
+from rcir.store.folder import current_version
 from training import train
 
 LEVELS = ["--alpha", "0.001", "0.2", "0.3", "--delta", "0.05"]
@@ -200,8 +200,8 @@ def test_its_own_data_set_is_not_out_of_distribution(copy):
     refused(copy, InvalidConfig, "birdsong", ood="birdsong")
     refused(copy, InvalidRiskLevel, "alphas", alphas=())
     refused(copy.with_name("missing"), NoRetriever, "missing")
-    (current_version(copy) / "gallery.json").write_text("[]")
-    refused(copy, CorruptRetriever, "gallery.json")
+    (current_version(copy) / "retriever.json").write_text("[]")
+    refused(copy, CorruptRetriever, "retriever.json")
 
 
 KINDS = {

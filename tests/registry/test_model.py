@@ -31,7 +31,7 @@ from rcir.registry.logged_model import (
     signature,
     vector_example,
 )
-from rcir.retrieval.storage import current_version
+from rcir.store.folder import current_version
 
 ROOT = Path(__file__).parents[2]
 PARAMS = [
@@ -162,7 +162,7 @@ def test_the_retriever_is_stored_once_and_loaded_by_run_and_by_model(certificati
     one = certifications["fine"]
     artifacts = Path(MlflowClient().get_run(one.run).info.artifact_uri.removeprefix("file://"))
     assert not (artifacts / "retriever").exists()
-    assert len([*downloaded(one.uri).rglob("controller.safetensors")]) == 1
+    assert len([*downloaded(one.uri).rglob("retriever.safetensors")]) == 1
     expected = [answer.ids for answer in one.retriever.retrieve(one.queries, 0.2, 0.1)]
     for uri in (f"runs:/{one.run}/retriever", one.uri):
         loaded = rcir.load(uri)
@@ -171,9 +171,9 @@ def test_the_retriever_is_stored_once_and_loaded_by_run_and_by_model(certificati
 
 def test_a_changed_file_is_refused(certifications, tmp_path):
     copy = shutil.copytree(downloaded(certifications["fine"].uri), tmp_path / "copy")
-    ids = copy / "artifacts" / "retriever" / "gallery.json"
-    ids.write_text(ids.read_text().replace("gallery 7", "gallery 8"))
-    with pytest.raises(CorruptRetriever, match=r"gallery\.json"):
+    ids = copy / "artifacts" / "retriever" / "retriever.safetensors"
+    ids.write_bytes(ids.read_bytes().replace(b"gallery 7", b"gallery 8"))
+    with pytest.raises(CorruptRetriever, match=r"retriever\.safetensors"):
         mlflow.pyfunc.load_model(str(copy))
 
 

@@ -13,8 +13,8 @@ from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import current_version
 from rcir.runs.results import TEST
+from rcir.store.folder import current_version
 from tests.registry.conftest import certified, write
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -109,8 +109,8 @@ def make_stale(folder):
 
 
 def tamper(folder):
-    ids = current_version(folder / "retriever") / "gallery.json"
-    ids.write_text(ids.read_text().replace("gallery 7", "gallery 8"))
+    ids = current_version(folder / "retriever") / "retriever.safetensors"
+    ids.write_bytes(ids.read_bytes().replace(b"gallery 7", b"gallery 8"))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Retrievers that several files share; tests must not change them."""
 
-import hashlib
-import json
-
 import pytest
 
 from rcir.retrieval.retriever import Retriever
+from rcir.store.folder import checksums, write_manifest
 from tests.retrieval.retrievers import build, calibrate
 
 
@@ -32,9 +30,6 @@ def sign():
     """A function that writes the checksums of a folder's files as they are into its manifest."""
 
     def sign(folder):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        for name in manifest["files"]:
-            manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        write_manifest(folder, checksums(folder))
 
     return sign

@@ -17,7 +17,8 @@ import numpy as np
 import rcir
 from calibration import recalibrate
 from rcir.index import IndexConfig, build_index
-from rcir.retrieval import storage
+from rcir.store.codec import encode
+from rcir.store.folder import current_version
 
 FORK = multiprocessing.get_context("fork")
 QUERIES = np.random.default_rng(9).standard_normal((5, 4)).astype(np.float32)
@@ -29,7 +30,7 @@ LIMIT = 60  # seconds to wait for another process, at most
 def state(retriever):
     """All that distinguishes retrievers: gallery, queries, calibration, and answers."""
     calibration = retriever.require_calibration()
-    parts = (*calibration.query_digests, *calibration.main.calibration.arrays().values())
+    parts = (*calibration.query_digests, *encode(calibration.main.calibration)[1].values())
     answers = [answer.to_dict() for answer in retriever.retrieve(QUERIES, 0.3, 0.1)]
     return tuple(retriever.ids), *(part.tobytes() for part in map(np.asarray, parts)), str(answers)
 
@@ -72,11 +73,11 @@ class Overtaken:
         sys.addaudithook(self._wait)
 
     def _wait(self, event, arguments):
-        if event != "open" or self._waited or not str(arguments[0]).endswith("gallery.json"):
+        if event != "open" or self._waited or not str(arguments[0]).endswith("retriever.json"):
             return
         self._waited, version = True, Path(arguments[0]).parent
         limit = time.monotonic() + LIMIT
-        while storage.current_version(self._folder) == version:
+        while current_version(self._folder) == version:
             assert time.monotonic() < limit, "nobody saved"
             time.sleep(READ)
 
@@ -84,10 +85,10 @@ class Overtaken:
 def read(folder, count, expected, overtaken):
     Overtaken(folder)
     for _ in range(count):
-        before = storage.current_version(folder)
+        before = current_version(folder)
         assert state(rcir.load(folder)) in expected
         with overtaken.get_lock():
-            overtaken.value += storage.current_version(folder) != before
+            overtaken.value += current_version(folder) != before
 
 
 def load(pair, count):

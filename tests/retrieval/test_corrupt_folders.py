@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from rcir.errors import CorruptRetriever, NoRetriever
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import current_version
+from rcir.store.folder import current_version
 from tests.retrieval.retrievers import build, calibrate, plain, retrieve
 from tests.retrieval.whole_numbers import TEST
 
@@ -72,10 +72,9 @@ def test_any_changed_byte_of_the_manifest_is_refused(vectors):
     path = vectors / "manifest.json"
     original = path.read_bytes()
     for place, byte in list(enumerate(original))[::8]:
-        # The last bit; a capital; white space that JSON reads as the same.
-        for other in {byte ^ 0x01, byte ^ 0x20, ord("\t") if byte in b" \n" else byte ^ 0x01}:
-            path.write_bytes(original[:place] + bytes([other]) + original[place + 1 :])
-            refuses(vectors)
+        other = ord("\t") if byte in b" \n" else byte ^ 0x01  # JSON reads white space as the same
+        path.write_bytes(original[:place] + bytes([other]) + original[place + 1 :])
+        refuses(vectors)
 
 
 @pytest.mark.parametrize("kind", ["no folder", "empty folder", "no manifest", "a file"])
@@ -94,7 +93,8 @@ def test_a_place_without_a_manifest_holds_no_retriever(vectors, tmp_path, kind):
 def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
     retriever, name = build(), "20260101T000000Z-00000000"
     folder = retriever.save(tmp_path / "own")
-    other = [{"format": 1, "version": "../own"}, {"format": 2, "version": name}]
+    values = {"format": 1, "version": name, "previous": None}
+    other = [values | change for change in ({"version": "../own"}, {"format": 2}, {"more": 1})]
     for content in ("", "[]", "[" * 100_000, *map(json.dumps, other)):
         (folder / "current.json").write_text(content)
         for use in (Retriever.load, retriever.save):
@@ -103,13 +103,13 @@ def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
         assert (folder / "current.json").read_text() == content
 
 
-@pytest.mark.parametrize("version", [7, 9, "8", None])
+@pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_format_is_refused(vectors, version):
     edit_manifest(vectors, format=version)
     refuses(vectors, "format")
 
 
-@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../gallery.json", ""])
+@pytest.mark.parametrize("outside", ["../secret", "/etc/hostname", "sub/../retriever.json", ""])
 def test_a_manifest_cannot_name_files_outside_the_folder(vectors, tmp_path, outside):
     (tmp_path / "secret").write_text("secret")
     listed = json.loads((vectors / "manifest.json").read_text())["files"]
@@ -130,7 +130,7 @@ def test_a_folder_with_other_files_of_the_same_content_is_read(vectors, sign):
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null", "[" * 100_000, "\x00"])
 def test_files_that_cannot_be_read_are_refused(vectors, sign, content):
-    for path in [*files(vectors, ".json"), vectors / "controller.safetensors"]:
+    for path in [*files(vectors, ".json"), vectors / "retriever.safetensors"]:
         original = path.read_bytes()
         path.write_text(content)
         sign(vectors)

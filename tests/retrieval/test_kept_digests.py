@@ -7,13 +7,13 @@ from pickle import dumps, loads
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import rcir
 from rcir.errors import CorruptRetriever, StaleCalibration
 from rcir.index import IndexConfig, build_index, flat
 from rcir.index.flat import FlatIndex
-from rcir.retrieval import storage
-from rcir.retrieval.storage import current_version
+from rcir.store.folder import current_version
 from tests.retrieval.retrievers import build, calibrate, retrieve
 
 INDEXES = {
@@ -73,15 +73,17 @@ def test_the_first_query_after_loading_digests_neither_gallery_nor_index(version
 
 
 def test_a_file_that_was_changed_with_its_checksum_has_another_digest(version, sign):
-    changed = []
-    for name, part in (("norms.npy", "gallery"), ("index/vectors.npy", "index")):
-        if (version / name).exists():  # HNSW holds its vectors in FAISS's file
-            values = np.load(version / name)
-            values[7] *= 2
-            np.save(version / name, values)
-            sign(version)
-            changed.append(part)
-        assert rcir.load(version).changes() == changed
+    arrays, vectors = load_file(version / "retriever.safetensors"), version / "index/vectors.npy"
+    arrays["gallery.norms"][7] *= 2
+    save_file(arrays, version / "retriever.safetensors")
+    sign(version)
+    assert rcir.load(version).changes() == ["gallery"]
+    if vectors.exists():  # HNSW holds its vectors in FAISS's file
+        values = np.load(vectors)
+        values[7] *= 2
+        np.save(vectors, values)
+        sign(version)
+        assert rcir.load(version).changes() == ["gallery", "index"]
     with pytest.raises(StaleCalibration, match="gallery"):
         retrieve(rcir.load(version), 0.5)
 
@@ -102,24 +104,25 @@ def test_what_was_written_to_while_it_was_loaded_is_not_saved_with_its_old_diges
 
 def test_what_is_changed_while_it_is_loaded_is_refused(version, monkeypatch):
     """After its checksum was compared, and before or after it is read."""
-    index, gallery = storage.load_index, storage.load_gallery
-    path = version / "index" / "vectors.npy"
+    kind = type(rcir.load(version).index)
+    load, path = kind.load, version / "index" / "vectors.npy"
     path = path if path.exists() else version / "index" / "index.faiss"
     content = path.read_bytes()
 
     def replaced_before(*arguments):
         path.unlink()
         path.write_bytes(content[:-1] + b"7")
-        return index(*arguments)
+        return load(*arguments)
 
     def written_to_after(*arguments):
+        index = load(*arguments)
         path.write_bytes(content[:-1] + b"7")
-        return gallery(*arguments)
+        return index
 
-    for name, changed in (("load_index", replaced_before), ("load_gallery", written_to_after)):
+    for changed in (replaced_before, written_to_after):
         path.write_bytes(content)
         with monkeypatch.context() as patch:
-            patch.setattr(storage, name, changed)
+            patch.setattr(kind, "load", staticmethod(changed))
             with pytest.raises(CorruptRetriever):
                 rcir.load(version)
 
@@ -176,7 +179,7 @@ def test_copies_of_a_gallery_cannot_be_written_to(copied):
     gallery = build().searcher.gallery
     gallery.restore_digest("as it was stored")
     other = copied(gallery)
-    for values in (other.ids, other.norms, *other.relevance.arrays().values()):
+    for values in (other.ids, other.norms, other.relevance.labels):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 7
     assert other.digest == replace(gallery).digest != gallery.digest

@@ -19,6 +19,7 @@ from rcir.risk import (
     certify,
     losses,
 )
+from rcir.store.codec import encode
 from tests.populations import in_population
 from tests.retrieval.retrievers import build, plain
 from tests.retrieval.whole_numbers import CALIBRATION, GALLERY, TEST, TUNING
@@ -79,7 +80,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
         retriever, report = made(rows, "auto", tuning="gallery")
         calibration = retriever.require_calibration()
         rule = calibration.rule_for(GuaranteeRequest(distinct="label"))
-        states.append((calibration.uncertainty, rule.score_function.state(), rule.tuning.scores))
+        states.append((calibration.uncertainty, encode(rule.score_function), rule.tuning.scores))
         assert (report.n_calibration, report.tuned_on_gallery) == (300, True)
     np.testing.assert_equal(*states)
 

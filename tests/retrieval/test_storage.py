@@ -1,15 +1,11 @@
 """Retrievers that are saved to a folder and loaded again."""
 
-import errno
 import pickle
 import pickletools
 import shutil
 import stat
-import subprocess
-import sys
 import zipfile
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ import torch
 
 from rcir.data import Preprocessing
 from rcir.encoders import METHODS, build_encoder
-from rcir.errors import CorruptRetriever, StaleCalibration
+from rcir.errors import StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS
 from tests.methods import CERTAIN, config_of
@@ -161,133 +157,6 @@ def test_no_file_is_a_pickle_and_none_is_unpickled(folder, splits, monkeypatch):
 
 
 # The folder
-
-
-@pytest.fixture
-def pair(tmp_path_factory):
-    """Folders of two small retrievers, the second of which replaces the first."""
-    folders, vectors, labels = [], GALLERY.vectors[::5], GALLERY.labels[::5]
-    for name in ("first", "second"):
-        ids = [f"{name}-{row}" for row in range(60)]
-        own = Retriever.from_embeddings(vectors, ids, labels, "euclidean", depth=20)
-        own.calibrate(TUNING.vectors, TUNING.labels, "minmax")
-        folders.append(own.save(tmp_path_factory.mktemp(name) / "retriever"))
-    return folders
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "manifest.json", "current.json", "versions/one/a"])
-def test_a_folder_with_other_content_is_left_alone(certified, tmp_path, name):
-    target = tmp_path / "mine"
-    (target / name).parent.mkdir(parents=True)
-    (target / name).write_text('{"name": "a web page"}')
-    before = contents(target)
-    for place in (target, target / name):
-        with pytest.raises(CorruptRetriever, match="left alone"):
-            certified.save(place)
-    assert contents(target) == before
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_version_is_complete_by_itself_and_never_replaced(pair, tmp_path):
-    loaded = load(pair[0])
-    copy = shutil.copytree(loaded.version_folder, tmp_path / "copy")
-    assert load(copy).searcher.fingerprints() == loaded.searcher.fingerprints()
-    for folder, word in ((loaded.version_folder, "never changes"), (copy, "left alone")):
-        before = contents(folder)
-        with pytest.raises(CorruptRetriever, match=word):
-            loaded.save(folder)
-        assert contents(folder) == before
-
-
-def test_a_save_that_fails_changes_nothing(pair, tmp_path, monkeypatch):
-    folder, retriever = pair[0], load(pair[1])
-    before = contents(folder)
-
-    def full(*_arguments, **_options):
-        raise OSError(errno.ENOSPC, "no space left on device", "a file")
-
-    monkeypatch.setattr(np, "save", full)
-    for target in (folder, tmp_path / "new"):
-        with pytest.raises(OSError, match="no space left"):
-            retriever.save(target)
-    assert contents(folder) == before
-    assert list(contents(tmp_path / "new")) == ["lock"]
-
-
-# Other processes
-
-COMMON = """
-import os, shutil, signal, sys
-from pathlib import Path
-import rcir
-from tests import kills
-from tests.retrieval.folder_processes import FORK, finish, start
-
-first, second, folder = map(Path, sys.argv[1:4])
-fingerprints = {one.ids[0]: one.searcher.fingerprints() for one in map(rcir.load, (first, second))}
-
-def load():
-    retriever = rcir.load(folder)
-    assert retriever.searcher.fingerprints() == fingerprints[retriever.ids[0]]
-    return retriever.ids[0]
-"""
-KILLED = """
-class Killed(BaseException):
-    def __init__(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def save():
-    retriever = rcir.load(second)
-    kills.Killed = Killed
-    kills._plan.update(left=steps, under=str(folder))
-    retriever.save(folder)
-
-steps, seen, code = 0, [], -signal.SIGKILL
-while code == -signal.SIGKILL:
-    shutil.rmtree(folder, ignore_errors=True)
-    if sys.argv[4] == "versions":
-        rcir.load(first).save(folder)
-    (code,) = finish([start(save)])
-    try:
-        seen.append(load())
-    except rcir.NoRetriever:
-        seen.append("")
-    rcir.load(first).save(folder)
-    assert load() == "first-0"
-    assert set(os.listdir(folder)) == {"current.json", "lock", "versions"}
-    assert len(os.listdir(folder / "versions")) <= 2
-    steps += 1
-assert steps > 15 and code == 0 and seen == sorted(seen), (steps, code, seen)
-assert set(seen) == {"" if sys.argv[4] == "nothing" else "first-0", "second-0"}
-"""
-WRITE = """
-def write(name):
-    retriever = rcir.load(folder)
-    loaded.wait()
-    retriever.remove([name])
-    try:
-        retriever.save(folder)
-    except rcir.SaveConflict:
-        sys.exit(3)
-
-rcir.load(first).save(folder)
-loaded, names = FORK.Barrier(3), ["first-1", "first-2", "first-3"]
-codes = finish([start(write, name) for name in names])
-assert sorted(codes) == [0, 3, 3], codes
-assert set(rcir.load(first).ids) - set(rcir.load(folder).ids) == {names[codes.index(0)]}
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "before"),
-    [*((KILLED, name) for name in ("versions", "nothing")), (WRITE, "")],
-    ids=["killed", "killed, new", "writers"],
-)
-def test_processes_see_complete_versions_and_lose_no_update(pair, tmp_path, script, before):
-    command = [sys.executable, "-c", COMMON + script, *map(str, pair), str(tmp_path / "it"), before]
-    root = Path(__file__).parents[2]
-    process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
 
 
 def test_others_may_read_what_the_umask_allows(folder, tmp_path):

@@ -257,21 +257,6 @@ def test_candidates_that_always_or_never_match_leave_one_rate():
     assert (always.sizes(results, 0.5) == 1).all()
 
 
-@pytest.mark.parametrize("matches", ["some", "all", "none", "repeats"])
-def test_a_stored_model_gives_the_same_scores(matches):
-    results, ranks = draw(80, 0, repeats=matches == "repeats")
-    ranks = {"all": np.ones(80), "none": np.full(80, np.inf)}.get(matches, ranks)
-    score_function = Learned.fit(results, ranks)
-    state = score_function.state()
-    assert all(isinstance(v, np.ndarray) and v.dtype != object for v in state.values())
-    restored = Learned.from_state({name: values.copy() for name, values in state.items()})
-    assert restored.repeats == score_function.repeats == (matches == "repeats")
-    np.testing.assert_array_equal(
-        restored.rank(results).scores, score_function.rank(results).scores
-    )
-    np.testing.assert_array_equal(restored.hazard(results), score_function.hazard(results))
-
-
 @pytest.mark.parametrize("missing", OPTIONAL)
 def test_queries_must_have_what_the_model_was_fitted_with(missing):
     score_function = Learned.fit(*draw(100, 0))

@@ -275,14 +275,6 @@ def test_queries_must_have_what_the_model_was_fitted_with(missing, fitted, split
         fitted.rank(replace(split[0], **{missing: None}))
 
 
-def test_a_stored_model_gives_the_same_scores(fitted, split):
-    state = {name: values.copy() for name, values in fitted.state().items()}
-    restored, results = type(fitted).from_state(state), split[0]
-    ranking, expected = restored.rank(results), fitted.rank(results)
-    for name in ("columns", "scores", "selection_score"):
-        np.testing.assert_array_equal(getattr(ranking, name), getattr(expected, name))
-
-
 @pytest.mark.parametrize("rank", [np.inf, 1.0])
 def test_queries_without_a_match_or_with_the_first_only_are_fitted_without_warning(rank, split):
     scores = Reranked.fit(split[0], np.full(150, rank)).rank(split[0]).scores

@@ -14,6 +14,7 @@ from rcir.risk import (
     find_risk,
     score,
 )
+from rcir.store.codec import decode, encode
 from tests.populations import in_population
 from tests.risk.conftest import naive_loss
 
@@ -183,14 +184,13 @@ def test_ranks_and_scores_are_those_of_the_first_match(scored):
 
 def test_subsets_and_stored_arrays_keep_every_value(scored):
     rows = np.array([7, 2, 40])
-    arrays = {name: values.copy() for name, values in scored.arrays().items()}
-    restored = ScoredResults.from_arrays(arrays, scored.population)
+    restored = decode(ScoredResults, *encode(scored))
     for name in STORED:
         expected = getattr(scored, name)
         np.testing.assert_array_equal(getattr(scored[rows], name), expected[rows])
         np.testing.assert_array_equal(getattr(restored, name), expected)
         assert getattr(restored, name).dtype == expected.dtype
-    assert restored.population is scored.population
+    np.testing.assert_equal(encode(restored.population), encode(scored.population))
 
 
 def test_labels_that_do_not_fit_are_refused(scored):

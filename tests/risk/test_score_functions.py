@@ -166,14 +166,6 @@ def test_all_matches_are_fitted_like_the_first_ones(score_function):
     np.testing.assert_array_equal(fitted.rank(queries).scores, expected)
 
 
-def test_a_stored_state_gives_the_same_scores(score_function):
-    state = {name: values.copy() for name, values in score_function.state().items()}
-    restored, queries = type(score_function).from_state(state), draw_queries()
-    ranking, expected = restored.rank(queries), score_function.rank(queries)
-    np.testing.assert_array_equal(ranking.scores, expected.scores)
-    np.testing.assert_array_equal(ranking.selection_score, expected.selection_score)
-
-
 def test_an_unknown_score_function_is_refused_with_the_choices():
     assert ScoreFunctionName.__args__ == ("auto", *SCORE_FUNCTIONS)
     with pytest.raises(InvalidConfig, match="quantile"):

@@ -21,6 +21,7 @@ from rcir.risk import (
     score_function_class,
 )
 from rcir.risk.selection import Fits
+from rcir.store.codec import encode
 from tests.risk.conftest import naive_allowed_misses
 
 ALPHAS = (0.05, 0.1, 0.2)
@@ -107,7 +108,7 @@ def test_the_chosen_score_function_is_fitted_on_the_whole_split():
         score_function, _ = fit_score_function("auto", results, ranks)
         if isinstance(score_function, Quantile):
             break
-    assert score_function.state()["sample"].tolist() == sorted(results.uncertainty.tolist())
+    assert score_function.sample.tolist() == sorted(results.uncertainty.tolist())
 
 
 def test_unattainable_levels_are_left_out_of_the_comparison():
@@ -134,9 +135,7 @@ def test_a_named_score_function_is_fitted_without_a_comparison(name, risk, one_k
     of_all_matches = risk in OTHER_RISKS and name not in FEW_WITHOUT_KEYS[:3]
     kind = MatchProbability if of_all_matches else SCORE_FUNCTIONS[name]
     assert (type(score_function), sizes) == (kind, {})
-    expected = kind.fit(results, relevant).state()
-    for key, values in score_function.state().items():
-        np.testing.assert_array_equal(values, expected[key])
+    np.testing.assert_equal(encode(score_function), encode(kind.fit(results, relevant)))
 
 
 def cross_fitted(kind, results, relevant):

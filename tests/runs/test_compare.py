@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from rcir.retrieval.storage import current_version
 from rcir.risk import Certified
 from rcir.runs.folder import RunFolder
 from rcir.runs.results import TEST, VALIDATION, RunResults
+from rcir.store.folder import current_version
 from tests.runs.conftest import BRUTE
 
 ALPHAS = ("0.3", "0.4")

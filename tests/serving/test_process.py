@@ -225,7 +225,7 @@ def test_replicas_survive_kills_and_a_damaged_folder(vectors, place, tmp_path):
         # In place of its folder there is nothing, a damaged version, then a whole one.
         damaged = Path(shrunk(place).save(shutil.copytree(place, tmp_path / "damaged")))
         whole = shutil.copytree(damaged, tmp_path / "whole")
-        for file in damaged.rglob("controller.safetensors"):
+        for file in damaged.rglob("retriever.safetensors"):
             file.write_bytes(b"damaged")
         place.rename(tmp_path / "away")
         assert answered(2) == {200}

@@ -16,10 +16,10 @@ from rcir import api
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.storage import current_version
 from rcir.serving import service
 from rcir.serving.served import ready_to_serve, source_of
 from rcir.serving.store import StoreUnavailable
+from rcir.store.folder import current_version
 from tests.serving.conftest import drawn
 
 VECTOR = drawn(1, 5)[0][0]
@@ -80,7 +80,7 @@ def test_a_new_version_takes_over_while_requests_are_answered(place, serving):
 
 def damage(place):
     version = current_version(place)
-    (version / "norms.npy").write_bytes(b"nothing")
+    (version / "retriever.safetensors").write_bytes(b"nothing")
     manifest = json.loads((version / "manifest.json").read_text())
     (version / "manifest.json").write_text(json.dumps(manifest | {"note": "x"}))
 
