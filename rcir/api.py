@@ -16,7 +16,7 @@ from rcir.risk.request import Alpha
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
 
-VARIABLE = "RCIR_RETRIEVER"
+RETRIEVER_VARIABLE = "RCIR_RETRIEVER"
 _default: Retriever | None = None
 
 
@@ -93,8 +93,8 @@ def default_retriever() -> Retriever:
     """Return the retriever set by `use` or, before that, named by RCIR_RETRIEVER; loaded once."""
     if _default is not None:
         return _default
-    if source := os.environ.get(VARIABLE):
+    if source := os.environ.get(RETRIEVER_VARIABLE):
         return use(source)
     raise NoRetriever(
-        f'no retriever: call rcir.use("FOLDER") or set {VARIABLE} (`rcir demo` makes one)'
+        f'no retriever: call rcir.use("FOLDER") or set {RETRIEVER_VARIABLE} (`rcir demo` makes one)'
     )

@@ -27,8 +27,15 @@ from rcir.options import ALPHA, DELTA
 from rcir.terminal import console
 from training import OptimizerConfig, TrainingConfig, train
 
-OUTPUTS = ("training", "queries", "retriever", "report.html", "results.json", "test.safetensors")
-MARKER, EMBEDDED = ".rcir-demo", "embeddings"
+OUTPUT_NAMES = (
+    "training",
+    "queries",
+    "retriever",
+    "report.html",
+    "results.json",
+    "test.safetensors",
+)
+MARKER, EMBEDDINGS = ".rcir-demo", "embeddings"
 SHOWN_LABELS = 12
 
 
@@ -41,7 +48,7 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
         epochs: passes over the training images, at least 1.
 
     Raises:
-        InvalidConfig: there is no such method, `epochs` is below 1, or the folder contains
+        InvalidConfig: the method does not exist, `epochs` is below 1, or the folder contains
             something else.
     """
     started = time.monotonic()
@@ -89,8 +96,10 @@ def _clear(output: Path) -> None:
     """
     if output.exists():
         names = {path.name for path in output.iterdir()} if output.is_dir() else {output.name}
-        aside = {name for name in names if name.startswith(tuple(f".{part}-" for part in OUTPUTS))}
-        if names and not (MARKER in names and names <= {*OUTPUTS, *aside, MARKER, EMBEDDED}):
+        aside = {
+            name for name in names if name.startswith(tuple(f".{part}-" for part in OUTPUT_NAMES))
+        }
+        if names and not (MARKER in names and names <= {*OUTPUT_NAMES, *aside, MARKER, EMBEDDINGS}):
             raise InvalidConfig(
                 f"{output} is not the output of a demo and is left alone: name another --output"
             )

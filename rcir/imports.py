@@ -63,7 +63,7 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
         table: names and the import paths of their classes.
 
     Raises:
-        InvalidConfig: there is no such name, module or class.
+        InvalidConfig: the name, module or class does not exist.
         UntrustedFolder: a folder that is read names a class outside the table, see `rcir.trust`.
         MissingPackage: its module needs a package of an extra that is not installed.
 

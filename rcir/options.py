@@ -107,7 +107,7 @@ def require_choices(options: object, *names: str) -> None:
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:
-    """Raise `InvalidConfig` unless a value is one of those of a `Literal`.
+    """Raise `InvalidConfig` unless a value is in a `Literal`.
 
     Example:
         >>> require_choice("loss.form", "cubic", Literal["linear", "squared"])

@@ -43,10 +43,10 @@ from rcir.serving.middleware import (
     refuse_without_token,
 )
 from rcir.serving.schemas import (
-    EXPLORED,
-    FEEDBACK,
-    MANY,
-    ONE,
+    EXPLORATION_BODY,
+    FEEDBACK_BODY,
+    QUERIES_BODY,
+    QUERY_BODY,
     Answer,
     Answers,
     ExploreTerms,
@@ -122,7 +122,10 @@ def routes_of(service: Service) -> APIRouter:
     settings = service.settings
 
     @router.post(
-        "/retrieve", response_model=Answer, responses=errors(*QUERY_ERRORS), openapi_extra=ONE
+        "/retrieve",
+        response_model=Answer,
+        responses=errors(*QUERY_ERRORS),
+        openapi_extra=QUERY_BODY,
     )
     async def retrieve(request: Request) -> Response:
         """The set of one query, with its guarantee."""
@@ -135,7 +138,7 @@ def routes_of(service: Service) -> APIRouter:
         "/retrieve/batch",
         response_model=Answers,
         responses=errors(*QUERY_ERRORS),
-        openapi_extra=MANY,
+        openapi_extra=QUERIES_BODY,
     )
     async def retrieve_batch(request: Request) -> Response:
         """A set for each of several queries."""
@@ -143,7 +146,7 @@ def routes_of(service: Service) -> APIRouter:
         query = await read_query(request, settings, Terms, VectorQueries)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORED)
+    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORATION_BODY)
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
@@ -178,7 +181,7 @@ def routes_of(service: Service) -> APIRouter:
     @router.post(
         "/feedback",
         responses=errors(400, 404, 408, 409, 413, 415, 429, 507),
-        openapi_extra=FEEDBACK,
+        openapi_extra=FEEDBACK_BODY,
     )
     async def feedback(request: Request) -> Response:
         """Feedback on an answer; it is on disk when this is acknowledged."""
@@ -270,8 +273,8 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         words = "the server failed; its log says why"
         return JSONResponse({"error": "failed", "message": words}, 500)
 
-    most, seconds = settings.most_bytes, settings.body_seconds
-    app.add_middleware(Bounded, most=most, most_together=TOTAL_BYTES * most, seconds=seconds)
+    limit, seconds = settings.most_bytes, settings.body_seconds
+    app.add_middleware(Bounded, limit=limit, total=TOTAL_BYTES * limit, seconds=seconds)
     if settings.token is not None:
         app.add_middleware(Access, refusal=partial(refuse_without_token, token=settings.token))
     elif settings.local:

@@ -32,7 +32,7 @@ class Stopping(RcirError):
 class Batcher(Generic[Item, Outcome]):
     """A queue in front of the thread of the model, which answers all waiting requests together.
 
-    There is no timer: a single request is answered at once.
+    A single request is answered at once, without a timer.
 
     Args:
         work: answers a batch in the thread, with an outcome or an exception for each request.

@@ -19,12 +19,11 @@ from rcir.errors import RcirError
 
 PUBLIC_PATHS = ("/", "/health", "/ready")
 PAGE_PREFIX = "/page/"
-# Buckets of histograms.
-SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-SIZES = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-RANKS = tuple(tenth / 10 for tenth in range(1, 11))
-GUARANTEE = ("alpha", "delta", "terms")  # labels of a monitored guarantee
+SECONDS_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+SIZE_BUCKETS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+RANK_BUCKETS = tuple(tenth / 10 for tenth in range(1, 11))
+GUARANTEE_LABELS = ("alpha", "delta", "terms")
 
 
 class TooLarge(RcirError):
@@ -44,7 +43,7 @@ class Shared:
 
     Args:
         limit: its maximum.
-        unit: what is counted, for messages.
+        unit: of the amount, for messages.
 
     Attributes:
         used: the amount in use.
@@ -80,14 +79,14 @@ class Bounded:
 
     Args:
         app: the application.
-        most: bytes of a body.
-        most_together: bytes of all bodies in progress; those of one client may have half of them.
-        seconds: in which a body has to arrive.
+        limit: maximum bytes of a body.
+        total: maximum bytes of all bodies in progress; half of it for those of one client.
+        seconds: maximum time for a body to arrive.
     """
 
-    def __init__(self, app: ASGIApp, most: int, most_together: int, seconds: float) -> None:
-        self.app, self.most, self.seconds = app, most, seconds
-        self._bytes = Shared(most_together, "bytes of requests are in progress")
+    def __init__(self, app: ASGIApp, limit: int, total: int, seconds: float) -> None:
+        self.app, self.limit, self.seconds = app, limit, seconds
+        self._bytes = Shared(total, "bytes of requests are in progress")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,8 +98,8 @@ class Bounded:
         n_bytes, complete = 0, False
 
         def require(n: int) -> None:
-            if n > self.most:
-                raise TooLarge(f"the body is larger than {self.most:,} bytes: send less at a time")
+            if n > self.limit:
+                raise TooLarge(f"the body is larger than {self.limit:,} bytes: send less at a time")
 
         async def bounded() -> Message:
             nonlocal n_bytes, complete
@@ -186,23 +185,25 @@ class Metrics:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         self.seconds = histogram(
-            "rcir_request_seconds", "Time to answer.", ["route"], buckets=SECONDS
+            "rcir_request_seconds", "Time to answer.", ["route"], buckets=SECONDS_BUCKETS
         )
         self.responses = counter("rcir_responses", "Responses.", ["route", "status"])
-        self.batch = histogram("rcir_batch_queries", "Queries of a batch.", buckets=BATCHES)
-        self.size = histogram("rcir_set_size", "Items of an answer.", buckets=SIZES)
+        self.batch = histogram("rcir_batch_queries", "Queries of a batch.", buckets=BATCH_BUCKETS)
+        self.size = histogram("rcir_set_size", "Items of an answer.", buckets=SIZE_BUCKETS)
         self.uncertainty = histogram(
             "rcir_uncertainty_rank",
             "Share of calibration queries that are less uncertain than the query.",
-            buckets=RANKS,
+            buckets=RANK_BUCKETS,
         )
         self.refusals = counter("rcir_refusals", "Requests refused.", ["kind"])
         self.not_stored = counter(
             "rcir_answers_not_kept", "Answers that feedback cannot be given on."
         )
         self.feedback = counter("rcir_feedback", "Feedback.", ["match"])
-        self.evidence = gauge("rcir_monitor_wealth", "Evidence against a guarantee.", GUARANTEE)
-        self.alarm = gauge("rcir_monitor_alarm", "1 if it is contradicted.", GUARANTEE)
+        self.evidence = gauge(
+            "rcir_monitor_wealth", "Evidence against a guarantee.", GUARANTEE_LABELS
+        )
+        self.alarm = gauge("rcir_monitor_alarm", "1 if it is contradicted.", GUARANTEE_LABELS)
         self.model = gauge("rcir_model", "1 for the served version.", ["version"])
         self.swaps = counter("rcir_swaps", "New versions.", ["outcome"])
 

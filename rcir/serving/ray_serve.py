@@ -15,7 +15,7 @@ from rcir.serving.served import source_of
 from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
 
-NAME = "rcir"
+APPLICATION_NAME = "rcir"
 TARGET_REQUESTS = 32  # requests in progress of a replica, above which another one is started
 MAX_REQUESTS = 512  # requests in progress of a replica
 
@@ -48,20 +48,20 @@ def serve_on_ray(
         return create_app(source, settings)
 
     join_cluster()
-    least, most = replicas
+    minimum, maximum = replicas
     deployment: Any = serve.deployment(
         serve.ingress(build)(),
-        name=NAME,
+        name=APPLICATION_NAME,
         autoscaling_config={
-            "min_replicas": least,
-            "max_replicas": most,
+            "min_replicas": minimum,
+            "max_replicas": maximum,
             "target_ongoing_requests": TARGET_REQUESTS,
         },
         max_ongoing_requests=MAX_REQUESTS,
         ray_actor_options={"num_gpus": gpus, "runtime_env": {"env_vars": trust.permissions()}},
     )
     serve.start(http_options={"host": settings.host, "port": port})
-    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+    serve.run(deployment.bind(), name=APPLICATION_NAME, route_prefix="/")
     print(f"{source.name}, version {version}", flush=True)
     print(f"serving on {address_of(settings.host, port)}", flush=True)
     try:

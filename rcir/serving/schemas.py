@@ -191,9 +191,11 @@ def validate(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
     try:
         if not isinstance(fields, bytes):
             return kind.model_validate(fields)
-        for signs, most, parts in JSON_LIMITS:
-            if sum(map(fields.count, signs)) > most:
-                raise InvalidConfig(f"the body has more than {most:,} {parts}: send less at a time")
+        for signs, limit, parts in JSON_LIMITS:
+            if sum(map(fields.count, signs)) > limit:
+                raise InvalidConfig(
+                    f"the body has more than {limit:,} {parts}: send less at a time"
+                )
         return kind.model_validate_json(fields, strict=True)
     except ValidationError as error:
         if error.error_count() > MAX_NAMED_FAULTS:
@@ -261,10 +263,10 @@ def body_of(terms: type[BaseModel], file: str, vector: type[BaseModel]) -> dict[
     return {"requestBody": {"required": True, "content": content}}
 
 
-ONE = body_of(Terms, "picture", VectorQuery)
-MANY = body_of(Terms, "pictures", VectorQueries)
-EXPLORED = body_of(ExploreTerms, "picture", VectorExploration)
-FEEDBACK = {
+QUERY_BODY = body_of(Terms, "picture", VectorQuery)
+QUERIES_BODY = body_of(Terms, "pictures", VectorQueries)
+EXPLORATION_BODY = body_of(ExploreTerms, "picture", VectorExploration)
+FEEDBACK_BODY = {
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": Feedback.model_json_schema()}},

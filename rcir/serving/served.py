@@ -78,13 +78,11 @@ class Served:
 
         images = [UntrustedImage(file, deadline) for file in files]
         sizes = [image_size(image, most_pixels) for image in images]
-        n_pixels, most = (
-            sum(width * height for width, height in sizes),
-            REQUEST_PIXELS * most_pixels,
-        )
-        if n_pixels > most:
+        n_pixels = sum(width * height for width, height in sizes)
+        limit = REQUEST_PIXELS * most_pixels
+        if n_pixels > limit:
             raise TooLarge(
-                f"the pictures have {n_pixels:,} pixels together, at most {most:,} are allowed: "
+                f"the pictures have {n_pixels:,} pixels together, at most {limit:,} are allowed: "
                 "send fewer at a time, or scale them down"
             )
         if n_pixels > FEW_PIXELS:
@@ -177,7 +175,7 @@ class Served:
         self.retriever.guarantee(**terms.options)
 
     def warm_up(self) -> None:
-        """Answer once, so that the first request does not wait for what is computed once."""
+        """Answer once, so that the first request does not wait for lazy computations."""
         queries = self.calibration.calibration_queries
         if (shape := self.retriever.preprocessing) is not None:
             import torch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rcir.errors import InvalidConfig
 
-TOKEN = "RCIR_TOKEN"
+TOKEN_VARIABLE = "RCIR_TOKEN"
 LOOPBACK = "127.0.0.1"
 
 
@@ -74,13 +74,13 @@ class Settings:
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):
             raise InvalidConfig(
-                f"{TOKEN} has {len(self.token)} characters; it must have at least 16, of ASCII "
-                "without spaces, for instance those of `openssl rand -hex 16`"
+                f"{TOKEN_VARIABLE} has {len(self.token)} characters; it must have at least 16, of "
+                "ASCII without spaces, for instance those of `openssl rand -hex 16`"
             )
         if not self.local and self.token is None:
             raise InvalidConfig(
-                f"{self.host} can be reached from other machines: set {TOKEN} to the token of "
-                f"requests, or listen on {LOOPBACK}"
+                f"{self.host} can be reached from other machines: set {TOKEN_VARIABLE} to the "
+                f"token of requests, or listen on {LOOPBACK}"
             )
 
     @property
@@ -96,4 +96,4 @@ class Settings:
     @staticmethod
     def token_of_environment() -> str | None:
         """Return the value of `RCIR_TOKEN`; None if it is not set."""
-        return os.environ.get(TOKEN) or None
+        return os.environ.get(TOKEN_VARIABLE) or None

@@ -273,7 +273,7 @@ class Store:
         Raises:
             UnknownAnswer: the file contains no such answer.
         """
-        for version, items in self._read("SELECT version, items FROM answers WHERE id = ?", name):
+        for version, items in self._read("SELECT version, items FROM answers WHERE id = ?", [name]):
             return version, json.loads(items)
         raise UnknownAnswer(
             f"there is no answer {name!r}: pass the id that came with it; the last "
@@ -295,7 +295,7 @@ class Store:
         with self._writing("FULL", LOCK_SECONDS):
             self.answer(name)
             for match, earlier in self._read(
-                "SELECT match, label FROM feedback WHERE answer = ?", name
+                "SELECT match, label FROM feedback WHERE answer = ?", [name]
             ):
                 if match != feedback.match or (None not in (earlier, label) and earlier != label):
                     raise InvalidData(
@@ -316,7 +316,7 @@ class Store:
             "SELECT feedback.number, terms, NOT match, answers.number, feedback.time, digest "
             "FROM feedback JOIN answers ON answers.id = answer "
             "WHERE version = ? AND watched AND feedback.number > ? ORDER BY feedback.number",
-            *(version, after),
+            (version, after),
         )
         return [Loss(number, terms, bool(miss), *rest) for number, terms, miss, *rest in rows]
 
@@ -328,7 +328,7 @@ class Store:
         rows = self._read(
             "SELECT number, time, digest FROM answers WHERE version = ? AND terms = ? "
             "AND watched AND number > ? AND number <= ? ORDER BY number",
-            *(version, terms, after, until),
+            (version, terms, after, until),
         )
         return [MonitoredQuery(*row) for row in rows]
 
@@ -345,7 +345,7 @@ class Store:
         rows = self._read(
             "SELECT query, match, label FROM feedback JOIN answers ON answers.id = answer "
             "WHERE version = ? AND answers.time >= ? ORDER BY answers.number DESC LIMIT ?",
-            *(version, since, -1 if most is None else most),
+            (version, since, -1 if most is None else most),
         )
         if not rows:
             return None
@@ -360,7 +360,7 @@ class Store:
         ((count,),) = self._read(
             "SELECT count(*) FROM answers WHERE version = ? AND time >= ? "
             "AND id NOT IN (SELECT answer FROM feedback)",
-            *(version, since),
+            (version, since),
         )
         return int(count)
 
@@ -374,7 +374,7 @@ class Store:
             (MAX_ANSWERS,),
         )
 
-    def _read(self, query: str, *values: Any) -> list[Any]:
+    def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of a query."""
         with self._lock, self._naming_file():
             return self._connection.execute(query, values).fetchall()

@@ -359,7 +359,7 @@ def test_bodies_in_progress_are_limited_together_and_by_client_and_end_in_time(d
             )
             return [type(outcome) for outcome in outcomes]
 
-        bounded = Bounded(app, most=60, most_together=120, seconds=0.1)
+        bounded = Bounded(app, limit=60, total=120, seconds=0.1)
         outcomes = await send(("slow", 55), ("slow", 55), ("other", 60), ("slow", 5), ("third", 5))
         assert outcomes == [TooSlow, Busy, TooSlow, TooSlow, Busy]
         assert received == [("slow", 55), ("other", 60), ("slow", 5)]
