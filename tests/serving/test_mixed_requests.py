@@ -123,7 +123,8 @@ class Client:
             self.unexpected.append((name, response.status, answer))
         elif name == "a query":
             self.answers.append((int(headers["x-query"]), answer))
-            self._open.append(answer["answer"])
+            if answer["answer"] is not None:  # None if the file was locked for too long
+                self._open.append(answer["answer"])
         elif name == "feedback":
             feedback = json.loads(body)
             self.acknowledged[feedback["answer"]] = feedback["match"]
