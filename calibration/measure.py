@@ -45,9 +45,7 @@ PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha"]
 
 @dataclass(frozen=True)
 class RiskResult:
-    """One guarantee, certified and measured; the fields after `bound` may be None.
-
-    Screen, report, MLflow and `results.json` show these rows.
+    """One guarantee, certified and measured: a row on the screen, in the report, MLflow and JSON.
 
     Attributes:
         guarantee: what is controlled, in words.
@@ -57,8 +55,7 @@ class RiskResult:
         test_risk: mean loss of the test queries that got an answer.
         risk_low, risk_high: 95% confidence interval of the risk, see `rcir.risk.risk_interval`.
         mean_size: mean set size over the test queries that got an answer.
-        constant_size: the size of all sets if every query got the same number of candidates, in
-            the same order, at the same alpha and delta.
+        constant_size: size at the same alpha and delta if all sets had the same.
         answered: share of test queries that got an answer.
         refusal: why it is not certified, and what would help.
     """
@@ -250,10 +247,10 @@ def measure(
     """Measure a calibrated retriever on test queries.
 
     Args:
-        retriever: the one to measure.
-        queries: searched by it, with the uncertainty that it was calibrated with.
+        retriever: that searched the queries.
+        queries: with the uncertainty that it was calibrated with.
         alphas, delta: levels to measure.
-        report: of its calibration, if known; it tells what was compared.
+        report: of its calibration, if known.
     """
     calibration, test = retriever.require_calibration(), queries.test
     rule = calibration.main

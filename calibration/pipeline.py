@@ -79,11 +79,6 @@ def run(source: Source, output: Path, config: CalibrationConfig | CertificationC
     The score function is fitted on the tuning split, the calibration queries certify, and what is
     reported is measured on the test queries; no query is in two of them.
 
-    Args:
-        source: where the retriever and its queries come from.
-        output: folder to write to.
-        config: how to calibrate, and the levels to report.
-
     Raises:
         InvalidData: the output holds something else; others are those of the source. Nothing was
             written, and a new index on a server is dropped.

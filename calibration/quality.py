@@ -64,7 +64,7 @@ def assess(
     Args:
         retriever: that searched them; its tuning split gives the range of uncertainties.
         test, images: the test queries.
-        outside: (m,) uncertainties of out-of-distribution queries.
+        outside: (m,) uncertainties of out-of-distribution queries, if there are any.
     """
     searcher = retriever.searcher
     tuning = retriever.require_calibration().main.tuning.require("uncertainty")
@@ -158,11 +158,15 @@ def pixel_recall(splits: Splits) -> float | None:
     if len(train) < 2 or not len(matched) or len(splits.gallery) > MAX_SEARCHED:
         return None
     from sklearn.decomposition import PCA
+    from sklearn.preprocessing import normalize
 
     pixels = _pixels(train)
     components = min(COMPONENTS, *pixels.shape)
     fitted = PCA(components, svd_solver="randomized", random_state=0).fit(pixels)
-    gallery, queries = (_unit(fitted.transform(_pixels(part))) for part in (splits.gallery, test))
+    gallery, queries = (
+        normalize(fitted.transform(_pixels(part))).astype(np.float32)
+        for part in (splits.gallery, test)
+    )
     _, nearest = build_index(gallery).search(queries[matched], 1)
     is_right = test.relevance.subset(matched).of(splits.gallery.relevance, nearest)
     return float(is_right.mean())
@@ -180,9 +184,3 @@ def _pixels(images: ImageSet) -> NDArray[np.float32]:
     resized = Preprocessing(size=(SIDE, SIDE), channels=3).resized(images.images)
     vectors: NDArray[np.float32] = resized.reshape(len(images), -1).numpy().astype(np.float32)
     return vectors
-
-
-def _unit(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return unit

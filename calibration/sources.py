@@ -83,9 +83,8 @@ class Source(ABC):
     """A source of a retriever and its queries.
 
     Attributes:
-        kind: of the runs in MLflow that track the outcome.
+        kind: of the runs in MLflow that track the outcome, if `is_tracked`.
         config: of the command.
-        is_tracked: False if nothing is tracked.
         training: the run in MLflow of the training, if there is one; `open` finds it.
     """
 

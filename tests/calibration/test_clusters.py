@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -169,9 +168,6 @@ def test_queries_of_new_labels_are_found_again_by_the_origin(run, tmp_path, caps
 
 
 @pytest.mark.usefixtures("never_embedded")
-def test_a_cluster_that_the_queries_do_not_have_is_refused(run, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--run", str(run.path), "--output", "refused", "--cluster", "video"])
-    assert stop.value.code == 1
-    assert "'video'" in capsys.readouterr().err
-    assert not Path("refused").exists()
+def test_a_cluster_that_the_queries_do_not_have_is_refused(run):
+    with pytest.raises(InvalidData, match="'video'"):
+        calibrate(CalibrationConfig(str(run.path), "refused", cluster="video"))

@@ -78,12 +78,11 @@ def test_run_group_score_function_and_index_are_named_on_the_command_line(traine
         assert row["score_function"] == ("match-probability" if is_of_all else "learned")
 
 
-def test_an_unknown_group_is_refused_with_the_attributes_that_exist(trained, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--run", str(trained.path), "--output", "refused", "--group", "camera"])
-    assert stop.value.code == 1
-    assert "occluded" in capsys.readouterr().err
-    assert not Path("refused").exists()
+@pytest.mark.usefixtures("never_embedded")
+def test_an_unknown_group_is_refused_with_the_attributes_that_exist(trained):
+    with pytest.raises(InvalidData, match=r"'camera'; they have .*occluded"):
+        calibrated(trained, group="camera")
+    assert not Path("output").exists()
 
 
 def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
@@ -102,7 +101,9 @@ def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
     assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
 
 
-def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(trained, capsys):
+def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
+    trained, capsys, monkeypatch
+):
     command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
     assert main([*command, "--alphas", "[0.001, 0.002]", "--score_function", "constant"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
@@ -120,6 +121,7 @@ def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
     assert results["rows"][1]["refusal"] in printed
     with pytest.raises(rcir.RiskUnattainable):
         rcir.load("none/retriever").retrieve(np.zeros((8, 16), np.uint8), 0.001, 0.1)
+    monkeypatch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
     with pytest.raises(SystemExit) as stop:
         rcir_command(["evaluate", "--retriever", "none/retriever", "--alpha", "0.001"])
     assert stop.value.code == 3
@@ -246,7 +248,7 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trai
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch, capsys):
+def test_an_interrupted_calibration_embeds_what_is_missing(trained, outcome, monkeypatch, capsys):
     embedded, fill, limit = [], batches.embed_readable, 7
     options = {"score_function": "constant", "alphas": (0.3,)}
 
@@ -271,9 +273,9 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, monkeypatch,
     shown = capsys.readouterr().out
     assert "tuning queries: 300 images embedded (300 of them before)" in shown
     assert "calibration queries: 300 images embedded (128 of them before)" in shown
-    whole = calibrated(trained, "whole", **options)
-    assert whole.retriever.searcher.fingerprints() == again.retriever.searcher.fingerprints()
-    assert whole.evaluation.rows == again.evaluation.rows
+    searchers = [each.retriever.searcher for each in (again, outcome)]
+    assert searchers[0].fingerprints() == searchers[1].fingerprints()
+    assert (again.test.results.vectors == outcome.test.results.vectors).all()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -32,8 +32,8 @@ QUICK = {"alphas": (0.3,), "score_function": "constant"}
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A gallery and queries in files, where commands are given."""
-    write(tmp_path, "gallery", GALLERY, label=NAMES[LABELS])
-    write(tmp_path, "queries", ASKED, label=NAMES[ASKED_LABELS])
+    change(tmp_path, "gallery")
+    change(tmp_path, "queries")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -41,6 +41,12 @@ def folder(tmp_path, monkeypatch):
 def write(folder, name, vectors, **columns):
     ids = np.array([f"{name}/{row}" for row in range(len(vectors))])
     np.savez(folder / f"{name}.npz", vector=vectors, **{"id": ids} | columns)
+
+
+def change(folder, name, **columns):
+    vectors, labels = (GALLERY, LABELS) if name == "gallery" else (ASKED, ASKED_LABELS)
+    values = {"vectors": vectors, "label": NAMES[labels]} | columns
+    write(folder, name, values.pop("vectors"), **values)
 
 
 def config(**changed):
@@ -88,9 +94,7 @@ def test_the_three_parts_share_no_query_and_the_risk_is_of_the_third(folder):
 
 @pytest.mark.parametrize("queries", [None, "gallery.npz"])
 def test_queries_that_are_gallery_items_are_left_out_of_their_search(folder, capsys, queries):
-    write(
-        folder, "gallery", GALLERY, label=NAMES[LABELS], split=np.resize(["gallery", "query"], 300)
-    )
+    change(folder, "gallery", split=np.resize(["gallery", "query"], 300))
     outcome = certify(config(queries=queries, **QUICK))
     shown = capsys.readouterr().out
     assert "note: the column split" in shown
@@ -117,8 +121,8 @@ def test_a_gallery_in_shards_is_that_of_one_file(folder):
         file = folder / "shards" / f"part-0000{number}.parquet"
         columns = {"label": labels[rows].tolist()}
         write_vectors(file, GALLERY[rows], ids[rows].tolist(), columns, None, "m", shards=3)
-    write(folder, "gallery", GALLERY, label=labels, model="m")
-    write(folder, "queries", ASKED, label=NAMES[ASKED_LABELS], model="m")
+    change(folder, "gallery", model="m")
+    change(folder, "queries", model="m")
     one, several = (
         certify(config(gallery=place, output=f"out-{place}", **QUICK)).retriever
         for place in ("gallery.npz", "shards")
@@ -132,7 +136,7 @@ def test_a_gallery_in_shards_is_that_of_one_file(folder):
 def test_clusters_calibrate_by_cluster_and_are_warned_of_without_a_column(folder, capsys):
     clusters = np.repeat(np.arange(120), 5).astype(str)
     options = ["--alpha", "0.4", "--score_function", "constant"]
-    write(folder, "queries", ASKED, label=NAMES[ASKED_LABELS], cluster=clusters)
+    change(folder, "queries", cluster=clusters)
     main([*COMMAND, *options])
     shown = " ".join(capsys.readouterr().out.split())
     assert "300 calibration queries in 60 clusters" in shown
@@ -176,12 +180,6 @@ def test_a_table_of_matches_defines_relevance(folder):
     (folder / "matches.csv").write_text("\n".join(["query,gallery", *pairs]))
     by_table = certify(config(matches="matches.csv", **options))
     assert by_table.evaluation.rows[0].test_risk == by_label.evaluation.rows[0].test_risk
-
-
-def change(folder, name, **columns):
-    vectors, labels = (GALLERY, LABELS) if name == "gallery" else (ASKED, ASKED_LABELS)
-    values = {"vectors": vectors, "label": NAMES[labels]} | columns
-    write(folder, name, values.pop("vectors"), **values)
 
 
 @pytest.mark.parametrize(
@@ -302,14 +300,14 @@ def test_clusters_and_times_that_cannot_be_read_are_refused(bursts, folder):
     with pytest.raises(InvalidData, match=r"encounters.*encounter"):
         certify(config(gallery="bursts.npz", queries=None, cluster="encounters"))
     times = np.array(["yesterday", *["2026-11-26"] * 299])
-    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=times)
+    change(folder, "gallery", time=times)
     with pytest.raises(InvalidData, match=r"time.*row 1\b"):
         certify(config(queries=None))
     certify(config(**QUICK))  # here nobody needs the times
-    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26 08:00", 300))
+    change(folder, "gallery", time=np.repeat("2026-11-26 08:00", 300))
     with pytest.raises(InvalidData, match="--cluster none"):  # each label is one moment
         certify(config(queries=None))
-    write(folder, "gallery", GALLERY, label=NAMES[LABELS], time=np.repeat("2026-11-26", 300))
+    change(folder, "gallery", time=np.repeat("2026-11-26", 300))
     assert certify(config(queries=None, **QUICK)).evaluation.n_calibration > 100  # only a day
 
 
