@@ -17,7 +17,7 @@ from calibration.__main__ import main
 from rcir.cli import main as rcir_command
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.runs.results import TEST, RunResults
 from training import train
 
@@ -169,5 +169,5 @@ def test_queries_of_new_labels_are_found_again_by_the_origin(run, tmp_path, caps
 
 @pytest.mark.usefixtures("never_embedded")
 def test_a_cluster_that_the_queries_do_not_have_is_refused(run):
-    with pytest.raises(InvalidData, match="'video'"):
+    with pytest.raises(InvalidConfig, match="'video'"):
         calibrate(CalibrationConfig(str(run.path), "refused", cluster="video"))
