@@ -81,7 +81,7 @@ def test_retrieve_passes_its_options_on(retriever, query, alpha, delta, options)
     answer = rcir.retrieve(query, alpha, delta, **options)
     assert same(answer, retriever.retrieve(query, alpha, delta, **options))
     assert answer.guarantee != retriever.retrieve(query, 0.6, 0.1).guarantee
-    assert all(getattr(answer.guarantee, name) == value for name, value in options.items())
+    assert all(getattr(answer.guarantee.request, name) == value for name, value in options.items())
     with pytest.raises(TypeError, match="loud"):
         rcir.retrieve(query, alpha, delta, loud=True)
 

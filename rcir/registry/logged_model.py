@@ -262,7 +262,7 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """Return the threshold at the level of a row before any choice; None if not certified."""
     try:
         request = GuaranteeRequest(row["alpha"], row["delta"])
-        return retriever.require_calibration().main.guarantee(request).threshold  # type: ignore[no-any-return]
+        return retriever.require_calibration().main.guarantee(request).threshold
     except RiskUnattainable:
         return None
 

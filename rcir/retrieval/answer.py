@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,7 +213,8 @@ class Version:
     ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         guarantees = self.valid_calibration().attainable(requests)
-        strictest, alphas = guarantees[0], tuple(each.alpha for each in guarantees)
+        strictest = guarantees[0]
+        alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
         for results, ranking, largest in self._sets(queries, strictest):
             sizes = [set_sizes(ranking.scores, each.threshold) for each in guarantees]

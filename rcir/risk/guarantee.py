@@ -15,7 +15,7 @@ from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corre
 from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk
 from rcir.risk.population import LABEL
-from rcir.risk.request import GuaranteeRequest, conflict
+from rcir.risk.request import Alpha, GuaranteeRequest, conflict
 from rcir.risk.results import ScoredResults, SearchResults, set_sizes
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
@@ -28,9 +28,8 @@ _CERTIFIED = tuple(field.name for field in fields(Certificate))
 class Guarantee:
     """A certified request; `str` states it in one sentence.
 
-    The options of the request and the attributes of the certificate are attributes too:
-    `guarantee.alpha` is `guarantee.request.alpha`, and `guarantee.threshold` is
-    `guarantee.certificate.threshold`.
+    The attributes of the certificate are attributes too, and so are alpha, delta and the risk of
+    the request: `guarantee.threshold` is `guarantee.certificate.threshold`.
 
     Attributes:
         request: what is guaranteed.
@@ -62,18 +61,46 @@ class Guarantee:
     seed: int | None = None
     left_out: str | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OPTIONS:
-            return getattr(self.request, name)
-        if name in _CERTIFIED:
-            return getattr(self.certificate, name)
-        raise AttributeError(f"a guarantee has no attribute {name!r}")
+    @property
+    def alpha(self) -> Alpha:
+        """The largest risk that was requested; of several risks, each by its name."""
+        return self.request.alpha
+
+    @property
+    def delta(self) -> float | None:
+        """The probability with which the guarantee may fail; None if it holds on average."""
+        return self.request.delta
 
     @property
     def risk(self) -> str:
         """The name of the risk; of several, all names."""
         alpha = self.request.alpha
         return ", ".join(alpha) if isinstance(alpha, Mapping) else self.request.risk
+
+    @property
+    def threshold(self) -> float:
+        """Candidates with at most this score are in the set."""
+        return self.certificate.threshold
+
+    @property
+    def selection_threshold(self) -> float | None:
+        """With `abstain`, queries with at most this selection score are answered."""
+        return self.certificate.selection_threshold
+
+    @property
+    def bound(self) -> str:
+        """The name of the confidence bound."""
+        return self.certificate.bound
+
+    @property
+    def risk_bound(self) -> float | None:
+        """The certified level, at most alpha; None for several risks."""
+        return self.certificate.risk_bound
+
+    @property
+    def n_groups(self) -> int | None:
+        """Number of groups, if the guarantee holds for all mixes of groups."""
+        return self.certificate.n_groups
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; several risks are named in one text."""
@@ -88,24 +115,27 @@ class Guarantee:
         return values | own
 
     def __str__(self) -> str:
+        request = self.request
         matches, items, distinct = "matches", "items", ""
-        if self.distinct is not None:
-            matches = items = f"{self.distinct}s"
+        if request.distinct is not None:
+            matches = items = f"{request.distinct}s"
             distinct = f" of distinct {items}"
         clauses = []
-        for name, level in self.request.levels.items():
-            risk = find_risk(name, self.abstain)
+        for name, level in request.levels.items():
+            risk = find_risk(name, request.abstain)
             words = {"sets": risk.sets + distinct, "matches": matches, "items": items}
             clauses.append(risk.clause.format(alpha=level, **words))
         conditions = []
-        if self.simultaneous:
+        if request.simultaneous:
             conditions.append("whatever alpha is chosen")
-        if self.anytime:
+        if request.anytime:
             conditions.append(AT_EVERY_MOMENT)
-        if self.mix == "any":
+        if request.mix == "any":
             conditions.append(f"whatever the mix of the {self.n_groups} groups")
-        elif isinstance(self.mix, Mapping):
-            shares = ", ".join(f"{printable(group)} {share:g}" for group, share in self.mix.items())
+        elif isinstance(request.mix, Mapping):
+            shares = ", ".join(
+                f"{printable(group)} {share:g}" for group, share in request.mix.items()
+            )
             conditions.append(f"where the groups come as {shares}")
         sure = opening(self.delta, conditions, self.chosen_among)
         parameter = (
@@ -113,7 +143,7 @@ class Guarantee:
             if self.selection_threshold is None
             else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
-        group = "" if self.group is None else f" of group {self.group!r}"
+        group = "" if request.group is None else f" of group {request.group!r}"
         queries, searched = f"queries{group}", ""
         calibrated = f"the {self.n_calibration} calibration queries"
         label = self.query_label
@@ -130,9 +160,9 @@ class Guarantee:
             f"{queries} of any further {label} like the {self.n_labels} that calibrated{searched}, "
             f"each {label} counted alike"
         )
-        if self.query_labels == "new":
+        if request.query_labels == "new":
             like = further
-        elif self.query_labels == "any":
+        elif request.query_labels == "any":
             like += f" and to {further}, whatever the mix of both"
         elif self.left_out is None and self.n_labels is not None and label == LABEL:
             like = f"{queries} of the same {self.n_labels} labels as {calibrated}"

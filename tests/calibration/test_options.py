@@ -69,7 +69,7 @@ def test_run_group_score_function_and_index_are_named_on_the_command_line(traine
     assert (index.kind, index.options["nlist"]) == ("ivf", 4)
     for group in ("True", "False"):
         guarantee = loaded.guarantee(0.3, 0.2, group=group)
-        assert (guarantee.group, guarantee.score_function) == (group, "learned")
+        assert (guarantee.request.group, guarantee.score_function) == (group, "learned")
         assert guarantee.n_calibration == np.sum(occluded == (group == "True"))
     rows = json.loads(Path("grouped/results.json").read_text())["others"]
     # The first match says nothing of the other matches: these risks have a score of their own.

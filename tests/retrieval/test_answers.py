@@ -147,7 +147,7 @@ def test_abstaining_returns_the_nearest_item_or_nothing(learned):
     for row, answer in enumerate(few):
         assert answer.abstained == (answer.size == 0)
         assert positions(answer) == ([] if answer.abstained else [TEST.order[row, 0]])
-        assert answer.guarantee.abstain
+        assert answer.guarantee.request.abstain
     # A query that is answered at a lower risk is answered at a higher one.
     assert all(a.abstained or not b.abstained for a, b in zip(few, many, strict=True))
     assert sum(answer.abstained for answer in few) > sum(answer.abstained for answer in many)

@@ -50,7 +50,7 @@ def test_anytime_guarantees_rest_on_all_queries_so_far(own, alpha):
     assert before.threshold == pytest.approx(
         smallest_threshold(CALIBRATION.scores, alpha), rel=1e-6
     )
-    assert (before.n_calibration, before.bound, before.anytime) == (400, "anytime", True)
+    assert (before.n_calibration, before.bound, before.request.anytime) == (400, "anytime", True)
     own.extend_calibration(search(own, FURTHER))
     after = guarantee(own, alpha, anytime=True)
     both = np.concatenate([CALIBRATION.scores, FURTHER.scores])
@@ -67,7 +67,7 @@ def test_more_queries_certify_what_fewer_did_not(own):
         guarantee(own, alpha, distinct="label", anytime=True)
     own.extend_calibration(search(own, FURTHER))
     found = guarantee(own, alpha, distinct="label", anytime=True)
-    assert (found.n_calibration, found.distinct) == (900, "label")
+    assert (found.n_calibration, found.request.distinct) == (900, "label")
 
 
 @pytest.mark.parametrize(

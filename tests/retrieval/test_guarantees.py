@@ -53,7 +53,7 @@ def test_distinct_labels_are_certified_by_the_ranks_of_labels(certified):
     found = guarantee(certified, 0.2, distinct="label")
     expected = by_binomial((np.array(ranks) - 1) / CALIBRATION.scale, 0.2)
     assert found.threshold == pytest.approx(expected, rel=1e-6)
-    assert found.distinct == "label"
+    assert found.request.distinct == "label"
     recall = guarantee(certified, 0.6, distinct="label", risk="recall")
     assert "a query's true labels" in str(recall)
 
@@ -126,7 +126,7 @@ def test_a_mix_with_more_hard_queries_needs_a_larger_threshold(certified):
         weighted = share * missed[HARD].mean() + (1 - share) * missed[~HARD].mean()
         # Below alpha, as a certificate requires, but not by far.
         assert 0.15 < weighted < 0.3
-        assert (found.mix, found.bound) == (mix, "betting")
+        assert (found.request.mix, found.bound) == (mix, "betting")
         thresholds.append(found.threshold)
     assert thresholds == sorted(set(thresholds))
 

@@ -63,7 +63,7 @@ def test_new_labels_are_served_by_rules_of_the_gallery_and_counted(both, tmp_pat
         for query_labels in ("new", "any"):
             options = request | {"delta": 0.1, "query_labels": query_labels, "distinct": "label"}
             guarantee = retriever.guarantee(**options)
-            assert (guarantee.n_labels, guarantee.query_labels) == (KNOWN, query_labels)
+            assert (guarantee.n_labels, guarantee.request.query_labels) == (KNOWN, query_labels)
             assert f"any further label like the {KNOWN} that calibrated" in str(guarantee)
             again = loaded.retrieve(new[:30], **options)
             assert plain(again) == plain(retriever.retrieve(new[:30], **options))

@@ -92,7 +92,7 @@ def test_a_retriever_returns_no_larger_set(options):
     assert max(answer.size for answer in unlimited) > limit
     answers = retriever.retrieve(vectors[800:], alpha, 0.1, max_size=limit, **options)
     assert max(answer.size for answer in answers) == limit
-    assert answers[0].guarantee.max_size == limit
+    assert answers[0].guarantee.request.max_size == limit
     assert answers[0].guarantee.to_dict()["max_size"] == limit
 
 
