@@ -1,7 +1,8 @@
 """Atomic writing of files and folders: whole or not at all, whenever the writer is killed.
 
 Files are written under a hidden name that states the writer: host, process and start of that
-process. Before anything is written, what dead processes left under such names is removed.
+process. Before anything is written, what dead processes left under such names is removed, and a
+folder that one of them had completed, but not yet renamed, gets its name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUMPY_WROTE_LESS = re.compile(r"\d+ requested and \d+ written")  # its error has no number
-UNFINISHED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(-journal)?")
+UNFINISHED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-journal)?")
 
 
 def read_array(path: Path) -> NDArray[Any]:
@@ -59,21 +60,42 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a new folder atomically; one that another process wrote meanwhile is replaced."""
+    """Write a folder aside, then rename it into place; it is never incomplete.
+
+    An existing folder is renamed to "...-old" first, and removed at the end. If this process is
+    killed between the two renames, `remove_unfinished` makes the second one.
+    """
     remove_unfinished(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(folder)
+    old = aside.with_name(f"{aside.name}-old")
     aside.mkdir()
     try:
         with _naming(folder):
             fill(aside)
             for path in (*aside.rglob("*"), aside):  # on disk before it has its name
                 sync(path)
-            shutil.rmtree(folder, ignore_errors=True)
-            aside.rename(folder)
+            _replace(folder, aside, old)
         sync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # unless it was replaced
+            old.rename(folder)
+        for path in (aside, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _replace(folder: Path, aside: Path, old: Path) -> None:
+    while True:
+        with suppress(FileNotFoundError):
+            folder.rename(old)
+        try:
+            aside.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(old, ignore_errors=True)  # another process was faster: repeat
 
 
 @contextmanager
@@ -91,15 +113,21 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what dead processes of this host began to write to a path."""
+    """Remove what dead processes of this host began to write to a path.
+
+    A complete folder that a process was about to rename to the path is renamed instead.
+    """
     try:
-        files = list(path.parent.iterdir())
+        files = sorted(path.parent.iterdir(), reverse=True)  # "-old" before the new folder
     except OSError:
         return  # the parent does not exist or cannot be read
     for file in files:
         hidden = file.name.startswith(f".{path.name}-")
         match = UNFINISHED.fullmatch(file.name, len(path.name) + 1) if hidden else None
         if match and is_dead(match["owner"]):
+            if match["end"] == "-old":
+                with suppress(OSError):  # unless there is a folder at the path
+                    file.with_name(file.name.removesuffix("-old")).rename(path)
             with suppress(OSError):  # another process may remove it, too
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
