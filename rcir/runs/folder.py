@@ -52,6 +52,7 @@ RESOURCES = (
 )
 QUERIES = ("tuning", "calibration", "test")
 MAX_NAMES = 5  # in a message
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RcirError)
 REMEDY = (
     "train again on the present data set, or restore its files. (Training classes do not change "
     "when a folder grows if data.options.train names them, nor when a table with a column split "
@@ -131,12 +132,12 @@ class TrainedOn:
             names += [queries.ids[row] for row in np.flatnonzero(seen).tolist()]
             if self.zero_shot:
                 classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
-        for kind, seen_names in (("classes", sorted(classes)), ("images", names)):
+        for kind, seen_names in (("classes of ", sorted(classes)), ("", names)):
             if seen_names:
                 first = ", ".join(seen_names[:MAX_NAMES])
                 first += ", ..." * (len(seen_names) > MAX_NAMES)
                 raise InvalidData(
-                    f"the run was trained on {len(seen_names)} {kind} of the queries ({first}): "
+                    f"the run was trained on {len(seen_names)} {kind}of the queries ({first}): "
                     f"{REMEDY}"
                 )
 
@@ -339,19 +340,18 @@ def _read_run(folder: Path, name: str) -> Run | None:
     elif "test" not in measured:
         return None
     origin, options = _read_calibration(folder)
-    with suppress(LookupError, TypeError, RcirError):  # it may have been trained elsewhere
-        if trained is None:
+    if trained is None:
+        with suppress(*UNREADABLE):  # it may have been trained elsewhere
             trained = find_run(origin["run"])
-            path = trained.path / VALIDATION
-            if path.is_file():
-                measured["validation"] = RunResults.read(path)
+        if trained is not None and (trained.path / VALIDATION).is_file():
+            measured["validation"] = RunResults.read(trained.path / VALIDATION)
     tracked: dict[Split, tracking.TrackedRun] = {}
     if trained is not None:
         trained_options = flatten(trained.config)
         for change in trained_options.pop("changes", []):
             trained_options |= change["options"]
         options = trained_options | options
-        with suppress(LookupError, TypeError, RcirError):
+        with suppress(*UNREADABLE):
             tracked["validation"] = trained.tracked
             tracked["test"] = tracking.TrackedRun(origin["calibration"], trained.tracked.uri)
     return Run(name, folder, state, options, measured, tracked=tracked)
@@ -375,7 +375,7 @@ def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{CALIBRATION}.group": origin.get("group"),
             f"{CALIBRATION}.cluster": origin.get("cluster"),
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RcirError):
+    except (*UNREADABLE, AttributeError):
         return origin, {}
 
 

@@ -113,12 +113,21 @@ def test_the_options_of_a_calibration_from_another_machine_are_unknown(copies, c
     for folder in copies[:2]:
         path = current_version(folder / "retriever") / "retriever.json"
         path.write_text(json.dumps({"origin": {"run": "0" * 32}}))
-    path.unlink()
+    path.write_text(json.dumps({"origin": {"run": "x" * 300}}))  # the name cannot be looked up
     there = compare.json(*copies[:2], *LEVELS)
     for one, other in zip(there["runs"], here["runs"], strict=True):
         assert one["options"] == {}
         for name in ("name", "state", "recall_at_1", "sizes", "differences"):
             assert one[name] == other[name]
+
+
+def test_damaged_validation_results_of_a_calibrated_training_are_refused(copies, compare, tmp_path):
+    training = make_run(tmp_path / "training", [measured(3)])
+    path = current_version(copies[0] / "retriever") / "retriever.json"
+    path.write_text(json.dumps({"origin": {"run": str(training)}}))
+    assert compare.json(*copies[:2], *LEVELS)["split"] == "test"
+    (training / VALIDATION).write_bytes(b"damaged")
+    assert str(training / VALIDATION) in compare.refused(*copies[:2], *LEVELS)
 
 
 def test_a_training_is_found_by_its_folder_and_by_its_mlflow_run(trained, tracking_uri, compare):

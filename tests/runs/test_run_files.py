@@ -203,7 +203,7 @@ def test_queries_that_were_trained_on_are_refused_by_name():
     other = TrainedOn.from_splits(splits(queries=((20,), (2,), (23,))))
     assert not other.zero_shot
     other.require_unseen(splits(queries=((20,), (11,), (23,))))
-    with pytest.raises(InvalidData, match=r"2 images of the queries \(tuning-0, test-10\)"):
+    with pytest.raises(InvalidData, match=r"on 2 of the queries \(tuning-0, test-10\)"):
         other.require_unseen(splits(queries=((20, 0), (11,), (23, 10))))
     with pytest.raises(InvalidData, match=r"6 .*(tuning-1, ){5}\.\.\."):
         other.require_unseen(splits(queries=((1,) * 6, (11,), (23,))))
