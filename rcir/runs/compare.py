@@ -190,7 +190,11 @@ def compare_runs(
 
 
 def _common_split(runs: Sequence[Run]) -> Split:
-    """Return "test" if all measured runs have the same test queries, else "validation"."""
+    """Return the split to compare on.
+
+    "test" if all measured runs have the same test queries, or none has validation results; else
+    "validation".
+    """
     measured = [run for run in runs if run.measured]
     tested = all("test" in run.measured for run in measured)
     if tested and len(group_by_queries(measured, "test")) == 1:
@@ -239,10 +243,12 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(_options_table(comparison))
     if any(comparison.differences.values()) and comparison.first is not None:
         lows = (size.low for sizes in comparison.differences.values() for size in sizes.values())
-        rest = "without an interval, unknown" if None in lows else "all else is within it"
+        rest = (
+            "; without an interval, this is unknown" if None in lows else ", all else is within it"
+        )
         console.print(
             f"\nMean set size less that of {comparison.runs[comparison.first].name}, paired on the "
-            "same queries\n(95% intervals that hold for all runs together; * is more than noise, "
+            "same queries\n(95% intervals that hold for all runs together; * is more than noise"
             f"{rest}):",
             soft_wrap=True,
         )
