@@ -73,7 +73,7 @@ def seconds_per_query(index: object, queries: np.ndarray) -> tuple[float, np.nda
 
 def fastest(index: object, grid: list, queries: np.ndarray, truth: np.ndarray) -> tuple:
     """Return the first search parameters of a grid that reach the recall, or come nearest."""
-    if isinstance(index, FlatIndex):
+    if type(index) is FlatIndex:
         return index, {}, *seconds_per_query(index, queries)[:1], 1.0
     best = {}, np.inf, -1.0
     for parameters in grid:

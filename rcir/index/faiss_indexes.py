@@ -510,6 +510,15 @@ class IvfPqIndex(ListIndex):
 
     Options = IvfPqOptions
 
+    def __init__(self, dim: int, options: Any) -> None:
+        if dim % options.m:
+            divisors = ", ".join(str(m) for m in range(1, dim + 1) if dim % m == 0)
+            raise InvalidConfig(
+                f"m is {options.m}, which does not divide the length {dim} of the vectors; it must "
+                f"be one of {divisors}"
+            )
+        super().__init__(dim, options)
+
 
 @dataclass(frozen=True)
 class FactoryOptions(FaissOptions):

@@ -243,13 +243,19 @@ class PgvectorOptions:
         require_range(
             self,
             m=(2, 100),
-            ef_construction=(max(4, 2 * self.m), 1000),
+            ef_construction=(4, 1000),
             ef_search=(1, 1000),
             max_scan_tuples=(1, 2**31 - 1),
             lists=(1, 32768),
-            probes=(1, self.lists),
+            probes=(1, 32768),
             timeout=(1e-3, 1e6),
         )
+        if self.ef_construction < 2 * self.m:
+            raise InvalidConfig(
+                f"ef_construction is {self.ef_construction}; at least twice m, which is {self.m}"
+            )
+        if self.probes > self.lists:
+            raise InvalidConfig(f"probes is {self.probes}; at most lists, which is {self.lists}")
 
     @property
     def hosts(self) -> tuple[str, ...]:

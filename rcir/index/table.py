@@ -93,8 +93,8 @@ class IndexConfig:
         kind = type(index)
         path = import_path(kind)
         # A name that this program added to the table is unknown where the index is loaded.
-        names = {path: name for name, path in INDEXES.items() if path.startswith("rcir.")}
-        name = names.get(path, path)
+        builtin = path.startswith("rcir.")
+        name = next((name for name, one in INDEXES.items() if builtin and one == path), path)
         if kind.__module__ == "__main__" or find_index(name) is not kind:
             raise InvalidConfig(f"{path} cannot be imported by that name: move it to a module")
         return cls(name, asdict(index.options))

@@ -182,8 +182,8 @@ def test_an_existing_table_is_left_alone_and_a_missing_one_reported(exact, postg
         ({"dsn": "postgresql://me:hunter2@a/b"}, "password"),
         ({"dsn": "hunter2 = ="}, "connection string"),
         ({"table": "a; DROP TABLE b"}, "name"),
-        ({"m": 40}, "ef_construction"),
-        ({"lists": 3}, "probes"),
+        ({"m": 40}, "ef_construction .*twice m"),
+        ({"lists": 3}, "probes .*lists, which is 3"),
         ({"timeout": 0.0}, "timeout"),
     ],
 )
