@@ -134,9 +134,16 @@ def read_records(folder: Path) -> Records | None:
     try:
         stored = json.loads(path.read_text())
         for trial in stored["trials"]:
-            del trial["folders"]  # which other fields imply
+            trial.pop("folders", None)  # which other fields imply
         trials = {trial["number"]: Trial(**trial) for trial in stored["trials"]}
-        return Records(folder, **stored | {"trials": trials})
+        return Records(
+            folder,
+            stored["config"],
+            stored["mlflow_run"],
+            stored["tracking_uri"],
+            trials,
+            stored["finished"],
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and sweep again"

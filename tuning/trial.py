@@ -18,7 +18,6 @@ from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, Worker
 from rcir.files import write_json
 from rcir.options import DELTA
 from rcir.risk import Certified, is_certified, mean_size
-from rcir.runs.folder import RunFolder
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training.checkpoint import last_epoch, restore_validation
@@ -85,8 +84,8 @@ def _train_seeds(plan: Plan, number: int, values: Mapping[str, Any], reports: Re
     for seed in range(plan.config.seeds):
         folders.append(Path(plan.folder) / seeded(trial_name(number), seed))
         callback = None if seed else Epochs(plan.config, epochs, folders[0], reports)
-        run = train_seed(plan, number, values, seed, callback)
-        n_trained += last_epoch(run.path) or epochs  # an ensemble has no checkpoint
+        train_seed(plan, number, values, seed, callback)
+        n_trained += last_epoch(folders[-1]) or epochs  # an ensemble has no checkpoint
         finished = float(seed + 1 == plan.config.seeds)
         metrics = mean_metrics(folders, plan.config)
         reports.add(metrics | {"epoch": n_trained, "finished": finished})
@@ -98,14 +97,14 @@ def train_seed(
     values: Mapping[str, Any],
     seed: int,
     callback: Epochs | None = None,
-) -> RunFolder:
+) -> None:
     """Train a trial with one of its seeds, from 0, once processes of a killed sweep have ended."""
     config = with_values(plan.config.training, values)
     name = seeded(trial_name(number), seed)
     config = replace(config, name=name, storage=plan.folder, seed=config.seed + seed)
     with run_lock(Path(plan.folder) / name, ORPHANS_END_S):
         pass
-    return train(config, plan.parent, callback, plan.rejects)
+    train(config, plan.parent, callback, plan.rejects)
 
 
 def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:

@@ -60,7 +60,9 @@ def test_records_are_read_as_they_were_written(records):
     # What other tools read.
     stored = json.loads((records.folder / "sweep.json").read_text())
     assert (stored["config"]["alpha"], stored["config"]["delta"]) == (0.1, 0.1)
-    assert stored["trials"][1]["folders"] == ["trial-001", "trial-001-seed-1"]
+    assert stored["trials"][1].pop("folders") == ["trial-001", "trial-001-seed-1"]
+    (records.folder / "sweep.json").write_text(json.dumps(stored | {"later": 1}))
+    assert read_records(records.folder) == records
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"trials": [{"numbre": 3}]}'])
