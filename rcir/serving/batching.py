@@ -165,15 +165,16 @@ def _replace_by_group(
     def replace(rows: list[int]) -> None:
         try:
             results = work(rows[0], [outcomes[row] for row in rows])
+            replaced = dict(zip(rows, results, strict=True))
         except (RiskUnattainable, InvalidConfig) as error:  # of the request that all of them make
-            results = [error] * len(rows)
+            replaced = dict.fromkeys(rows, error)
         except Exception as error:
             if len(rows) > 1:
                 for row in rows:
                     replace([row])
                 return
-            results = [error]
-        for row, result in zip(rows, results, strict=True):
+            replaced = {rows[0]: error}
+        for row, result in replaced.items():
             outcomes[row] = result
 
     rows = [row for row, outcome in enumerate(outcomes) if not isinstance(outcome, Exception)]

@@ -57,11 +57,14 @@ class Shared:
         """Use n more for the address of a client, "" if it is unknown, or raise `Busy`."""
         by_client = self._by_client[client]
         if self.used + n > self.limit:
-            raise Busy(f"more than {self.limit:,} {self.unit}: try again in a moment")
+            raise Busy(
+                f"{self.used:,} {self.unit}, and {n:,} more would exceed the limit of "
+                f"{self.limit:,}: try again in a moment"
+            )
         if client and by_client and by_client + n > self.limit // 2:
             raise Busy(
-                f"more than {self.limit // 2:,} {self.unit} from {client}: try again when they are "
-                "answered"
+                f"{by_client:,} {self.unit} for {client}, and {n:,} more would exceed its limit of "
+                f"{self.limit // 2:,}: try again when they are answered"
             )
         self.used += n
         self._by_client[client] += n

@@ -308,6 +308,7 @@ def test_others_are_answered_while_a_picture_is_decoded(folder, serving, splits,
             time.sleep(0.001)
         assert client.get("/health").status_code == 200
         assert refusal(ask()) == (429, "busy")  # one client has half of the capacity
+        assert "2 queries wait to be decoded for testclient, and 1 more" in ask().text
         assert not any(one.done() for one in slowly)
         decode.set()
         assert [one.result().status_code for one in slowly] == [200, 200]
