@@ -22,7 +22,7 @@ from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
 from rcir.losses.pairs import HessianGeometry, pair_hessian_diagonal
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least, require_choice, require_choices
 
 Variant = Literal["full", "fixed", "positive"]
 
@@ -72,6 +72,9 @@ class LaplacianMetricOptions:
                 raise InvalidConfig(
                     f"encoder.options.{name} is {value}; it must be {least}, at most {MAX_SCALE:g}"
                 )
+        if isinstance(self.negatives_weight, str):
+            name = "encoder.options.negatives_weight"
+            require_choice(name, self.negatives_weight, Literal["auto"])
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
         require_at_least(self, passes=2)

@@ -222,12 +222,15 @@ class MCDropout(Encoder):
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all passes
         kind, cached = (images.shape[1:], images.device), self._cached
-        shared = Passes(self.passes, cached[1] if cached is not None and cached[0] == kind else {})
+        shared = None
+        if self.options.masks == "shared":
+            masks = cached[1] if cached is not None and cached[0] == kind else {}
+            shared = Passes(self.passes, masks)
         step = max(1, MAX_JOINT // max(1, len(images)))
         vectors = []
         for start in range(0, self.passes, step):
             part = range(start, min(start + step, self.passes))
-            if self.options.masks == "independent":
+            if shared is None:
                 repeated = images.repeat(len(part), *[1] * (images.ndim - 1))
                 with thinning(IndependentPasses(pixels, part)):
                     joint = self.network(repeated).vectors
@@ -236,7 +239,8 @@ class MCDropout(Encoder):
                 with thinning(shared):
                     joint = self.network(images).vectors
             vectors.append(joint.unflatten(0, (len(part), len(images))))
-        self._cached = (kind, shared.masks)  # all of them are drawn, and never change
+        if shared is not None:
+            self._cached = (kind, shared.masks)  # all of them are drawn, and never change
         return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:

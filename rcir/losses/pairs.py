@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.losses.tuples import require_not_negative
+from rcir.options import require_choice
 
 HessianGeometry = Literal["euclidean", "arccos"]
 BLOCK_NUMBERS = 1 << 24  # numbers in the products of features of a block of pairs
@@ -249,7 +250,11 @@ def pair_hessian_blocks(
         first, second: (p, d), z_i and z_j before they are scaled to unit length; none is 0.
         geometry: "euclidean", the scaling is a layer of the network, which is linearised
             (generalised Gauss-Newton); "arccos", it is part of the loss, and the Hessian is exact.
+
+    Raises:
+        InvalidConfig: there is no such geometry.
     """
+    require_choice("Hessian", geometry, HessianGeometry)
     n1, n2 = first.norm(dim=1, keepdim=True), second.norm(dim=1, keepdim=True)
     u1, u2 = first / n1, second / n2
     product = u1 * u2

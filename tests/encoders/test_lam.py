@@ -15,7 +15,12 @@ from rcir.data.records import ImageSet
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.base import EmbeddedTuples, TrainingImages
 from rcir.encoders.batches import embed
-from rcir.encoders.lam import PairCurvature, inverse_concentration, marginal_prior_precision
+from rcir.encoders.lam import (
+    LaplacianMetricOptions,
+    PairCurvature,
+    inverse_concentration,
+    marginal_prior_precision,
+)
 from rcir.errors import InvalidConfig, InvalidData
 
 MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not
@@ -274,6 +279,11 @@ def test_a_loss_of_another_curvature_is_refused():
         with pytest.raises(InvalidConfig, match="contrastive-linear"):
             build().LossOptions(form=form)
     assert build().LossOptions().margin == 0.7
+
+
+def test_a_misspelled_weight_of_negatives_is_refused():
+    with pytest.raises(InvalidConfig, match="negatives_weight 'Auto'"):
+        LaplacianMetricOptions(negatives_weight="Auto")
 
 
 def test_images_without_any_match_are_refused():

@@ -170,6 +170,7 @@ def test_independent_masks_belong_to_the_image_whatever_its_batch():
         torch.testing.assert_close(row.tensors, one.tensors, atol=1e-6, rtol=1e-4)
     again = encoder.embed(images[[3, 3]])
     assert torch.equal(again.vectors[0], again.vectors[1])
+    assert encoder._cached is None
 
 
 def test_independent_masks_are_those_of_independent_draws():

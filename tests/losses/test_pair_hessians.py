@@ -5,7 +5,8 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 from torch.nn import functional as F
 
-from rcir.losses.pairs import pair_hessian_diagonal
+from rcir.errors import InvalidConfig
+from rcir.losses.pairs import pair_hessian_blocks, pair_hessian_diagonal
 
 N, FEATURES, DIM = 7, 5, 4
 
@@ -72,3 +73,8 @@ def test_euclidean_is_generalised_gauss_newton(network, cross):
         features, outputs(layer, features), pairs, weights, "euclidean", cross
     )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_an_unknown_geometry_is_refused():
+    with pytest.raises(InvalidConfig, match="cosine"):
+        pair_hessian_blocks(torch.ones(1, 2), torch.ones(1, 2), "cosine")
