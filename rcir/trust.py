@@ -106,7 +106,7 @@ def apply_arguments(options: Any) -> None:
     if values.pop("trust_code"):
         os.environ[CODE] = "1"
     if servers := values.pop("trust_server"):
-        os.environ[SERVERS] = ",".join([os.environ.get(SERVERS, ""), *servers])
+        os.environ[SERVERS] = ",".join(filter(None, [os.environ.get(SERVERS), *servers]))
 
 
 def permissions() -> dict[str, str]:

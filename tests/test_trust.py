@@ -1,6 +1,7 @@
 """Untrusted folders: what they name runs no code and receives no credentials."""
 
 import json
+import os
 import socket
 import stat
 import sys
@@ -102,6 +103,13 @@ def test_training_into_a_folder_does_not_import_the_method_of_its_run(tmp_path):
     with pytest.raises(InvalidConfig, match=r"encoder\.method"):
         existing_run(config)
     assert "antigravity" not in sys.modules
+
+
+def test_servers_of_a_command_line_are_added_to_those_of_the_environment(monkeypatch):
+    monkeypatch.setenv("RCIR_TRUST_SERVERS", "")
+    for servers in ("a", "a,b"):
+        trust.apply_arguments(SimpleNamespace(trust_code=False, trust_server=[servers[-1]]))
+        assert os.environ["RCIR_TRUST_SERVERS"] == servers
 
 
 def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkeypatch):
