@@ -252,8 +252,10 @@ def _same_label(
 
 def _number_texts(values: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct texts in order, and the place of each text among them."""
-    distinct, codes = np.unique(values, return_inverse=True)
-    return distinct.tolist(), codes.astype(np.int64)
+    texts = values.tolist()  # sorting the array would take the memory of the longest text for each
+    distinct = sorted(set(texts))
+    place = {text: number for number, text in enumerate(distinct)}
+    return distinct, np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
 
 
 def _numbers_of(names: Mapping[int, str]) -> dict[str, int]:
