@@ -368,9 +368,14 @@ class StoredLabels:
         return cls((int(n), int(n_labels)), labels.indptr, labels.indices)
 
     def table(self) -> csr_array:
-        """Return the table."""
+        """Return the table, or raise `InvalidData` if there can be none."""
         entries = np.ones(len(self.indices), np.bool_)
-        return csr_array((entries, self.indices, self.indptr), shape=self.shape)
+        try:
+            table = csr_array((entries, self.indices, self.indptr), shape=self.shape)
+            table.check_format(full_check=True)
+        except (ValueError, TypeError) as error:
+            raise InvalidData(f"the table of labels is invalid: {error}") from error
+        return table
 
 
 convert(csr_array, StoredLabels, StoredLabels.of, StoredLabels.table)

@@ -14,6 +14,7 @@ from rcir.data.relevance import (
     Relevance,
     SameLabel,
     SharedLabel,
+    StoredLabels,
     WithinRadius,
     count_matches,
     same_relevance,
@@ -175,6 +176,20 @@ def test_a_relevance_is_read_as_it_was_written(kind, facts):
     np.testing.assert_array_equal(dense(restored, np.arange(N_GALLERY)), expected)
     totals = kind.make(queries).totals(restored)
     assert totals.tolist() == naive(kind, queries, gallery).sum(1).tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"indices": np.array(indices)} for indices in ([0, 2], [-1, 0], [0])),
+        *({"indptr": np.array(indptr)} for indptr in ([0, 2, 1], [0, 3, 2], [0, 2])),
+        *({"shape": shape} for shape in ((2, 0), (-2, 2))),
+    ],
+)
+def test_an_invalid_table_of_labels_is_refused(change):
+    valid = StoredLabels.of(SharedLabel.of_lists([[0], [1]], 2).labels)
+    with pytest.raises(InvalidData, match="table of labels"):
+        replace(valid, **change).table()
 
 
 @pytest.mark.parametrize(
