@@ -33,7 +33,7 @@ from rcir.risk.score_functions import (
     check_matches,
     check_split,
 )
-from rcir.store.codec import Array, register
+from rcir.store.codec import Array
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 MIN_GAP = 1e-3  # smaller differences of distances count as this one: 1e-7 of rounding must not show
@@ -185,7 +185,6 @@ def fit_logistic(
     return weights, float(model.intercept_[0] - weights @ scaler.mean_)
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class Learned(ScoreFunction):
     """Sizes by the learned probability that the first match is at a rank.
@@ -287,7 +286,6 @@ class ReorderingScore(ScoreFunction):
         return Ranking(scores, np.maximum(1 - probability[:, 0], 0.0), order)
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class MatchProbability(ReorderingScore):
     """The likeliest candidate first, scored by one over its probability to match.
@@ -344,7 +342,6 @@ class MatchProbability(ReorderingScore):
         return order, expit(np.take_along_axis(logits, order, axis=1))
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class Reranked(ReorderingScore):
     """The likeliest label first, scored by one over its probability.

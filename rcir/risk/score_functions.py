@@ -30,7 +30,7 @@ from rcir.risk.results import (
     set_sizes,
     widened,
 )
-from rcir.store.codec import Array, register
+from rcir.store.codec import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +191,6 @@ class ScaledScore(ScoreFunction):
         return (np.asarray(ranks, np.float32) - np.float32(1)) / scale
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class Constant(ScaledScore):
     """Every query gets the same size: the baseline.
@@ -213,7 +212,6 @@ class Constant(ScaledScore):
         return np.ones(len(uncertainty))
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class MinMax(ScaledScore):
     """Size grows linearly between the extremes of the tuning split (after Cai et al., AAAI 2025).
@@ -246,7 +244,6 @@ class MinMax(ScaledScore):
         return np.clip((uncertainty - self.low) / (self.high - self.low), self.floor, 1.0)
 
 
-@register
 @dataclass(frozen=True, eq=False)
 class Quantile(ScaledScore):
     """Size grows with the share of the tuning split that is less uncertain: robust to outliers.

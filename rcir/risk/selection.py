@@ -1,8 +1,7 @@
 """The choice of the score function and the uncertainty that suit the tuning split best.
 
-To add a score function, write a registered subclass of `ScoreFunction`, and put it in
-`SCORE_FUNCTIONS` and its name in `ScoreFunctionName`; in `_OF_ALL_MATCHES` too if it suits risks
-that count all matches.
+To add a score function, write a subclass of `ScoreFunction`, and put it in `SCORE_FUNCTIONS` and
+its name in `ScoreFunctionName`; in `_OF_ALL_MATCHES` too if it suits risks that count all matches.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import MISS, Risk, find_risk
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widened
 from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, check_split, score
+from rcir.store.codec import register
 
 ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"]
 SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
@@ -33,6 +33,8 @@ _BY_NAME: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
 }
+for _score_function in _BY_NAME.values():
+    register(_score_function)
 MIN_QUERIES = 50  # of a tuning split on which score functions are compared
 NEARLY_SMALLEST = 1.1  # times the smallest mean size
 N_THRESHOLDS = 256  # at which recall and false discovery are compared

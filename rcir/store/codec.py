@@ -44,7 +44,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.imports import find_class, import_path
 
 T = TypeVar("T")
@@ -76,11 +76,17 @@ class Array:
 
 
 def register(kind: Class) -> Class:
-    """Register a class that is stored where an annotation names its base class or protocol.
+    """Register a class of rcir that is stored where an annotation names its base or protocol.
 
     It is stored under its attribute `name`, or else under the name of the class.
+
+    Raises:
+        InvalidConfig: another class has this name.
     """
-    _registered[getattr(kind, "name", kind.__name__)] = kind
+    name = getattr(kind, "name", kind.__name__)
+    if import_path(_registered.get(name, kind)) != import_path(kind):
+        raise InvalidConfig(f"{name!r} is already the name of {import_path(_registered[name])}")
+    _registered[name] = kind
     return kind
 
 
@@ -98,6 +104,7 @@ def encode(value: Any, kind: Any = None) -> tuple[Any, dict[str, NDArray[Any]]]:
 
     Raises:
         InvalidData: the value, or something in it, does not match its annotation.
+        InvalidConfig: its class is not a frozen dataclass, or is defined in `__main__`.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -367,7 +374,9 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     if kind not in _annotations:
         parameters = getattr(kind, "__dataclass_params__", None)
         if parameters is None or not parameters.frozen:
-            raise TypeError(f"{kind!r} is not a frozen dataclass, and has no conversion")
+            raise InvalidConfig(
+                f"{kind!r} cannot be stored: make it a frozen dataclass, @dataclass(frozen=True)"
+            )
         annotations = get_type_hints(kind, include_extras=True)
         _annotations[kind] = {
             field.name: annotations[field.name]
@@ -378,13 +387,15 @@ def _fields(kind: Any) -> Mapping[str, Any]:
 
 
 def _name_of(kind: type[Any]) -> str:
-    """Return the name under which a class is registered, or the import path of another one."""
+    """Return the name of a class of rcir, or the import path of another one."""
+    if kind.__module__ == "__main__":
+        raise InvalidConfig(f"{kind!r} cannot be stored: move it to a module that can be imported")
+    if not kind.__module__.startswith("rcir."):
+        return import_path(kind)
     name: str = getattr(kind, "name", kind.__name__)
-    if _registered.get(name) is kind:
-        return name
-    if kind.__module__.startswith("rcir.") or kind.__module__ == "__main__":
-        raise TypeError(f"{kind!r} is not registered, and not in a module of another package")
-    return import_path(kind)
+    if _registered.get(name) is not kind:
+        raise TypeError(f"{kind!r} is not registered")
+    return name
 
 
 def _find_class(name: Any, place: str) -> type[Any]:

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
 from rcir import trust
-from rcir.errors import InvalidData, UntrustedFolder
+from rcir.errors import InvalidConfig, InvalidData, UntrustedFolder
 from rcir.store.codec import NOT_STORED, Array, convert, decode, encode, read, register, write
 
 
@@ -23,18 +23,21 @@ class Shape:
 @register
 @dataclass(frozen=True)
 class Circle(Shape):
+    __module__ = "rcir.shapes"  # only classes of rcir are stored by their names
     radius: float
 
 
 @register
 @dataclass(frozen=True)
 class Square(Shape):
+    __module__ = "rcir.shapes"
     name = "a square"
     side: float | None
 
 
+@register
 @dataclass(frozen=True)
-class Strange(Shape):  # not registered: found by its import path
+class Strange(Shape):  # of another package: found by its import path
     corners: int
 
 
@@ -47,6 +50,7 @@ class Sized(Protocol):
 @register
 @dataclass(frozen=True)
 class Metres:
+    __module__ = "rcir.units"
     unit: str = "m"
 
 
@@ -242,11 +246,20 @@ def test_a_class_of_another_package_is_named_by_its_path_and_needs_permission(ex
         assert decode(Everything, plain, arrays).shape == Strange(4)
 
 
-def test_only_frozen_dataclasses_are_stored():
+def test_a_class_cannot_take_the_name_of_another_one():
+    with pytest.raises(InvalidConfig, match="Circle"):
+        register(make_dataclass("Circle", [], frozen=True))
+    assert register(Circle) is Circle
+
+
+def test_only_frozen_dataclasses_of_modules_are_stored():
     @dataclass
     class Mutable:
         number: int
 
-    for value in (Mutable(1), object()):
-        with pytest.raises(TypeError, match="frozen"):
-            encode(value)
+    script = make_dataclass(
+        "Script", [], bases=(Shape,), frozen=True, namespace={"__module__": "__main__"}
+    )
+    for value, word in ((Mutable(1), "frozen"), (object(), "frozen"), (script(), "module")):
+        with pytest.raises(InvalidConfig, match=word):
+            encode(value, Shape if word == "module" else None)
