@@ -208,7 +208,10 @@ def verified(version: Path, required: Set[str]) -> Iterator[Mapping[str, str]]:
             another one. `required` files are missing unless the manifest lists them.
     """
     path = version / MANIFEST
-    text, manifest = _read_json(Manifest, path)
+    try:
+        text, manifest = _read_json(Manifest, path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptRetriever(f"{path} is missing: {ADVICE}") from error
     listed = manifest.files.keys()
     if missing := (listed - _files(version)) | (required - listed):
         raise CorruptRetriever(f"{version}: {', '.join(sorted(missing))} is missing: {ADVICE}")
@@ -255,6 +258,8 @@ def _read_json(kind: type[Result], path: Path) -> tuple[str, Result]:
         values = json.loads(text)
         stored_format = values["format"]
         if stored_format == FORMAT:
+            if kind is Pointer:  # earlier versions of rcir left out what there was not
+                values = {"previous": None} | values
             return text, decode(kind, values, {})
     except (FileNotFoundError, NotADirectoryError):
         raise

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from rcir.errors import CorruptRetriever, NoRetriever
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.storage import earlier_calibration
 from rcir.store.folder import current_version
 from tests.retrieval.retrievers import build, calibrate, plain, retrieve
 from tests.retrieval.whole_numbers import TEST
@@ -101,6 +102,29 @@ def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
             with pytest.raises(CorruptRetriever):
                 use(folder)
         assert (folder / "current.json").read_text() == content
+
+
+@pytest.mark.parametrize("missing", ["", "manifest.json"])
+def test_a_missing_current_version_is_refused_and_can_be_replaced(tmp_path, missing):
+    retriever = build()
+    folder = retriever.save(tmp_path / "own")
+    (current_version(folder) / missing).rename(tmp_path / "elsewhere")
+    refuses(folder, "manifest.json", "missing")
+    assert earlier_calibration(folder) is None
+    Retriever.load(retriever.save(folder))
+
+
+@pytest.mark.parametrize("pointer", [{}, {"previous": "20260101T000000Z-00000000"}])
+def test_a_folder_of_an_earlier_format_says_so_and_can_be_replaced(tmp_path, pointer):
+    retriever = build()
+    folder = retriever.save(tmp_path / "own")
+    version = current_version(folder)
+    edit_manifest(version, format=8)
+    pointer = {"format": 1, "version": version.name} | pointer
+    (folder / "current.json").write_text(json.dumps(pointer))
+    refuses(folder, "format 8", "calibrate again")
+    assert earlier_calibration(folder) is None
+    Retriever.load(retriever.save(folder))
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
