@@ -70,6 +70,10 @@ class InvalidConfig(RcirError, ValueError):
     """An option does not exist, has an invalid value, or cannot be combined with another."""
 
 
+class MissingClass(InvalidConfig):
+    """A class that an import path names does not exist, or cannot be imported."""
+
+
 class MissingPackage(RcirError, ImportError):
     """A package of an extra of rcir is not installed."""
 

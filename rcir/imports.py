@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any
 
-from rcir.errors import InvalidConfig, MissingPackage
+from rcir.errors import InvalidConfig, MissingClass, MissingPackage
 from rcir.trust import require_code
 
 EXTRAS = {
@@ -63,7 +63,8 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
         table: names and the import paths of their classes.
 
     Raises:
-        InvalidConfig: the name, module or class does not exist.
+        InvalidConfig: the name does not exist.
+        MissingClass: the module or class does not exist, or cannot be imported.
         UntrustedFolder: a folder that is read names a class outside the table, see `rcir.trust`.
         MissingPackage: its module needs a package of an extra that is not installed.
 
@@ -89,12 +90,12 @@ path of a class, "package.module:Class"
     except MissingPackage:
         raise
     except (ImportError, AttributeError, ValueError, SystemExit) as error:
-        raise InvalidConfig(
+        raise MissingClass(
             f"{option} {name!r} cannot be imported ({error!r}): install its package, or add its "
             "folder to PYTHONPATH"
         ) from error
     if not isinstance(value, type):
-        raise InvalidConfig(f"{option} {name!r} is not a class")
+        raise MissingClass(f"{option} {name!r} is not a class")
     return value
 
 

@@ -39,6 +39,10 @@ class Coverage:
     uncalibrated: int
     labels: int
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.uncalibrated <= self.labels and self.labels):
+            raise InvalidData(f"{self.uncalibrated} of {self.labels} labels cannot be uncalibrated")
+
     @property
     def share(self) -> float:
         """The share of the labels that no calibration query has."""
@@ -116,6 +120,21 @@ class Calibration:
     _guarantees: dict[GuaranteeRequest, Guarantee] = field(
         default_factory=dict, init=False, repr=False
     )
+
+    def __post_init__(self) -> None:
+        if RuleKey(tuned_on=self.tuned_on) not in self.rules:
+            raise InvalidData(f"there is no rule that the {self.tuned_on} tuned for the miss risk")
+        for rule in self.rules.fitted.values():
+            if len(rule.calibration) != len(self.calibration_queries):
+                raise InvalidData(
+                    f"a rule has {len(rule.calibration)} calibration queries; expected "
+                    f"{len(self.calibration_queries)}"
+                )
+            if rule.uncertainty not in QUERY_UNCERTAINTIES:
+                raise InvalidData(f"the uncertainty {rule.uncertainty!r} of a rule is unknown")
+        if min(self.chosen_among, self.attempts) < 1:
+            numbers = f"chosen_among is {self.chosen_among} and attempts {self.attempts}"
+            raise InvalidData(f"{numbers}; both must be at least 1")
 
     @property
     def main(self) -> SetRule:

@@ -24,6 +24,7 @@ from rcir.errors import (
     CorruptRetriever,
     DataUnavailable,
     InvalidData,
+    MissingClass,
     MissingPackage,
     RcirError,
     StaleCalibration,
@@ -73,6 +74,10 @@ class Contents:
     gallery: Gallery
     calibration: Calibration | None
 
+    def __post_init__(self) -> None:
+        if (self.encoder is None) != (self.preprocessing is None):
+            raise InvalidData("there must be both an encoder and its preprocessing, or neither")
+
 
 @dataclass(frozen=True)
 class Digests:
@@ -118,6 +123,7 @@ def load(folder: str | os.PathLike[str]) -> StoredRetriever:
             the format.
         DataUnavailable, MissingPackage, StaleCalibration: the index is stored elsewhere, and is
             unavailable or was changed.
+        MissingClass: a class of another package cannot be imported.
         UntrustedFolder: inside `rcir.trust.reading`, see there.
     """
     return read_current(Path(folder), _read)
@@ -179,37 +185,26 @@ def _write(retriever: StoredRetriever, folder: Path) -> None:
 
 def _read(folder: Path) -> StoredRetriever:
     """Read a version after all of its files were compared with their checksums."""
-    with verified(folder, REQUIRED_FILES) as files:
-        with _as_corrupt(folder):
-            contents = read(Contents, folder, CONTENTS)
-            encoder, kind = contents.encoder, str(contents.index["kind"])
-            method = "" if encoder is None else str(encoder["method"])
-        # A missing package, or a missing class of the user's own, does not make the folder invalid.
-        if encoder is not None:
-            with naming_extras():
-                from rcir.encoders import find_method
-            if ":" in method:
-                find_method(method)
-        if ":" in kind:
-            find_index(kind)
-        with _as_corrupt(folder):
-            digests = read(Digests, folder, DIGESTS)
-            searcher = _searcher(contents, folder)
-            others = {name: files[name] for name in files if name != f"{DIGESTS}.json"}
-            if digests.files == _joint(others):
-                searcher.gallery.restore_digest(digests.gallery)
-                if isinstance(searcher.index, KeepsDigests):
-                    searcher.index.restore_digests(list(digests.index))
+    with verified(folder, REQUIRED_FILES) as files, _as_corrupt(folder):
+        contents, digests = read(Contents, folder, CONTENTS), read(Digests, folder, DIGESTS)
+        searcher = _searcher(contents, folder)
+        others = {name: files[name] for name in files if name != f"{DIGESTS}.json"}
+        if digests.files == _joint(others):
+            searcher.gallery.restore_digest(digests.gallery)
+            if isinstance(searcher.index, KeepsDigests):
+                searcher.index.restore_digests(list(digests.index))
     return StoredRetriever(searcher, contents.calibration, contents.origin, folder.resolve())
 
 
 def _searcher(contents: Contents, folder: Path) -> Searcher:
     encoder = preprocessing = None
-    if contents.encoder is not None and contents.preprocessing is not None:
-        from rcir.data.preprocessing import Preprocessing
-        from rcir.encoders import EncoderConfig
-        from rcir.encoders.weights import load_encoder
+    if contents.encoder is not None:
+        with naming_extras():
+            from rcir.data.preprocessing import Preprocessing
+            from rcir.encoders import EncoderConfig
+            from rcir.encoders.weights import load_encoder
 
+        assert contents.preprocessing is not None
         preprocessing = Preprocessing.from_dict(contents.preprocessing)
         config = EncoderConfig(**contents.encoder)
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
@@ -241,11 +236,12 @@ def _joint(files: Mapping[str, str]) -> str:
 def _as_corrupt(folder: Path) -> Iterator[None]:
     """Raise `CorruptRetriever` for any error of files that anybody could have written.
 
-    An index outside the folder can be unavailable, or another one, without any damage to it.
+    An index outside the folder, a package or a class of the user's own can be unavailable, and the
+    index another one, without any damage to the folder.
     """
     try:
         yield
-    except (DataUnavailable, MissingPackage, StaleCalibration, UntrustedFolder):
+    except (DataUnavailable, MissingClass, MissingPackage, StaleCalibration, UntrustedFolder):
         raise
     except Exception as error:
         raise CorruptRetriever(

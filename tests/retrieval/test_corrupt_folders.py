@@ -6,7 +6,7 @@ import shutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rcir.errors import CorruptRetriever, NoRetriever
+from rcir.errors import CorruptRetriever, MissingClass, NoRetriever
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
 from rcir.store.folder import current_version
@@ -142,6 +142,44 @@ def test_a_manifest_cannot_name_files_outside_the_folder(vectors, tmp_path, outs
 
 
 # Files with right checksums that something else wrote
+
+
+def test_a_missing_class_of_another_package_does_not_make_the_folder_invalid(vectors, sign):
+    path = vectors / "retriever.json"
+    values = json.loads(path.read_text())
+    values["gallery"]["relevance"]["class"] = "absent:Relevance"
+    path.write_text(json.dumps(values))
+    sign(vectors)
+    with pytest.raises(MissingClass, match="absent:Relevance"):
+        Retriever.load(vectors, trust_code=True)
+
+
+INCONSISTENT = {
+    "encoder": lambda values, _: values.update(encoder={"method": "btl"}),
+    "preprocessing": lambda values, _: values.update(preprocessing={}),
+    "no rule": lambda values, _: values["calibration"].update(rules={"fitted": []}),
+    "chosen_among is 0": lambda values, _: values["calibration"].update(chosen_among=0),
+    "attempts 0": lambda values, _: values["calibration"].update(attempts=0),
+    "3 of 2": lambda values, _: set_coverage(values, 3, 2),
+    "-1 of 2": lambda values, _: set_coverage(values, -1, 2),
+    "0 of 0": lambda values, _: set_coverage(values, 0, 0),
+    "'doubt'": lambda _, rule: rule.update(uncertainty="doubt"),
+    "calibration queries": lambda _, rule: rule.update(calibration=rule["tuning"]),
+}
+
+
+def set_coverage(values, uncalibrated, labels):
+    values["calibration"]["coverage"] = {"uncalibrated": uncalibrated, "labels": labels}
+
+
+@pytest.mark.parametrize("word", INCONSISTENT)
+def test_values_that_contradict_each_other_are_refused(vectors, sign, word):
+    path = vectors / "retriever.json"
+    values = json.loads(path.read_text())
+    INCONSISTENT[word](values, values["calibration"]["rules"]["fitted"][0][1])
+    path.write_text(json.dumps(values))
+    sign(vectors)
+    refuses(vectors, "although its checksums are right", word)
 
 
 def test_a_folder_with_other_files_of_the_same_content_is_read(vectors, sign):
