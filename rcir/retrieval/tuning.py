@@ -64,7 +64,7 @@ class CalibrationOptions:
         recurring: allow calibration queries that are in the tuning split too, or come twice: for
             images that recur in use exactly as they do here, each query drawn independently of all
             others. Copies of one list of images are not.
-        query_uncertainty: the uncertainty of queries: one of `Retriever.uncertainties`; or "auto",
+        query_uncertainty: the uncertainty of queries: one of `Searcher.uncertainties`; or "auto",
             which chooses the one with the smallest sets on the tuning split, see
             `rcir.risk.smallest_uncertainty`.
         seed: of the division of the queries, which the guarantee then states, because the best of
@@ -175,7 +175,7 @@ class Rules:
     """The rules of a calibration, each fitted when it is needed first.
 
     Attributes:
-        fitted: the rules that are fitted.
+        fitted: the rules that are fitted; other threads may add some while it is read.
         sources: what the others are fitted on, by the key of the miss risk; none if all are fitted.
     """
 
@@ -204,7 +204,7 @@ class Rules:
     @property
     def kinds(self) -> list[RuleKey]:
         """The keys of the rules of the miss risk: one for each kind of sets and of tuning."""
-        return list(dict.fromkeys([*self.sources, *(key.miss for key in self.fitted)]))
+        return list(dict.fromkeys([*self.sources, *(key.miss for key in list(self.fitted))]))
 
     def of_kind(self, kind: RuleKey) -> dict[str, SetRule]:
         """Return all different rules of a kind, by the name of the risk."""
@@ -217,7 +217,7 @@ class Rules:
         """Return the risks that may have a rule of a kind."""
         if kind in self.sources:
             return [MISS.name, *self.sources[kind].risks]
-        return [key.risk for key in self.fitted if key.miss == kind]
+        return [key.risk for key in list(self.fitted) if key.miss == kind]
 
     def score_functions(self, kind: RuleKey) -> dict[str, str]:
         """Return the names of the score functions of a kind by risk; none if there is no such kind.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.retrieval.tuning import RuleKey
+from rcir.retrieval.tuning import RuleKey, Rules
 from rcir.risk.learned import MatchProbability
 
 RNG = np.random.default_rng(0)
@@ -74,6 +74,17 @@ def test_threads_that_request_a_rule_together_get_the_same_one(expected):
     assert results == [expected] * 8
     rules, key = retriever.calibration.rules, RuleKey(risk="recall")
     assert rules[key] is rules.fitted[key]
+
+
+def test_rules_are_listed_while_another_thread_fits_one(monkeypatch):
+    rules, miss = Rules({RuleKey(risk=risk): risk for risk in ("miss", "recall")}), RuleKey.miss
+
+    def meanwhile(key):
+        rules.fitted[RuleKey(risk=f"risk {len(rules.fitted)}")] = "new"
+        return miss.fget(key)
+
+    monkeypatch.setattr(RuleKey, "miss", property(meanwhile))
+    assert {"miss", "recall"} <= set(rules.completed().fitted.values())
 
 
 def test_the_report_fits_what_it_shows(expected):
