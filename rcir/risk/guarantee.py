@@ -253,7 +253,7 @@ class SetRule:
                 required_calibration=error.required_calibration,
             ) from None
         population = self.calibration.of_group(request.group).population
-        labels = population.single_labels
+        labels = None if self.calibration.population.single_labels is None else population.labels
         return Guarantee(
             request=request,
             certificate=certificate,

@@ -69,6 +69,10 @@ class Population:
                     f"got {name} of shape {values.shape} and type {values.dtype} for {self.n} "
                     "queries: pass a value for each"
                 )
+            if name == "labels":
+                if int(values.max(initial=0)) > np.iinfo(np.int64).max:
+                    raise InvalidData("labels are integers that do not fit in 64 bits with a sign")
+                values = values.astype(np.int64, copy=False)
             view = values.view()
             view.setflags(write=False)
             object.__setattr__(self, name, view)
@@ -185,8 +189,7 @@ class Population:
         if self.digests is None:
             order = np.random.default_rng(0).permutation(self.n)
         else:
-            digits = np.ascontiguousarray(self.digests).view(np.uint8).reshape(self.n, -1)
-            order = np.argsort(np.ascontiguousarray(digits[:, :8]).view(np.int64)[:, 0])
+            order = np.lexsort((self.digests, self.digests.astype("S8").view(np.int64)))
         return order[np.unique(self.units[order], return_index=True)[1]]
 
     @property

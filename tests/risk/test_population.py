@@ -1,6 +1,7 @@
 """Populations: units of queries, subsets and what does not fit together."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,12 +54,22 @@ def test_parts_join_to_the_whole():
         POPULATION.joined(Population(3))
 
 
-def test_the_order_of_the_queries_draws_no_others_of_each_unit():
-    order = rng.permutation(N)
-    drawn = POPULATION[order][POPULATION[order].one_of_each_unit()]
-    expected = POPULATION[POPULATION.one_of_each_unit()]
+@pytest.mark.parametrize(
+    "digests",
+    [
+        POPULATION.digests,
+        POPULATION.digests.astype("S7"),
+        np.char.add(b"the same", POPULATION.digests),
+    ],
+    ids=["long", "short", "same start"],
+)
+def test_the_order_of_the_queries_draws_no_others_of_each_unit(digests):
+    population, order = replace(POPULATION, digests=digests), rng.permutation(N)
+    drawn = population[order][population[order].one_of_each_unit()]
+    expected = population[population.one_of_each_unit()]
     assert sorted(drawn.digests) == sorted(expected.digests)
     assert len(set(drawn.clusters)) == len(drawn) == POPULATION.n_units
+    assert len(population[:0].one_of_each_unit()) == 0
     anonymous = Population(N, clusters=POPULATION.clusters, cluster_word="video")
     assert len(set(POPULATION.clusters[anonymous.one_of_each_unit()])) == POPULATION.n_units
 
@@ -70,6 +81,12 @@ def test_a_query_without_a_known_label_has_no_unit_by_label():
     for one in (population, Population(3)):
         with pytest.raises(InvalidConfig, match="label"):
             one.by_label()
+
+
+def test_labels_are_64_bit_integers_with_a_sign():
+    assert Population(3, labels=np.arange(3, dtype=np.uint64)).labels.dtype == np.int64
+    with pytest.raises(InvalidData, match="labels"):
+        Population(1, labels=np.array([1 << 63], np.uint64))
 
 
 def test_arrays_cannot_be_written_to():

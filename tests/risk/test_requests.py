@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RcirError, RiskUnattainable
+from rcir.metrics.labels import UNMATCHED
 from rcir.risk import (
     Constant,
     LabelledResults,
@@ -105,6 +106,13 @@ def test_a_group_is_certified_by_its_own_queries(group, rule, calibration, group
     guarantee = rule.guarantee(Request(0.3, 0.1, group=group))
     assert guarantee.threshold == smallest(calibration[rows], naive_allowed_misses(n, 0.3, 0.1))
     assert guarantee.n_calibration == n
+
+
+def test_labels_of_a_group_are_counted_if_all_queries_have_one(rule, groups):
+    labels = np.arange(500) % 8
+    for known, n_labels in ((labels, 2), (np.where(groups == "b", UNMATCHED, labels), None)):
+        labelled = replace(rule, calibration=in_population(rule.calibration, labels=known))
+        assert labelled.guarantee(Request(0.3, 0.1, group="a")).n_labels == n_labels
 
 
 def test_every_risk_can_be_certified_for_a_group(tuning, rule, calibration, groups):
