@@ -116,6 +116,11 @@ class TrainedRun(DataSetSource):
         config, run = self.config, runs.find_run(self.config.run)
         self.training = run.tracked
         self.training.require_active()  # fail now, not when the results are logged
+        dataset = find_dataset(run.data.name)
+        if config.cluster and dataset.splitter and "cluster" not in dataset.options_of_reader():
+            raise InvalidConfig(
+                f"cluster is {config.cluster!r}, but queries of {run.data.name} have no clusters"
+            )
         cluster = config.cluster or run.data.options.get("cluster")
         data = with_cluster(run.data, cluster)
         if config.queries is not None:
@@ -123,6 +128,12 @@ class TrainedRun(DataSetSource):
         encoder, trained = run.encoder(), TrainedOn.read(run.path)
         rejects = read_rejects(run.path / REJECTS_FILE)
         splits = load_splits(data, _print_line, rejects)
+        for attributes in (getattr(splits, name).attributes for name in QUERIES):
+            if config.group is not None and config.group not in attributes:
+                names = ", ".join(attributes) or "none"
+                raise InvalidData(
+                    f"the queries have no attribute {config.group!r}; they have {names}"
+                )
         outside = images_outside(run.data, config.ood)
         rejects |= self._unreadable(splits, outside, run.preprocessing)
         splits = _without_duplicates(splits_without(splits, rejects))
@@ -131,10 +142,6 @@ class TrainedRun(DataSetSource):
             print(f"warning: {warning}", file=sys.stderr)
         if data.options.get("queries") == "new-labels":
             _warn_of_new_labels(splits, trained)
-        attributes = splits.test.attributes
-        if config.group is not None and config.group not in attributes:
-            names = ", ".join(attributes) or "none"
-            raise InvalidData(f"the queries have no attribute {config.group!r}; they have {names}")
         self._data, self._splits = data, splits
         self._outside = None if outside is None else without(outside, rejects)
         with embedding("gallery", splits.gallery, self._embedder) as watched:

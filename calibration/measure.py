@@ -22,6 +22,7 @@ from rcir.risk import (
     LabelledResults,
     ScoredResults,
     SetRule,
+    corrected,
     risk_interval,
     score,
 )
@@ -249,11 +250,13 @@ def measure(
     Args:
         retriever: that searched the queries.
         queries: with the uncertainty that it was calibrated with.
-        alphas, delta: levels to measure.
+        alphas, delta: levels to measure; delta is divided by `Calibration.chosen_among`, so that
+            the measured sets are those that the retriever returns.
         report: of its calibration, if known.
     """
     calibration, test = retriever.require_calibration(), queries.test
     rule = calibration.main
+    delta = corrected(delta, calibration.chosen_among)
     rows, others, curve = measure_guarantees(retriever, test, alphas, delta)
     outside = None if queries.outside is None else queries.outside.uncertainty
     quality = assess(retriever, test, queries.images, outside)

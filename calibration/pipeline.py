@@ -26,7 +26,7 @@ from rcir.index import dropped_on_error
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
-from rcir.risk import Certified, LabelledResults, corrected, score
+from rcir.risk import Certified, LabelledResults, score
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
 from rcir.store.folder import check_place
 
@@ -137,10 +137,8 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     source = CalibratedRetriever(config)
     retriever = source.open()
     queries = source.search(retriever)
-    # At this delta its sets are those that it returns at the requested one.
-    delta = corrected(config.delta, retriever.require_calibration().chosen_among)
     with step("evaluation"):
-        evaluation = measure(retriever, queries, config.alphas, delta)
+        evaluation = measure(retriever, queries, config.alphas, config.delta)
     tracked = source.start_run(output, evaluation.encoder, evaluation.dataset)
     with tracked.active() if tracked else nullcontext():
         page = publish(output, retriever, evaluation, queries, tracked, started)

@@ -15,6 +15,7 @@ from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
 from calibration.measure import HEADLINE
 from rcir.cli import main as rcir_command
+from rcir.data import load_splits
 from rcir.encoders import batches, embedder
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
@@ -79,9 +80,19 @@ def test_run_group_score_function_and_index_are_named_on_the_command_line(traine
 
 
 @pytest.mark.usefixtures("never_embedded")
-def test_an_unknown_group_is_refused_with_the_attributes_that_exist(trained):
+def test_an_unknown_group_or_cluster_is_refused_by_name(trained, monkeypatch):
     with pytest.raises(InvalidData, match=r"'camera'; they have .*occluded"):
         calibrated(trained, group="camera")
+    with pytest.raises(InvalidConfig, match="cluster is 'video'"):
+        calibrated(trained, cluster="video")
+
+    def without_attributes_of_tuning(*arguments):
+        splits = load_splits(*arguments)
+        return replace(splits, tuning=replace(splits.tuning, attributes={}))
+
+    monkeypatch.setattr("calibration.data_sets.load_splits", without_attributes_of_tuning)
+    with pytest.raises(InvalidData, match="'occluded'; they have none"):
+        calibrated(trained, group="occluded")
     assert not Path("output").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,17 @@ def test_copies_of_queries_are_left_out(folder, capsys):
         [calibration.tuning_queries.vectors, calibration.calibration_queries.vectors]
     )
     assert len(np.unique(asked, axis=0)) == len(asked) == 450
+
+
+def test_a_retriever_that_was_chosen_is_measured_as_it_answers(folder):
+    retriever = certify(config(**QUICK)).retriever
+    retriever.calibration = replace(retriever.calibration, chosen_among=4)
+    retriever.save(folder / "out" / "retriever")
+    outcome = certify(config(**QUICK))
+    (row,) = outcome.evaluation.rows
+    assert row.delta == pytest.approx(0.1 / 4)
+    assert row.threshold == rcir.load(outcome.folder).guarantee(0.3, 0.1).threshold
+    assert "at most 10%, also after the choice among 4" in promise(outcome.evaluation)
 
 
 def test_a_gallery_in_shards_is_that_of_one_file(folder):
