@@ -83,7 +83,10 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Everything that a calibration is; nothing of it changes.
+    """Everything that a calibration is.
+
+    Its attributes are never replaced; rules and certified requests are computed when they are
+    needed first, and remembered.
 
     Attributes:
         rules: of sets of items and, if the gallery has labels, of sets of labels. Besides those

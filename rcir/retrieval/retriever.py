@@ -503,9 +503,9 @@ class Retriever:
 
         Args:
             query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
-                (H, W, 3), or a list of such, which gives a list. Or what `embed` or `prepared`
-                returns, which gives a list. Without an encoder, a vector (d,), or vectors (n, d),
-                which give a list.
+                (H, W, 3), or a list of such, which gives a list. Or what `embed` or
+                `Searcher.prepared` returns, which gives a list. Without an encoder, a vector (d,),
+                or vectors (n, d), which give a list.
             alpha, delta, options: the guarantee that is requested: its options and their meaning
                 are those of `rcir.risk.GuaranteeRequest`, listed by `rcir.risk.request_options`.
             uncertainty: of a vector, or (n,) of vectors, if and only if those calibrated with had
