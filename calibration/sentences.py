@@ -75,7 +75,7 @@ def limit(evaluation: Evaluation) -> str:
             f"{in_plural(kind)} drawn from this gallery. For new ones it is an estimate: it needs "
             "the same labels in the same shares, photographed alike, and no undeclared bursts."
         )
-    else:
+    elif "miss, any labels" in {row.guarantee for row in evaluation.others}:
         advice = f" ({as_option('query_labels', 'any')} does)"
     return (
         f"The promise covers {covered} It does not cover queries of labels that did not "

@@ -302,7 +302,7 @@ class Folder(RetrieverSource):
         try:
             return _digest(read_manifest(self.folder))
         except OSError as error:
-            raise NoRetriever(f"there is no retriever in {self.folder} ({error})") from error
+            raise NoRetriever(f"the retriever in {self.folder} cannot be read ({error})") from error
 
     def place(self, version: str) -> Path:
         return self.folder

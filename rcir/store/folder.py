@@ -127,7 +127,9 @@ def current_version(folder: Path) -> Path:
     version = _find_version(folder)
     if version is None:
         within = folder / "retriever"  # of the output of a calibration
-        remedy = "make one with `rcir demo` or `rcir calibrate`"
+        remedy = "make one with `rcir demo`, `rcir certify` or `rcir calibrate`"
+        if (folder / VERSIONS).is_dir():
+            remedy = "copy the folder again"
         if _find_version(within) is not None:
             remedy = f"pass {within}"
         raise NoRetriever(

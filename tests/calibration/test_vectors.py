@@ -152,11 +152,14 @@ def test_clusters_calibrate_by_cluster_and_are_warned_of_without_a_column(folder
     main([*COMMAND, *options])
     shown = " ".join(capsys.readouterr().out.split())
     assert "300 calibration queries in 60 clusters" in shown
+    assert "--query-labels" not in shown  # which clusters do not allow
     noise = 0.1 * np.random.default_rng(0).standard_normal((600, 6))
     frames = np.repeat(ASKED[:120], 5, axis=0) + noise
     write(folder, "queries", frames, label=NAMES[np.repeat(ASKED_LABELS[:120], 5)])
     main([*COMMAND, *options])
-    assert "frames of one video" in capsys.readouterr().err
+    screen = capsys.readouterr()
+    assert "frames of one video" in screen.err
+    assert "--query-labels" in screen.out
 
 
 def test_places_need_a_radius_and_a_radius_needs_places(folder):
