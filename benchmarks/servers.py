@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from common import parser, report, sized
-from index import DELTA, calibrated, drawn, mean_size
+from index import DELTA, calibrate, draw, mean_size
 
 from rcir.index import DEPTH, IndexConfig, build_index, recall_of
 
@@ -38,8 +38,8 @@ def known(queries: tuple, gallery: tuple) -> tuple:
 
 def main() -> None:
     options = parser(__doc__).parse_args()
-    gallery = drawn(N, DIM, 0)
-    queries, calibrating = (known(drawn(n, DIM, n), gallery) for n in (ASKED, CALIBRATING))
+    gallery = draw(N, DIM, 0)
+    queries, calibrating = (known(draw(n, DIM, n), gallery) for n in (ASKED, CALIBRATING))
     rows, figures, truth, smallest = [], {}, None, None
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         postgres = PostgresServer(folder)
@@ -58,7 +58,7 @@ def main() -> None:
                 index.search(some, DEPTH)
             together = (time.perf_counter() - started) / len(positions)
             truth = positions if truth is None else truth
-            size = mean_size(calibrated(index, gallery, calibrating), queries[0])
+            size = mean_size(calibrate(index, gallery, calibrating), queries[0])
             smallest = size if smallest is None else smallest
             recall = recall_of(positions, truth)
             cells = (f"{1000 * alone:.2f}", f"{1000 * together:.2f}", f"{recall:.4f}")
