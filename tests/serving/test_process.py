@@ -141,9 +141,10 @@ def replicated(place, log, *options):
                 assert time.monotonic() < end, log.read_text()
                 time.sleep(0.5)
 
-        def ready():
+        def ready():  # one replica answers while the other is still being deployed
             with suppress(httpx.TransportError):
-                return client.get("/ready").status_code == 200
+                deployed = "serving on" in log.read_text()
+                return deployed and client.get("/ready").status_code == 200
 
         try:
             until(ready)
