@@ -235,10 +235,10 @@ def any_mix_of_clusters(mix: Mix) -> Callable[[World, Generator, int], Array]:
         thresholds, size = np.full(draws, np.nan), 10
         tuning = in_videos(world.tuning)
         for draw in range(draws):
-            of_halves = [rng.choice(half, (number, size)) for half in (hard, easy)]
+            from_halves = [rng.choice(half, (number, size)) for half in (hard, easy)]
             is_hard = rng.uniform(size=(number, 1)) < 0.5
             calibration = replace(
-                world.population[np.where(is_hard, *of_halves).ravel()],
+                world.population[np.where(is_hard, *from_halves).ravel()],
                 population=Population(
                     number * size,
                     groups=np.repeat(np.where(is_hard, "hard", "easy"), size),

@@ -119,7 +119,7 @@ def _whole_rankings(
         return {}
     relevance = images.relevance.subset(rows)
     precision = average_precision(
-        relevance.of(retriever.relevance, positions), test.n_relevant[rows]
+        relevance.matches(retriever.relevance, positions), test.n_relevant[rows]
     )
     numbers = {"map": float(precision.mean())}
     if len(rows) >= 2:
@@ -168,7 +168,7 @@ def pixel_recall(splits: Splits) -> float | None:
         for part in (splits.gallery, test)
     )
     _, nearest = build_index(gallery).search(queries[matched], 1)
-    is_right = test.relevance.subset(matched).of(splits.gallery.relevance, nearest)
+    is_right = test.relevance.subset(matched).matches(splits.gallery.relevance, nearest)
     return float(is_right.mean())
 
 

@@ -141,7 +141,8 @@ def certify_folds(
                 else uncertainty[roles.searched][positions],
                 votes=count_matches(gallery, positions, VOTERS) if labels is None else None,
             )
-            return results, first_match_ranks(images.relevance.subset(rows).of(gallery, positions))
+            relevant = images.relevance.subset(rows).matches(gallery, positions)
+            return results, first_match_ranks(relevant)
 
         score_function, _ = fit_score_function("auto", *search(roles.tuning))
         return Certified(
@@ -274,7 +275,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
             distances, positions = nearest_others(vectors, depth, block)
         else:
             distances, positions = index.search(rows[queries[block]], depth)
-        relevant = relevance.subset(queries[block]).of(gallery, positions)
+        relevant = relevance.subset(queries[block]).matches(gallery, positions)
         nearest = norms[searched[positions[:, 0]]]
         return (
             first_match_ranks(relevant),

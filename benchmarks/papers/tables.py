@@ -119,7 +119,7 @@ def _nearest_other(vectors: torch.Tensor) -> NDArray[np.int64]:
 
 def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
     """mAP@1, 5, 10 and the AUSC of the top-1 by the uncertainty of query and nearest item."""
-    relevant = images.relevance.of(images.relevance, searched.positions)
+    relevant = images.relevance.matches(images.relevance, searched.positions)
     totals = images.relevance.totals(images.relevance) - 1  # each image counts itself
     scores = score_rankings(relevant, totals, ks=(1, 5, 10))
     pair = searched.uncertainty + searched.uncertainty[searched.positions[:, 0]]

@@ -228,7 +228,7 @@ class Source:
     validation: ImageSet | None = None
 
     @classmethod
-    def of_halves(
+    def from_halves(
         cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
     ) -> Source:
         """Make a zero-shot set of images of which some train, (n,), and the others evaluate."""

@@ -61,7 +61,7 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
     unique_labels = sorted({name for names in values for name in names})
     column = {name: number for number, name in enumerate(unique_labels)}
     lists = [[column[name] for name in names] for names in values]
-    return SharedLabel.of_lists(lists, len(unique_labels)), dict(enumerate(unique_labels))
+    return SharedLabel.from_lists(lists, len(unique_labels)), dict(enumerate(unique_labels))
 
 
 def query_relevance(
@@ -108,7 +108,7 @@ def query_relevance(
     _require_same_spelling(absent, column)
     columns = [[column[name] for name in names if name in column] for names in lists]
     n_labels = gallery.labels.shape[1]
-    return SharedLabel.of_lists(columns, n_labels, gallery.of_items), dict(names)
+    return SharedLabel.from_lists(columns, n_labels, gallery.of_items), dict(names)
 
 
 def reported_relevance(

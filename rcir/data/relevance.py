@@ -56,7 +56,7 @@ class Relevance(Protocol):
         """Return the relevance of some images, in that order."""
         ...
 
-    def of(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
+    def matches(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
         """Return whether candidates match (n, k).
 
         Args:
@@ -200,7 +200,7 @@ class WithinRadius:
     Example:
         >>> queries = WithinRadius(np.array([[0.0, 0.0]]), 25.0)
         >>> gallery = WithinRadius(np.array([[0.0, 25.0], [20.0, 20.0]]), 25.0)
-        >>> queries.of(gallery, np.array([[0, 1]])).tolist(), queries.totals(gallery)
+        >>> queries.matches(gallery, np.array([[0, 1]])).tolist(), queries.totals(gallery)
         ([[True, False]], array([1]))
     """
 
@@ -249,7 +249,7 @@ class WithinRadius:
             positive &= self.database[others] & ~self.database[anchors]
         return positive
 
-    def of(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
+    def matches(self, gallery: WithinRadius, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
         steps = gallery.places[positions] - self.places[:, None]
@@ -304,7 +304,7 @@ class SameLabel:
 
     Example:
         >>> queries, gallery = SameLabel(np.array([3, 5])), SameLabel(np.array([5, 5, 3]))
-        >>> queries.of(gallery, np.array([[0, 2], [0, 1]])).tolist(), queries.totals(gallery)
+        >>> queries.matches(gallery, np.array([[0, 2], [0, 1]])).tolist(), queries.totals(gallery)
         ([[False, True], [True, True]], array([1, 2]))
     """
 
@@ -322,7 +322,7 @@ class SameLabel:
     def subset(self, rows: Rows) -> SameLabel:
         return SameLabel(self.labels[rows])
 
-    def of(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
+    def matches(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
         matches: NDArray[np.bool_] = (gallery.labels[positions] == self.labels[:, None]) & (
@@ -362,7 +362,7 @@ class StoredLabels:
     indices: Annotated[NDArray[np.integer[Any]], Array(1)]
 
     @classmethod
-    def of(cls, labels: csr_array) -> StoredLabels:
+    def from_table(cls, labels: csr_array) -> StoredLabels:
         """Return what is stored of a table."""
         n, n_labels = labels.shape
         return cls((int(n), int(n_labels)), labels.indptr, labels.indices)
@@ -378,7 +378,7 @@ class StoredLabels:
         return table
 
 
-convert(csr_array, StoredLabels, StoredLabels.of, StoredLabels.table)
+convert(csr_array, StoredLabels, StoredLabels.from_table, StoredLabels.table)
 
 
 @register
@@ -394,9 +394,9 @@ class SharedLabel:
         of_items: True if the labels are the items of a gallery.
 
     Example:
-        >>> queries = SharedLabel.of_lists([[0, 2], []], 3)
-        >>> gallery = SharedLabel.of_lists([[2], [1], [0, 1]], 3)
-        >>> queries.of(gallery, np.array([[0, 1], [0, 1]])).tolist(), queries.totals(gallery)
+        >>> queries = SharedLabel.from_lists([[0, 2], []], 3)
+        >>> gallery = SharedLabel.from_lists([[2], [1], [0, 1]], 3)
+        >>> queries.matches(gallery, np.array([[0, 1], [0, 1]])).tolist(), queries.totals(gallery)
         ([[True, False], [False, False]], array([2, 0]))
     """
 
@@ -406,7 +406,7 @@ class SharedLabel:
     single: ClassVar[None] = None
 
     @classmethod
-    def of_lists(
+    def from_lists(
         cls, lists: Sequence[Sequence[int]], n_labels: int, of_items: bool = False
     ) -> SharedLabel:
         """Make one from the numbers of the labels of each image, from 0 to `n_labels` - 1."""
@@ -430,7 +430,7 @@ class SharedLabel:
     def subset(self, rows: Rows) -> SharedLabel:
         return SharedLabel(self.labels[rows], self.of_items)
 
-    def of(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
+    def matches(self, gallery: SharedLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
         queries = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
@@ -519,7 +519,7 @@ def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np
     for rows in _blocks(positions, among):
         part = positions[rows]
         voters = np.repeat(part[:, :among], part.shape[1], axis=0)
-        matches = gallery.subset(part.reshape(-1)).of(gallery, voters).sum(axis=1)
+        matches = gallery.subset(part.reshape(-1)).matches(gallery, voters).sum(axis=1)
         counts[rows] = np.where(part >= 0, matches.reshape(part.shape), 0)
     return counts
 

@@ -195,7 +195,7 @@ class LaplacianMetric(Encoder):
                     features = embedding.vectors.to(device)
                     pairs = torch.triu_indices(n, n, 1, device=device).T
                     rows = np.broadcast_to(np.arange(n), (n, n))
-                    match = torch.from_numpy(relevance.of(relevance, rows)).to(device)
+                    match = torch.from_numpy(relevance.matches(relevance, rows)).to(device)
                     match = match[pairs[:, 0], pairs[:, 1]]
                     outputs = self.layer(features)
                     curvature.add(features, outputs, pairs, match)

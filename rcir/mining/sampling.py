@@ -91,7 +91,7 @@ def _draw_matches(
     while len(rest):
         part = rest[: max(1, BLOCK_TRIES // int(n**0.5 + 1))]
         tries = rng.integers(0, n, (len(part), int(n**0.5) + 1))
-        hit = relevance.subset(anchors[part]).of(relevance, tries)
+        hit = relevance.subset(anchors[part]).matches(relevance, tries)
         hit &= tries != anchors[part, None]
         matches[part] = tries[np.arange(len(part)), hit.argmax(1)]
         rest = np.concatenate([part[~hit.any(1)], rest[len(part) :]])

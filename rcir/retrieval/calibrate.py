@@ -390,7 +390,7 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
     queries: Queries = results.results.require("queries")
     relevance, population = queries.relevance, results.population
     if relevance is not None and searcher.relevance is not None:
-        relevant = relevance.of(searcher.relevance, results.results.require("positions"))
+        relevant = relevance.matches(searcher.relevance, results.results.require("positions"))
         if not np.array_equal(relevant, results.relevant):
             relevance = None
     # With leave_one_out, results of clusters come without them.

@@ -631,7 +631,7 @@ class Searcher:
             n_relevant = n_relevant - self._matches_left_out(queries, relevance)
         return LabelledResults(
             results,
-            relevant=queries.relevance.of(relevance, results.require("positions")),
+            relevant=queries.relevance.matches(relevance, results.require("positions")),
             n_relevant=n_relevant,
             one_label=self.labels is not None,
             population=self.options.as_evidence(queries.population),
@@ -669,9 +669,9 @@ class Searcher:
         step = max(1, MEMBERS_AT_ONCE // self.gallery.largest_unit)
         for start in range(0, len(queries), step):
             rows = np.arange(start, min(start + step, len(queries)))
-            matches = queries[rows].relevance
-            assert matches is not None
-            is_match = matches.of(relevance, self.gallery.members(units[rows]))
+            labels = queries[rows].relevance
+            assert labels is not None
+            is_match = labels.matches(relevance, self.gallery.members(units[rows]))
             counts[rows] = np.count_nonzero(is_match, axis=1)
         return counts
 

@@ -156,7 +156,7 @@ class Served:
         relevance, _ = retriever.searcher.gallery.query_relevance([label], retriever.label_names)
         rows = np.array([[self.positions[name] for name in items]], np.int64)
         gallery: Any = retriever.relevance
-        return bool(relevance.of(gallery, rows).any())
+        return bool(relevance.matches(gallery, rows).any())
 
     def only_label(self, items: Sequence[str]) -> int | str | None:
         """Return the label of all items of a set; None if they have several, or no labels."""

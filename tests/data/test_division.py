@@ -205,7 +205,7 @@ def test_images_of_each_class_validate_where_classes_are_few(counts, share, vali
 
 def test_shared_labels_have_no_classes_and_validate_as_images():
     def half(n, name):
-        relevance = SharedLabel.of_lists([[i % 5, 5] for i in range(n)], 6)
+        relevance = SharedLabel.from_lists([[i % 5, 5] for i in range(n)], 6)
         names = [f"{name}-{i}" for i in range(n)]
         return ImageSet(np.zeros((n, 1, 1), np.uint8), None, names, {}, relevance)
 

@@ -160,7 +160,7 @@ def rows(part):
 def matches(source):
     """(queries, gallery) the pairs that match, where the gallery is drawn from the training set."""
     positions = np.tile(np.arange(len(source.train)), (len(source.queries), 1))
-    return source.queries.relevance.of(source.train.relevance, positions)
+    return source.queries.relevance.matches(source.train.relevance, positions)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -19,7 +19,7 @@ def matches(source):
     """(queries, gallery) the pairs that the relevance calls a match."""
     n_queries, n_gallery = len(source.queries), len(source.gallery)
     positions = np.tile(np.arange(n_gallery), (n_queries, 1))
-    return source.queries.relevance.of(source.gallery.relevance, positions)
+    return source.queries.relevance.matches(source.gallery.relevance, positions)
 
 
 # Pittsburgh

@@ -71,7 +71,7 @@ SAME = Kind(
 )
 SHARED = Kind(
     draw_lists,
-    lambda lists: SharedLabel.of_lists(lists, 9),
+    lambda lists: SharedLabel.from_lists(lists, 9),
     lambda one, other: bool(set(one) & set(other)),
 )
 KINDS = {"same label": SAME, "shared label": SHARED}
@@ -118,7 +118,7 @@ def test_candidates_match_as_in_a_loop(kind, facts):
     # NumPy would read position -1 as the last image, which matches here.
     gallery[-1], positions[3, 4] = queries[3], -1
     assert kind.match(queries[3], gallery[-1])
-    relevant = kind.make(queries).of(kind.make(gallery), positions)
+    relevant = kind.make(queries).matches(kind.make(gallery), positions)
     expected = [
         [p >= 0 and kind.match(one, gallery[p]) for p in row]
         for one, row in zip(queries, positions.tolist(), strict=True)
@@ -142,12 +142,12 @@ def test_totals_and_pairs_are_those_of_a_loop(kind, facts):
 
 def test_without_candidates_or_gallery_nothing_matches(kind, facts):
     queries, gallery = map(kind.make, facts)
-    assert queries.of(gallery, np.empty((N_QUERIES, 0), np.int64)).shape == (N_QUERIES, 0)
+    assert queries.matches(gallery, np.empty((N_QUERIES, 0), np.int64)).shape == (N_QUERIES, 0)
     nothing = queries.subset(np.arange(0))
     assert len(nothing) == 0
     assert queries.totals(nothing).tolist() == [0] * N_QUERIES
     for others in (gallery, nothing):
-        relevant = queries.of(others, np.full((N_QUERIES, 3), -1))
+        relevant = queries.matches(others, np.full((N_QUERIES, 3), -1))
         assert relevant.dtype == bool
         assert relevant.tolist() == [[False] * 3] * N_QUERIES
 
@@ -157,11 +157,11 @@ def test_subsets_and_unions_keep_their_matches(kind, facts):
     rows = np.array([9, 0, 9, 2])
     subset, images = kind.make(queries).subset(rows), kind.make(gallery)
     expected = naive(kind, [queries[row] for row in rows], gallery)
-    np.testing.assert_array_equal(subset.of(images, all_positions(images, 4)), expected)
+    np.testing.assert_array_equal(subset.matches(images, all_positions(images, 4)), expected)
     both = images.joined(kind.make(queries))
     assert (len(both), len(images)) == (N_GALLERY + N_QUERIES, N_GALLERY)
     expected = naive(kind, queries, gallery + queries)
-    relevant = kind.make(queries).of(both, all_positions(both, N_QUERIES))
+    relevant = kind.make(queries).matches(both, all_positions(both, N_QUERIES))
     np.testing.assert_array_equal(relevant, expected)
     assert kind.make(queries).totals(both).tolist() == expected.sum(1).tolist()
 
@@ -187,7 +187,7 @@ def test_a_relevance_is_read_as_it_was_written(kind, facts):
     ],
 )
 def test_an_invalid_table_of_labels_is_refused(change):
-    valid = StoredLabels.of(SharedLabel.of_lists([[0], [1]], 2).labels)
+    valid = StoredLabels.from_table(SharedLabel.from_lists([[0], [1]], 2).labels)
     with pytest.raises(InvalidData, match="table of labels"):
         replace(valid, **change).table()
 
@@ -195,11 +195,11 @@ def test_an_invalid_table_of_labels_is_refused(change):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (SameLabel(np.zeros(1, int)), SharedLabel.of_lists([[0]], 2)),
-        (SharedLabel.of_lists([[0]], 2), WithinRadius(np.zeros((1, 2)), 1.0)),
+        (SameLabel(np.zeros(1, int)), SharedLabel.from_lists([[0]], 2)),
+        (SharedLabel.from_lists([[0]], 2), WithinRadius(np.zeros((1, 2)), 1.0)),
         (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 2)), 2.0)),
         (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 3)), 1.0)),
-        (SharedLabel.of_lists([[0]], 2), SharedLabel.of_lists([[0]], 3)),
+        (SharedLabel.from_lists([[0]], 2), SharedLabel.from_lists([[0]], 3)),
     ],
 )
 def test_incompatible_relevances_cannot_be_joined(one, other):
@@ -214,11 +214,12 @@ def test_labels_of_a_gallery_are_read_only():
 
 
 def test_a_label_named_twice_counts_once_and_images_without_labels_match_nothing():
-    queries, gallery = SharedLabel.of_lists([[0, 1], [1]], 2), SharedLabel.of_lists([[1, 1, 0]], 2)
+    queries = SharedLabel.from_lists([[0, 1], [1]], 2)
+    gallery = SharedLabel.from_lists([[1, 1, 0]], 2)
     assert queries.totals(gallery).tolist() == [1, 1]
     assert gallery.totals(queries).tolist() == [2]
-    assert queries.of(gallery, np.array([[0], [0]])).tolist() == [[True], [True]]
-    empty = SharedLabel.of_lists([[], [], []], 4)
+    assert queries.matches(gallery, np.array([[0], [0]])).tolist() == [[True], [True]]
+    empty = SharedLabel.from_lists([[], [], []], 4)
     assert empty.totals(empty).tolist() == [0, 0, 0]
     assert not dense(empty, np.arange(3)).any()
 
@@ -231,7 +232,7 @@ def test_candidates_totals_and_pairs_agree_on_the_radius():
     ring = centre + 25 * np.stack([np.cos(angle), np.sin(angle)], 1)
     ring = np.concatenate([ring, np.round(centre + rng.uniform(-30, 30, (4000, 2)), 1)])
     query, gallery = WithinRadius(centre, 25.0), WithinRadius(ring, 25.0)
-    relevant = query.of(gallery, np.arange(len(ring))[None])[0]
+    relevant = query.matches(gallery, np.arange(len(ring))[None])[0]
     assert 0.3 < relevant[:4000].mean() < 0.7  # rounded either way
     assert query.totals(gallery).tolist() == [relevant.sum()]
     pairs = dense(query.joined(gallery), np.array([0]))[0, 1:]
@@ -255,7 +256,7 @@ def random_labels(rng, n, n_labels, each, skew=0.0):
     share = 1.0 / np.arange(1, n_labels + 1) ** skew
     drawn = rng.choice(n_labels, (n, each), p=share / share.sum())
     drawn[0] = drawn[0, 0]
-    return SharedLabel.of_lists([[], *drawn[1:].tolist()], n_labels)
+    return SharedLabel.from_lists([[], *drawn[1:].tolist()], n_labels)
 
 
 @pytest.mark.parametrize(("n_labels", "skew"), [(70, 1.2), (600, 0.0)])  # as bits, and as pairs
@@ -290,7 +291,7 @@ def test_totals_of_a_large_gallery_take_little_memory(kind):
     tracemalloc.stop()
     assert peak < n * n_gallery / 2  # half of a matrix of booleans
     rows = rng.choice(n, 20, replace=False)
-    expected = queries.subset(rows).of(gallery, all_positions(gallery, 20)).sum(1)
+    expected = queries.subset(rows).matches(gallery, all_positions(gallery, 20)).sum(1)
     np.testing.assert_array_equal(totals[rows], expected)
     assert totals.sum() > 0
 
@@ -303,7 +304,7 @@ VOTE_DISTANCES = ((VOTE_PLACES[:, None] - VOTE_PLACES) ** 2).sum(axis=2).tolist(
 GALLERIES = {
     "same": (SameLabel(np.arange(60) % 9), lambda i, j: i % 9 == j % 9),
     "shared": (
-        SharedLabel.of_lists(VOTE_LABELS, 12),
+        SharedLabel.from_lists(VOTE_LABELS, 12),
         lambda i, j: bool({*VOTE_LABELS[i]} & {*VOTE_LABELS[j]}),
     ),
     "places": (
@@ -341,7 +342,8 @@ def simulated_places(n, seed, world):
         distances[:, 0] ** 2 / 2, 60, distances, votes=None, positions=positions
     )
     gallery, queries = WithinRadius(places, 25.0), WithinRadius(where, 25.0)
-    labelled = LabelledResults(results, queries.of(gallery, positions), queries.totals(gallery))
+    relevant, n_relevant = queries.matches(gallery, positions), queries.totals(gallery)
+    labelled = LabelledResults(results, relevant, n_relevant)
     return labelled, count_matches(gallery, positions, VOTERS)
 
 

@@ -103,11 +103,11 @@ TYPES = {  # of lists, and of texts: those that libraries write
 @pytest.mark.parametrize("rows", [3, 4])  # in a row group: two groups, and one
 def test_lists_and_texts_of_all_types_are_read_from_all_row_groups(tmp_path, kinds, rows):
     lists = [["a", "b"], ["b", "c"], ["c", "a"], ["d", "d"]]
-    of_vectors, of_lists, of_texts = kinds
+    of_vectors, from_lists, of_texts = kinds
     table = pa.table(
         {
             "vector": pa.array(VECTORS.tolist(), of_vectors),
-            "labels": pa.array(lists, of_lists),
+            "labels": pa.array(lists, from_lists),
             **{"id": pa.array(IDS, of_texts), "group": pa.array(["u", "v", "u", "w"], of_texts)},
         }
     )

@@ -29,9 +29,9 @@ def large(kind):
         return SameLabel(draw.integers(0, 10, N))
     if kind == "14 findings":
         lists = draw.integers(0, 14, (N // 4, 2)).tolist()
-        return SharedLabel.of_lists([tags[: row % 3] for row, tags in enumerate(lists)], 14)
+        return SharedLabel.from_lists([tags[: row % 3] for row, tags in enumerate(lists)], 14)
     if kind == "many tags":
-        return SharedLabel.of_lists(draw.integers(0, 5000, (N // 4, 3)).tolist(), 5000)
+        return SharedLabel.from_lists(draw.integers(0, 5000, (N // 4, 3)).tolist(), 5000)
     return WithinRadius(draw.uniform(0, 15_000, (N, 2)), 25.0)
 
 
@@ -69,7 +69,7 @@ def test_every_anchor_and_each_of_its_matches_is_as_likely(each):
 @pytest.mark.parametrize("size", [1, 6, 7, 500])
 def test_odd_sizes_and_sizes_larger_than_the_number_of_images_with_a_match(size):
     # The last two match nothing, the three before have no label at all.
-    relevance = SharedLabel.of_lists([*([n // 3] for n in range(12)), [], [], [], [7], [8]], 9)
+    relevance = SharedLabel.from_lists([*([n // 3] for n in range(12)), [], [], [], [7], [8]], 9)
     for seed in range(20):
         rows = sample_images(relevance, size, rng(seed))
         assert len(rows) == min(size, 12)
@@ -185,13 +185,13 @@ def test_genuine_pairs_of_a_batch_match_and_are_of_two_images():
 
 @pytest.mark.parametrize("lists", [[[0], [0, 1], [1], [2]], [[0], [0], [0], [2]]])
 def test_where_labels_make_no_batches_matching_pairs_do(lists):
-    relevance = SharedLabel.of_lists(lists, 3)
+    relevance = SharedLabel.from_lists(lists, 3)
     if max(map(len, lists)) == 1:
         relevance = SameLabel(np.array([0, 0, 0, 2]))
     seen = set()
     for rows, (first, second) in islice(genuine_batches(relevance, 8, 4, rng()), 20):
         chosen = relevance.subset(rows[first])
-        assert chosen.of(relevance, rows[second][:, None]).all()
+        assert chosen.matches(relevance, rows[second][:, None]).all()
         assert (rows[first] != rows[second]).all()
         seen |= set(rows.tolist())
     assert seen == {0, 1, 2}

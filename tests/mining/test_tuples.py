@@ -39,7 +39,7 @@ def problem(grid, kind):
         relevance, matches = SameLabel(labels), labels[:, None] == labels
     elif kind == "shared label":
         table = rng.random((n, 9)) < rng.choice([0, 0.1, 0.3], n)[:, None]
-        relevance = SharedLabel.of_lists([np.flatnonzero(row).tolist() for row in table], 9)
+        relevance = SharedLabel.from_lists([np.flatnonzero(row).tolist() for row in table], 9)
         matches = table.astype(int) @ table.T > 0
     elif kind == "radius":
         relevance, matches = WithinRadius(places, 25.0), apart <= 25

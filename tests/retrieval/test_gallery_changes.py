@@ -79,7 +79,7 @@ def test_ids_that_cannot_be_added_are_refused(own, ids, word):
     [
         *(None, [1], [], 5, "12", ["person 3", "person 4"], [1.0, 2.5], [True, False], [1, None]),
         *([[1], [2]], [[1], [2, 3]], [2**70, 1], np.array([2**63, 1], np.uint64)),
-        SharedLabel.of_lists([[1], [2]], 3),
+        SharedLabel.from_lists([[1], [2]], 3),
     ],
     ids=str,
 )
@@ -126,7 +126,7 @@ def test_galleries_without_plain_labels_accept_their_own_kind_only(kind):
     def relevance(n):
         if kind == "places":
             return WithinRadius(np.arange(2.0 * n).reshape(n, 2), 5.0)
-        return SharedLabel.of_lists([[row % 3] for row in range(n)], 3)
+        return SharedLabel.from_lists([[row % 3] for row in range(n)], 3)
 
     own = build(relevance(300), uncertainty=None)
     item = new_items(1).vectors

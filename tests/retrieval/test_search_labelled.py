@@ -107,7 +107,7 @@ def matching_by(kind, numbers):
         return SameLabel(np.array(numbers))
     if kind == "places":
         return WithinRadius(digits.astype(float), 1.0)
-    return SharedLabel.of_lists((digits + np.array([0, 10])).tolist(), 20)
+    return SharedLabel.from_lists((digits + np.array([0, 10])).tolist(), 20)
 
 
 def arrays_of(relevance):

@@ -151,7 +151,7 @@ def test_adding_and_removing_entries_leaves_the_other_digests(templates, things,
 def test_images_of_one_template_must_match_the_same_things(splits, kind):
     relevance = {
         "labels": None,
-        "lists": SharedLabel.of_lists([[0], [1], [0, 1]], 2),
+        "lists": SharedLabel.from_lists([[0], [1], [0, 1]], 2),
         "places": WithinRadius(np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 9.0]]), 10.0),
     }[kind]
     labels = np.array([4, 4, 5]) if relevance is None else None

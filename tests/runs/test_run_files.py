@@ -187,7 +187,7 @@ def test_class_names_come_before_labels_and_several_labels_are_not_kept():
     record = TrainedOn.from_splits(Splits(*parts))
     assert (record.classes, record.zero_shot) == (["class 0", "class 1"], True)
     several = [
-        ImageSet(part.images, None, part.ids, {}, SharedLabel.of_lists([[number]], 6))
+        ImageSet(part.images, None, part.ids, {}, SharedLabel.from_lists([[number]], 6))
         for number, part in enumerate(parts)
     ]
     record = TrainedOn.from_splits(Splits(*several))

@@ -41,7 +41,7 @@ def alike(kind, labels):
         near = WithinRadius(where, 3.0)
         return pictures(labels, near), lambda a, b: np.hypot(*(where[a] - where[b])) <= 3
     lists = [[label, (label + 1) % 6] if label < 2 else [label] for label in labels]
-    shared = SharedLabel.of_lists(lists, 6)
+    shared = SharedLabel.from_lists(lists, 6)
     return pictures(labels, shared), lambda a, b: bool({*lists[a]} & {*lists[b]})
 
 

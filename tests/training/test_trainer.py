@@ -328,7 +328,7 @@ def test_images_without_one_label_each_are_refused_where_labels_are_needed(tiny)
         check_images(tiny(batch=32, mining=PER_CLASS), unlabelled)
     with pytest.raises(InvalidData, match="7 labels"):
         check_images(tiny(batch=32, mining=PER_CLASS), numbered(np.arange(70) % 7))
-    shared = SharedLabel.of_lists([[0, 1], [1], [2]] * 32, 3)
+    shared = SharedLabel.from_lists([[0, 1], [1], [2]] * 32, 3)
     config = tiny(encoder=BY_LABEL)
     with pytest.raises(InvalidConfig, match="label"):
         check_images(config, replace(images, labels=None, relevance=shared))

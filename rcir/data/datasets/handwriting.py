@@ -293,7 +293,7 @@ def read_omniglot(root: Path) -> Source:
         root: folder that holds `omniglot/images_background.zip`.
     """
     drawings = _read_archive(root / ARCHIVE)
-    return Source.of_halves(drawings, _alphabets(drawings) < ALPHABETS // 2)
+    return Source.from_halves(drawings, _alphabets(drawings) < ALPHABETS // 2)
 
 
 def load_omniglot(

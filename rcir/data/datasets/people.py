@@ -156,7 +156,7 @@ def read_chestx(root: Path) -> Source:
                 yield Row(f"{place}/{name}", split, sorted({FINDINGS.index(x) for x in findings}))
 
     def relevance(_: str, findings: Sequence[list[int]]) -> SharedLabel:
-        return SharedLabel.of_lists(findings, len(FINDINGS))
+        return SharedLabel.from_lists(findings, len(FINDINGS))
 
     return source_of(folder, rows(), relevance=relevance)
 

@@ -177,7 +177,7 @@ def _halve_classes(
                 f"data.options.train names {len(train)} of {n} classes"
                 f"{f'; there is no {unknown[0]!r}' if unknown else ''}: name some, not all"
             )
-    return Source.of_halves(images, trains, notes)
+    return Source.from_halves(images, trains, notes)
 
 
 def _halve_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
