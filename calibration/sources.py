@@ -23,7 +23,6 @@ from calibration.progress import step
 from rcir import tracking
 from rcir.data import ImageSet, Splits
 from rcir.data.bursts import MOMENT_SECONDS
-from rcir.data.division import draw_by_cluster
 from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
 from rcir.data.tables import missing_column
@@ -32,7 +31,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import Tuning, chosen_tuning, division_rng
+from rcir.retrieval.tuning import Tuning, chosen_tuning, divide_rows
 from rcir.risk import LabelledResults, SearchResults, required_calibration
 from rcir.risk.guarantee import in_plural
 from rcir.risk.population import LABEL
@@ -353,14 +352,7 @@ def _divide(
             f"{round(share * units)} of {units} {kind} calibrate, and alpha {alpha:g} at delta "
             f"{config.delta:g} needs {needed}: label at least {math.ceil(needed / share)}{apart}"
         )
-    rng, order = division_rng(names, config.seed)
-    unit = "clusters"
-    if tuning == "labels":
-        clusters, unit = queries.population.labels, f"{queries.population.label_word}s"
-    if clusters is None:
-        ends = np.cumsum([round(share * units) for share in shares.values()])
-        return np.split(order[rng.permutation(units)], ends)
-    parts = [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
+    parts = divide_rows(searcher, queries, names, tuning, shares, config.seed)
     if searcher.options.leave_one_out:
         parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
     return parts

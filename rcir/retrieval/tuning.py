@@ -378,7 +378,7 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     )
 
 
-def division_rng(
+def _division_rng(
     names: NDArray[Any], seed: int | None
 ) -> tuple[np.random.Generator, NDArray[np.int64]]:
     """Return the generator that divides queries, and (n,) rows in the order to divide them in.
@@ -437,8 +437,6 @@ def divide_queries(
 ) -> tuple[Queries | None, Queries]:
     """Divide labelled queries, or clusters, at random into those that tune and that calibrate.
 
-    A seed of the options decides which queries tune, together with the order of the queries.
-
     Returns:
         The two parts; None and all queries if the gallery's items are to tune.
 
@@ -447,24 +445,41 @@ def divide_queries(
         InvalidConfig: there is no such tuning.
     """
     tuning = chosen_tuning(searcher, queries, tuning, options)
-    rng, order = division_rng(queries.digests, options.seed)
     if tuning == "gallery":
-        return None, queries[order]
-    queries = queries[order]
-    units = searcher.units(queries)
-    if tuning == "labels":
-        assert queries.population.labels is not None
-        units = [queries.population.labels]
-    if units is not None:
-        rows = draw_by_cluster(rng, units[0], {"tuning": TUNING_SHARE})
-    else:
-        first = max(1, round(TUNING_SHARE * len(queries)))
-        if first >= len(queries):
-            raise InvalidData(
-                f"{len(queries)} queries: some must tune and others calibrate; give more"
-            )
-        rows = np.split(rng.permutation(len(queries)), [first])
-    tuned, calibrated = queries[rows[0]], queries[rows[1]]
+        return None, queries[_division_rng(queries.digests, options.seed)[1]]
+    if len(queries) < 2:
+        raise InvalidData(f"{len(queries)} queries: some must tune and others calibrate; give more")
+    shares = {"tuning": TUNING_SHARE}
+    rows = divide_rows(searcher, queries, queries.digests, tuning, shares, options.seed)
+    tuned, calibrated = (queries[part] for part in rows)
     if searcher.options.leave_one_out:
         tuned, calibrated = (part[searcher.one_of_each_unit(part)] for part in (tuned, calibrated))
     return tuned, calibrated
+
+
+def divide_rows(
+    searcher: Searcher,
+    queries: Queries,
+    names: NDArray[Any],
+    tuning: Tuning,
+    shares: Mapping[str, float],
+    seed: int | None,
+) -> list[NDArray[np.int64]]:
+    """Return the rows of each part of labelled queries, and of those that remain, drawn at random.
+
+    No cluster is in two parts, or no label if labels divide the queries.
+
+    Args:
+        names: (n,) identify the queries. Without a seed, the set of them alone decides.
+        tuning: as `chosen_tuning` returns it.
+        shares: of the queries, or of their clusters or labels.
+    """
+    rng, order = _division_rng(names, seed)
+    units, unit = searcher.units(queries), "clusters"
+    clusters = None if units is None else units[0]
+    if tuning == "labels":
+        clusters, unit = queries.population.labels, f"{queries.population.label_word}s"
+    if clusters is None:
+        ends = np.cumsum([round(share * len(queries)) for share in shares.values()])
+        return np.split(order[rng.permutation(len(queries))], ends)
+    return [order[rows] for rows in draw_by_cluster(rng, clusters[order], shares, unit)]
