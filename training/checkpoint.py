@@ -1,9 +1,9 @@
 """Checkpoints: a folder per epoch, and which epoch is kept; written aside, without a pickle.
 
-    model.safetensors      weights
-    optimizer.safetensors  tensors of the optimizer's state
-    validation.safetensors what the validation images showed
-    state.json             epoch, best epoch, numbers of the optimizer, seed
+    model.safetensors         weights
+    optimizer.safetensors     tensors of the optimizer's state
+    validation.*              what the validation images showed
+    state.json                epoch, best epoch, numbers of the optimizer, seed
 
 Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
 random state: training that continues from a checkpoint draws what it would have drawn anyway.
@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
 from rcir.encoders.weights import save_tensors
 from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder, write_json
+from rcir.store import codec
 from rcir.tracking import MetricQueue, TrackedRun
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 
@@ -205,7 +204,7 @@ def save_checkpoint(
     def fill(folder: Path) -> None:
         save_tensors(model.state_dict(), folder / "model.safetensors")
         save_tensors(tensors, folder / "optimizer.safetensors")
-        (folder / "validation.safetensors").write_bytes(save_arrays(validation.arrays()))
+        codec.write(validation, folder, "validation")
         (folder / "state.json").write_text(json.dumps(numbers, indent=1))
 
     folder = checkpoint_folder(run, state.epoch)
@@ -263,8 +262,7 @@ def read_state(run: Path) -> TrainState:
 
 def restore_validation(run: Path, epoch: int) -> Validation:
     """Read the validation results of an epoch."""
-    path = checkpoint_folder(run, epoch) / "validation.safetensors"
-    return Validation.from_arrays(load_arrays(path))
+    return codec.read(Validation, checkpoint_folder(run, epoch), "validation")
 
 
 def restore_weights(run: Path, epoch: int, model: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,13 @@ from rcir.metrics import (
 from rcir.metrics.labels import VOTERS
 from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
-from rcir.runs.results import RunResults, certified_arrays, certified_parts, names_digest
+from rcir.runs.results import RunResults, names_digest
+from rcir.store.codec import Array
 from rcir.terminal import console
 from training.workers import ALONE, Workers
 
 N_FOLDS = 4
 QUERIES_AT_ONCE = 256  # in a search of the validation images
-PER_IMAGE = ("ranks", "uncertainty", "matched", "precision")
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
 RECALL = "validation/recall_at_1"
 CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
@@ -161,15 +161,15 @@ class Validation:
         ranks: (n,) rank of the first other image that matches, infinite beyond `depth`.
         uncertainty: (n,) of the images, as a retriever would state it.
         matched: (n,) whether another image matches at all.
-        precision: (n,) average precision of the candidates; NaN where no other image matches.
+        precision: (n,) average precision of the candidates; 0 where no other image matches.
         depth: number of candidates that were searched.
         certified: what calibrations on these images would certify, see `fold_roles`.
     """
 
-    ranks: NDArray[np.float64]
-    uncertainty: NDArray[np.float64]
-    matched: NDArray[np.bool_]
-    precision: NDArray[np.float64]
+    ranks: Annotated[NDArray[np.float64], Array(1, infinite=True)]
+    uncertainty: Annotated[NDArray[np.float64], Array(1)]
+    matched: Annotated[NDArray[np.bool_], Array(1)]
+    precision: Annotated[NDArray[np.float64], Array(1)]
     depth: int
     certified: list[Certified] = field(default_factory=list)
 
@@ -183,20 +183,6 @@ class Validation:
         """Return the results that other runs are compared with."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
         return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its state as arrays by name, for `from_arrays`."""
-        values = {name: getattr(self, name) for name in PER_IMAGE}
-        return values | certified_arrays(self.certified) | {"depth": np.array([self.depth])}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore the state that `arrays` returned."""
-        return cls(
-            **{name: arrays[name] for name in PER_IMAGE},
-            depth=int(arrays["depth"][0]),
-            certified=certified_parts(arrays),
-        )
 
     def reliability(self) -> Reliability:
         """Return the reliability of one half of the images, scaled by the range of the other."""
@@ -213,7 +199,7 @@ class Validation:
         there are none, or nothing else.
         """
         numbers = {RECALL: recall_at_k(self.ranks[self.matched], 1)}
-        numbers[MEAN_AVERAGE_PRECISION] = float(np.nanmean(self.precision))
+        numbers[MEAN_AVERAGE_PRECISION] = float(self.precision.sum() / self.matched.sum())
         numbers["validation/ece"] = self.reliability().error
         for alpha in ALPHAS:
             if self.certified and is_certified(self.certified, alpha, DELTA):
@@ -280,7 +266,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
         return (
             first_match_ranks(relevant),
             one_minus_cosine(distances[:, 0], norms[queries[block]], nearest),
-            average_precision_at_k(relevant, n_matches[block], depth),
+            np.nan_to_num(average_precision_at_k(relevant, n_matches[block], depth)),
         )
 
     # Blocks of one size, so that every worker rounds distances in the same way.

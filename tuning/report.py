@@ -17,8 +17,9 @@ from rcir.cluster import free
 from rcir.errors import InvalidData, TrackingUnavailable, printable
 from rcir.files import write_file
 from rcir.options import ALPHAS
-from rcir.runs.compare import compare_runs, print_comparison
+from rcir.runs.compare import compare_runs
 from rcir.runs.folder import RunFolder, read_run
+from rcir.runs.show import print_comparison
 from rcir.terminal import console
 from training.loop import PLACEMENT_GROUP
 from tuning.config import TuningConfig

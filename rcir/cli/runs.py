@@ -53,7 +53,9 @@ def add_compare_arguments(parser: ArgumentParser) -> None:
 
 def run_compare(options: Namespace) -> None:
     """Print the runs side by side, or the choice among them."""
-    from rcir.runs.compare import Choice, choose, compare_runs, print_choice, print_comparison
+    from rcir.runs.choose import Choice, choose
+    from rcir.runs.compare import compare_runs
+    from rcir.runs.show import print_choice, print_comparison
 
     arguments = options.runs, options.alpha, options.delta
     outcome = choose(*arguments) if options.choose else compare_runs(*arguments)

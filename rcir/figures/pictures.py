@@ -1,26 +1,20 @@
-"""Figures of queries with their retrieved sets, and a map of the embedding."""
+"""Figures of queries with their retrieved sets."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from rcir.autologging import without_autologging
-from rcir.errors import InvalidData, printable
-from rcir.figures.axes import DARK, DPI, GREEN, RED, add_labels, one_panel, two_panels
-from rcir.metrics.ranking import Floats
+from rcir.errors import printable
+from rcir.figures.plots import DARK, DPI, GREEN, RED
 
 PICTURE, GAP, LINE, LETTER, MIN_WIDTH = 0.72, 0.06, 0.135, 0.065, 2.2  # inches
-TEN_COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "black")
-PALE = "#d5d7db"  # of all other classes
 
 
 @dataclass(frozen=True)
@@ -80,113 +74,6 @@ def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
             last.set_xlabel(f"+ {more} more", fontsize=7, labelpad=3)
         top -= under
     return figure
-
-
-@without_autologging()
-def project(
-    vectors: Floats, seed: int = 0, limit: int = 1500
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Project vectors to the plane by t-SNE (van der Maaten and Hinton, 2008).
-
-    Args:
-        vectors: (n, d) embeddings, n >= 4 and d >= 2.
-        seed: of the draw of vectors, and of the projection.
-        limit: maximum number of vectors, drawn at random; t-SNE takes some seconds for 1500.
-
-    Returns:
-        (k, 2) points, and the (k,) ascending rows of their vectors, k at most `limit`.
-
-    Raises:
-        InvalidData: there are too few vectors, or they have too few components.
-
-    Example:
-        >>> points, rows = project(np.random.default_rng(0).normal(size=(30, 8)), limit=20)
-        >>> points.shape, rows.shape
-        ((20, 2), (20,))
-    """
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    n = min(len(vectors), limit)
-    if n < 4 or vectors.shape[1] < 2:
-        raise InvalidData(
-            f"{n} vectors of {vectors.shape[1]} components cannot be mapped to the plane: pass at "
-            "least 4 of at least 2"
-        )
-    rows = np.sort(np.random.default_rng(seed).choice(len(vectors), n, replace=False))
-    chosen = np.asarray(vectors, np.float64)[rows]
-    components = min(50, *chosen.shape)
-    reduced = PCA(components, svd_solver="full").fit_transform(chosen)  # exact: no draw
-    perplexity = min(30, (n - 1) / 3)
-    points = TSNE(2, init="pca", perplexity=perplexity, random_state=seed).fit_transform(reduced)
-    return points.astype(np.float64), rows
-
-
-def projection(
-    points: Floats, labels: Sequence[str] | NDArray[Any] | None, uncertainty: Floats
-) -> Figure:
-    """Draw a map of the embedding, by class and by uncertainty.
-
-    Args:
-        points: (n, 2), such as those of `project`.
-        labels: (n,) classes. The ten most frequent have colours, the others are grey. None draws
-            the map by uncertainty alone.
-        uncertainty: (n,) finite; the colours span its 2% to 98% quantiles.
-
-    Example:
-        >>> points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> projection(points, ["a", "a", "b"], np.array([0.1, 0.3, 0.2])).savefig("map.png")
-    """
-    size = float(np.clip(3000 / len(points), 3, 25))
-    style: dict[str, Any] = {"s": size, "linewidths": 0, "rasterized": True}
-    if labels is None:
-        figure, right = one_panel("", "", "By uncertainty")
-    else:
-        figure, (left, right) = two_panels()
-        add_labels(right, "", "", "By uncertainty")
-        classes = _draw_classes(add_labels(left, "", "", "By class"), points, labels, style)
-        legend = figure.legend(
-            [dots for _, dots in classes],
-            ["class"] * len(classes),
-            loc="outside lower center",
-            ncols=4,
-            fontsize=8,
-            markerscale=6 / size**0.5,
-            frameon=False,
-        )
-        # Named afterwards: a legend omits names with "_" in front, and reads "$" as a formula.
-        for text, (name, _) in zip(legend.get_texts(), classes, strict=True):
-            text.set(text=name, parse_math=False)
-    low, high = np.quantile(uncertainty, (0.02, 0.98))
-    order = np.argsort(uncertainty, kind="stable")  # the most uncertain on top
-    x, y = points[order].T
-    drawn = right.scatter(x, y, c=uncertainty[order], cmap="viridis", vmin=low, vmax=high, **style)
-    for axes in figure.axes:
-        axes.set(xticks=[], yticks=[])
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.spines[:].set_visible(False)
-    figure.colorbar(drawn, ax=right, label="uncertainty", extend="both")
-    return figure
-
-
-def _draw_classes(
-    axes: Axes, points: Floats, labels: Sequence[str] | NDArray[Any], style: dict[str, Any]
-) -> list[tuple[str, PathCollection]]:
-    """Draw the points of the ten most frequent classes and of all others; return names and dots."""
-    names, class_of, count = np.unique(labels, return_inverse=True, return_counts=True)
-    frequent = np.sort(np.argsort(-count, kind="stable")[: len(TEN_COLORS)])
-    handles = []
-    for number, color in zip(frequent, TEN_COLORS, strict=False):
-        x, y = points[class_of == number].T
-        name = printable(names[number])
-        name = name if len(name) <= 20 else name[:19] + "…"
-        handles.append((name, axes.scatter(x, y, color=color, label=name, **style)))
-    other = ~np.isin(class_of, frequent)
-    if other.any():
-        name = f"{len(names) - len(frequent)} others"
-        x, y = points[other].T
-        handles.append((name, axes.scatter(x, y, color=PALE, label=name, zorder=0.5, **style)))
-    return handles
 
 
 def _draw_picture(axes: Axes, image: NDArray[np.uint8], color: str, dashed: bool = False) -> None:

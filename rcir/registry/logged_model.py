@@ -22,8 +22,7 @@ from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import GuaranteeRequest
 from rcir.risk.request import request_options
-from rcir.runs.folder import RETRIEVER
-from rcir.runs.results import RESULTS, TEST, RunResults
+from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import current_version
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from rcir.errors import RcirError
-from rcir.registry.logged_model import answers
+from rcir.registry import answers
 from rcir.retrieval.retriever import Retriever
 
 

@@ -20,8 +20,8 @@ from rcir.registry.logged_model import (
     require_measured,
 )
 from rcir.retrieval.retriever import Retriever
-from rcir.runs.folder import FOLDER_TAG, RETRIEVER
-from rcir.runs.results import RESULTS, TEST, RunResults
+from rcir.runs.folder import FOLDER_TAG
+from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import MANIFEST, read_manifest
 
 

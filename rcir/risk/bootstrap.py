@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from scipy.special import ndtri
 from rcir.errors import InvalidData
 from rcir.risk.bounds import allowed_misses, check_level, corrected, fewest_queries
 from rcir.risk.results import set_sizes, widened
+from rcir.store.codec import Array
 
 INTERVAL_LEVEL = 0.95  # coverage probability of the intervals
 MIN_TAIL_DRAWS = 5  # draws beyond each end of a percentile interval
@@ -42,8 +43,8 @@ class Certified:
         [5, 5, 5]
     """
 
-    scores: NDArray[np.float32]
-    candidate_scores: NDArray[np.float32]
+    scores: Annotated[NDArray[np.float32], Array(1, infinite=True)]
+    candidate_scores: Annotated[NDArray[np.float32], Array(2, infinite=True)]
 
     def threshold(self, alpha: float, delta: float) -> float:
         """Return the smallest threshold that certifies (alpha, delta), infinite if none does.

@@ -1,46 +1,35 @@
-"""Compare runs by their certified set sizes, show the comparison, and choose one of several.
-
-`rcir.runs.folder` reads the runs.
-"""
+"""Compare runs by their certified set sizes: read them from their folders, and put them in rows."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import compress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from typing import Any, get_args
 
 from rcir import tracking
-from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
+from rcir.config import flatten
+from rcir.errors import InvalidData, RcirError, TrackingUnavailable
 from rcir.options import ALPHAS, DELTA
-from rcir.retrieval.retriever import Retriever
-from rcir.risk import (
-    Guarantee,
-    GuaranteeRequest,
-    SetRule,
-    check_level,
-    corrected,
-    is_certified,
-    smallest_certified,
-)
+from rcir.retrieval.storage import DESCRIPTION_FILE
+from rcir.risk import check_level, is_certified, mean_size
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
-from rcir.runs.folder import CALIBRATION, RESOURCES, RETRIEVER, Run, is_sweep, read_runs, run_folder
-from rcir.runs.results import RunResults, Split
-from rcir.store.folder import current_version, locked
+from rcir.runs.folder import RESOURCES, RUN_FILE, find_run, read_run, run_folder
+from rcir.runs.results import RETRIEVER, TEST, VALIDATION, RunResults, Split
+from rcir.store.folder import read_current
 
+SWEEP = "sweep.json"
+FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
+CALIBRATION = "calibration"  # group of options in `Run.options`
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RcirError)
 NOT_COMPARED = ("name", *RESOURCES)  # options that differ between any two runs, or do not matter
 METRICS = ("recall_at_1", "ece")
 N_DRAWS = 2000
 MAX_LINKED = 20  # runs on MLflow's page
-MIN_WIDTH = 160  # of output that is not a terminal
 LOOKED = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
     "queries"
@@ -48,33 +37,76 @@ LOOKED = (
 
 
 @dataclass(frozen=True)
+class Run:
+    """The folder, options and results of a run.
+
+    Attributes:
+        name: to be shown.
+        folder: of the run.
+        state: such as "finished".
+        options: of its training and calibration, by dotted name; empty if they are not known.
+        measured: results by split.
+        tracked: by split, the MLflow run with its metrics.
+        in_sweep: True for a trial of a sweep.
+        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
+    """
+
+    name: str
+    folder: Path
+    state: str
+    options: dict[str, Any] = field(default_factory=dict)
+    measured: dict[Split, RunResults] = field(default_factory=dict)
+    tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
+    in_sweep: bool = False
+    reported: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def retriever(self) -> Path:
+        """The folder of its calibrated retriever."""
+        return self.folder / RETRIEVER
+
+    def metric(self, split: Split, name: str) -> float | None:
+        """Return a metric on a split, or the last that a trial reported; None if unknown."""
+        results = self.measured.get(split)
+        metrics = results.metrics if results else self.reported if split == "validation" else {}
+        value = metrics.get(name, math.nan)
+        return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run beside others.
+
+    Attributes:
+        run: the run.
+        sizes: by alpha, its mean certified size.
+        differences: by alpha, how much larger than those of the first run its sets are; empty for
+            the first run, and unless all were measured on the same queries.
+    """
+
+    run: Run
+    sizes: dict[float, Estimate] = field(default_factory=dict)
+    differences: dict[float, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs side by side.
 
     Attributes:
-        runs: in the given order, the trials of a sweep best first.
+        rows: in the given order, the trials of a sweep best first.
         split: on which they are compared.
         alphas, delta: levels of the sets.
-        first: position of the run that others are compared with; None if none has certified sizes.
-        sizes: by alpha, the mean certified size by position of the run.
-        differences: by alpha, how much larger than those of the first run the sets are, by position
-            of the run; empty unless all were measured on the same queries.
+        first: the run that others are compared with; None if none has certified sizes.
         notes: what could not be compared, and warnings.
     """
 
-    runs: list[Run]
+    rows: list[Row]
     split: Split
     alphas: tuple[float, ...]
     delta: float
-    first: int | None
-    sizes: dict[float, dict[int, Estimate]]
-    differences: dict[float, dict[int, Estimate]]
+    first: Run | None
     notes: list[str]
-
-    @property
-    def results(self) -> list[RunResults | None]:
-        """Results of each run on the compared split."""
-        return [run.measured.get(self.split) for run in self.runs]
 
     @property
     def differing(self) -> list[str]:
@@ -82,7 +114,7 @@ class Comparison:
 
         Options of calibrations count only in a comparison on test queries.
         """
-        by_run = [run.options for run in self.runs if run.options]
+        by_run = [row.run.options for row in self.rows if row.run.options]
         return [
             name
             for name in dict.fromkeys(name for options in by_run for name in options)
@@ -91,17 +123,10 @@ class Comparison:
             and len({json.dumps(options.get(name)) for options in by_run}) > 1
         ]
 
-    def metric(self, number: int, name: str) -> float | None:
-        """Return a metric of a run, or the last that a trial reported; None if unknown."""
-        run, results = self.runs[number], self.results[number]
-        metrics = results.metrics if results else run.reported if self.split == "validation" else {}
-        value = metrics.get(name, math.nan)
-        return value if math.isfinite(value) else None
-
     def link(self) -> str | None:
         """Return the address of MLflow's page of these runs; None if no server has them all."""
-        runs = [run.tracked[self.split] for run in self.runs if self.split in run.tracked]
-        if len(runs) < len(self.runs):
+        runs = [row.run.tracked[self.split] for row in self.rows if self.split in row.run.tracked]
+        if len(runs) < len(self.rows):
             return None
         try:
             return tracking.comparison_link(runs[:MAX_LINKED])
@@ -110,26 +135,28 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        rows = []
-        for number, (run, results) in enumerate(zip(self.runs, self.results, strict=True)):
-            row: dict[str, Any] = {"name": run.name, "folder": str(run.folder), "state": run.state}
-            row["options"] = {name: run.options.get(name) for name in self.differing}
-            row |= {name: self.metric(number, name) for name in METRICS}
-            row["score_function"] = results and results.score_function
-            sizes = {f"{a:g}": runs[number] for a, runs in self.sizes.items() if number in runs}
-            row["sizes"] = {alpha: asdict(size) for alpha, size in sizes.items()}
-            row["differences"] = {
-                f"{alpha:g}": asdict(runs[number]) | {"beyond_noise": runs[number].beyond_noise}
-                for alpha, runs in self.differences.items()
-                if number in runs
-            }
-            rows.append(row)
         return {
             "split": self.split,
             "delta": self.delta,
-            "first": None if self.first is None else self.runs[self.first].name,
-            "runs": rows,
+            "first": self.first and self.first.name,
+            "runs": [self._row_to_dict(row.run, row) for row in self.rows],
             "notes": self.notes,
+        }
+
+    def _row_to_dict(self, run: Run, row: Row) -> dict[str, Any]:
+        results = run.measured.get(self.split)
+        return {
+            "name": run.name,
+            "folder": str(run.folder),
+            "state": run.state,
+            "options": {name: run.options.get(name) for name in self.differing},
+            **{name: run.metric(self.split, name) for name in METRICS},
+            "score_function": results and results.score_function,
+            "sizes": {f"{alpha:g}": asdict(size) for alpha, size in row.sizes.items()},
+            "differences": {
+                f"{alpha:g}": asdict(larger) | {"beyond_noise": larger.beyond_noise}
+                for alpha, larger in row.differences.items()
+            },
         }
 
 
@@ -152,41 +179,40 @@ def compare_runs(
     """
     levels = check_levels(alphas)
     check_level("delta", delta)
-    folders = [run_folder(reference) for reference in references]
-    runs = read_runs(folders)
+    runs = read_runs(references)
+    comparison = compare(runs, levels, delta)
+    if comparison.split == "test" and any(len(g) > 1 for g in group_by_queries(runs, "test")):
+        return replace(comparison, notes=[*comparison.notes, LOOKED])
+    return comparison
+
+
+def compare(runs: Sequence[Run], alphas: Sequence[float], delta: float) -> Comparison:
+    """Compare runs that were read, see `compare_runs`; it does not warn of a choice by size."""
     if not any(run.measured for run in runs):
         raise InvalidData(
             f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training"
         )
-    split = _common_split(runs)
-    sizes: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
-    differences: dict[float, dict[int, Estimate]] = {alpha: {} for alpha in levels}
+    split, rows = _common_split(runs), [Row(run) for run in runs]
     groups = group_by_queries(runs, split)
-    best_first = split == "validation" and is_sweep(folders[0])
+    ordered = split == "validation" and runs[0].in_sweep  # by the sizes that are compared
     reasons: dict[str, None] = {}  # why there is no interval
-    for alpha in levels:
+    for alpha in alphas:
         for group in groups:
             parts = [runs[i].measured[split].parts for i in group]
-            estimates, beyond = compare_sizes(parts, alpha, delta, N_DRAWS, best_first)
+            sizes, differences = compare_sizes(parts, alpha, delta, N_DRAWS, ordered)
             certified = [is_certified(part, alpha, delta) for part in parts]
-            sizes[alpha] |= dict(compress(zip(group, estimates, strict=True), certified))
+            for number, size, has_size in zip(group, sizes, certified, strict=True):
+                if has_size:
+                    rows[number].sizes[alpha] = size
+            for number, larger, has_size in zip(group[1:], differences, certified[1:], strict=True):
+                if len(groups) == 1 and certified[0] and has_size:
+                    rows[number].differences[alpha] = larger
             reason = why_no_interval(parts[0], alpha, delta)
             if reason is not None and any(certified):
                 reasons[reason] = None
-            if len(groups) == 1 and certified[0]:
-                differences[alpha] = dict(
-                    compress(zip(group[1:], beyond, strict=True), certified[1:])
-                )
-    first = groups[0][0] if groups else None
+    first = runs[groups[0][0]] if groups else None
     notes = [*reasons, *_notes(runs, split, groups)]
-    if split == "test" and any(len(group) > 1 for group in groups):
-        notes.append(LOOKED)
-    if split == "validation" and any(map(is_sweep, folders)):
-        notes.append(
-            "the trials are ordered by their sizes on these very queries: the first looks better "
-            "than it is; calibrate it to measure it on test queries"
-        )
-    return Comparison(runs, split, levels, delta, first, sizes, differences, notes)
+    return Comparison(rows, split, tuple(alphas), delta, first, notes)
 
 
 def _common_split(runs: Sequence[Run]) -> Split:
@@ -214,7 +240,7 @@ def group_by_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
 
 
 def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -> list[str]:
-    """Return which runs are not compared, and why."""
+    """Return which runs are not compared and why, and a warning of an order by size."""
     notes = []
     if len(groups) > 1:
         sets = "; ".join(", ".join(runs[number].name for number in group) for group in groups)
@@ -226,250 +252,128 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
     others = [run for number, run in enumerate(runs) if number not in compared]
     if unmeasured := [run.name for run in others if not run.reported]:
         notes.append(f"no certified sizes on {split} queries: {', '.join(unmeasured)}")
+    if split == "validation" and any(run.in_sweep for run in runs):
+        notes.append(
+            "the trials are ordered by their sizes on these very queries: the first looks better "
+            "than it is; calibrate it to measure it on test queries"
+        )
     return notes
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print the runs, their options, and which differ by more than noise."""
-    console = _console()
-    console.print(
-        f"Mean set sizes certified at delta = {comparison.delta:.4g}, measured on "
-        f"{comparison.split} queries (with 95% intervals):",
-        soft_wrap=True,
-    )
-    console.print(_sizes_table(comparison))
-    if comparison.differing:
-        console.print("\nOptions that differ:")
-        console.print(_options_table(comparison))
-    if any(comparison.differences.values()) and comparison.first is not None:
-        lows = (size.low for sizes in comparison.differences.values() for size in sizes.values())
-        rest = (
-            "; without an interval, this is unknown" if None in lows else ", all else is within it"
-        )
-        console.print(
-            f"\nMean set size less that of {comparison.runs[comparison.first].name}, paired on the "
-            "same queries\n(95% intervals that hold for all runs together; * is more than noise"
-            f"{rest}):",
-            soft_wrap=True,
-        )
-        console.print(_differences_table(comparison))
-    for note in comparison.notes:
-        console.print(f"\n{note}", soft_wrap=True)
-    if link := comparison.link():
-        console.print(f"\nIn MLflow: {link}", soft_wrap=True)
-    console.print(
-        "\nNoise comes from calibration and measured queries; that of another training seed is not "
-        "included.",
-        soft_wrap=True,
-    )
+def read_runs(references: Sequence[str]) -> list[Run]:
+    """Read the runs in folders or with MLflow ids, the trials of a sweep best first.
 
-
-def print_choice(choice: Choice) -> None:
-    """Print the comparison, the choice, and its guarantee from now on."""
-    print_comparison(choice.comparison)
-    name, among = choice.comparison.runs[choice.number].name, choice.guarantee.chosen_among
-    copy = "its copy in MLflow, too" if choice.tracked else "copies made before are not"
-    _console().print(
-        f"\n{name} has the smallest sets. {choice.guarantee}\n"
-        f"Its mean size is {_short(choice.size)}; as the smallest of several it may be larger on "
-        f"other queries.\n{choice.folder} is marked ({copy}): it certifies every request at "
-        f"delta / {among} from now on.",
-        soft_wrap=True,
-    )
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False)  # file names may look like markup
-    if not console.is_terminal:
-        console.width = max(console.width, MIN_WIDTH)
-    return console
-
-
-def _sizes_table(comparison: Comparison) -> Table:
-    heads = (f"at alpha {alpha:g}" for alpha in comparison.alphas)
-    table = _table("run", "state", "recall\nat 1", "ECE", *heads)
-    for number, run in enumerate(comparison.runs):
-        numbers = (comparison.metric(number, name) for name in METRICS)
-        table.add_row(
-            run.name,
-            run.state,
-            *("-" if value is None else f"{value:.3f}" for value in numbers),
-            *(_size(comparison, number, alpha) for alpha in comparison.alphas),
-        )
-    return table
-
-
-def _size(comparison: Comparison, number: int, alpha: float) -> str:
-    """Format a size with its interval, or the one that an unfinished trial reported."""
-    size, results = comparison.sizes[alpha].get(number), comparison.results[number]
-    if size is not None:
-        return _estimate(size)
-    if results is not None and results.parts:
-        return "not certified"
-    reported = comparison.metric(number, f"certified_size_{alpha:g}")
-    return "-" if reported is None or comparison.delta != DELTA else _short(reported)
-
-
-def _options_table(comparison: Comparison) -> Table:
-    table = _table("run", *(name.replace(".", ".\n") for name in comparison.differing))
-    for run in comparison.runs:
-        values = (run.options.get(name, "-") for name in comparison.differing)
-        texts = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        table.add_row(run.name, *texts)
-    return table
-
-
-def _differences_table(comparison: Comparison) -> Table:
-    levels = [alpha for alpha, differences in comparison.differences.items() if differences]
-    table = _table("run", *(f"at alpha {alpha:g}" for alpha in levels))
-    for number, run in enumerate(comparison.runs):
-        cells = [comparison.differences[alpha].get(number) for alpha in levels]
-        if any(cells):
-            texts = (
-                _estimate(cell, "+") + " *" * cell.beyond_noise if cell else "-" for cell in cells
-            )
-            table.add_row(run.name, *texts)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"
-        column.no_wrap = column.header == "run"
-    return table
-
-
-def _estimate(estimate: Estimate, sign: str = "") -> str:
-    interval = "(no interval)"
-    if estimate.low is not None and estimate.high is not None:
-        interval = f"[{_short(estimate.low, sign)}, {_short(estimate.high, sign)}]"
-    return f"{_short(estimate.value, sign)} {interval}"
-
-
-def _short(size: float, sign: str = "") -> str:
-    return f"{size:{sign}.{2 if abs(size) < 10 else 1}f}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The retriever with the smallest sets, marked as chosen.
-
-    Attributes:
-        comparison: of all, each certified at delta / `guarantee.chosen_among`.
-        number: position of the chosen run.
-        folder: of the chosen retriever.
-        size: its mean set size on the test queries, at the level of the guarantee.
-        guarantee: its guarantee in spite of the choice.
-        tracked: True if its copy in MLflow is marked, too.
-    """
-
-    comparison: Comparison
-    number: int
-    folder: Path
-    size: float
-    guarantee: Guarantee
-    tracked: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        chosen = {
-            "run": self.comparison.runs[self.number].name,
-            "retriever": str(self.folder),
-            "mean_size": self.size,
-            "guarantee": self.guarantee.to_dict(),
-            "sentence": str(self.guarantee),
-            "marked_in_mlflow": self.tracked,
-        }
-        return self.comparison.to_dict() | {"choice": chosen}
-
-
-def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> Choice:
-    """Choose the retriever with the smallest mean size at the first alpha, and mark it on disk.
-
-    Each of k retrievers is certified at delta / k, see `rcir.risk.corrected`. One that was itself
-    chosen among j counts as j.
-
-    Args:
-        references: the folder of each calibration, or the MLflow id of its run.
-        alphas, delta: levels to compare at; the guarantee holds at `delta`.
+    Names are unique.
 
     Raises:
-        InvalidData: these are not two or more calibrations on the same queries.
-        RiskUnattainable: nothing is certified for any at delta / k.
-        InvalidRiskLevel: an alpha or delta is out of range.
-        CorruptRetriever: a retriever is damaged.
+        InvalidData: a folder does not exist, or contains no run or a damaged one.
     """
-    alpha = check_level("alpha", alphas[0])
-    check_level("delta", delta)
-    folders = [run_folder(reference) for reference in references]
-    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise InvalidData("--choose takes two or more calibrations, each named once")
-    lacking = [str(folder) for folder in folders if not (folder / RETRIEVER).is_dir()]
-    if lacking:
-        raise InvalidData(f"no calibrated retriever in {', '.join(lacking)}: run `rcir calibrate`")
-    runs = read_runs(folders)
-    for run in runs:
-        if "test" in run.measured and not run.measured["test"].parts:
+    runs: list[Run] = []
+    for folder in map(run_folder, references):
+        if (folder / SWEEP).is_file():
+            runs += _read_sweep(folder)
+        elif run := _read_run(folder, folder.resolve().name):
+            runs.append(run)
+        else:
             raise InvalidData(
-                f"the calibration queries of {run.folder} come in clusters, but only sizes for "
-                "independent queries are compared: calibrate on one query of each cluster"
+                f"{folder} contains no run ({RUN_FILE}, {SWEEP} or {TEST}): pass the output folder "
+                "of `rcir train`, `rcir tune` or `rcir calibrate`"
             )
-    if [len(group) for group in group_by_queries(runs, "test")] != [len(runs)]:
-        raise InvalidData(
-            "calibration or test queries differ: calibrate all on the same data set with the same "
-            "options, then choose"
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
+    ]
+
+
+def _read_run(folder: Path, name: str) -> Run | None:
+    """Read the training or calibration in a folder, if there is one."""
+    measured = {
+        split: RunResults.read(folder / FILES[split])
+        for split in get_args(Split)
+        if (folder / FILES[split]).is_file()
+    }
+    trained, state = read_run(folder), "calibrated"
+    if trained is not None:
+        state = "finished" if trained.finished else "not finished"
+    elif "test" not in measured:
+        return None
+    origin, options = _read_calibration(folder)
+    if trained is None:
+        with suppress(*UNREADABLE):  # it may have been trained elsewhere
+            trained = find_run(origin["run"])
+        if trained is not None and (trained.path / VALIDATION).is_file():
+            measured["validation"] = RunResults.read(trained.path / VALIDATION)
+    tracked: dict[Split, tracking.TrackedRun] = {}
+    if trained is not None:
+        trained_options = flatten(trained.config)
+        for change in trained_options.pop("changes", []):
+            trained_options |= change["options"]
+        options = trained_options | options
+        with suppress(*UNREADABLE):
+            tracked["validation"] = trained.tracked
+            tracked["test"] = tracking.TrackedRun(origin["calibration"], trained.tracked.uri)
+    return Run(name, folder, state, options, measured, tracked)
+
+
+def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the origin of a calibrated retriever, and its options by dotted name."""
+    origin: dict[str, Any] = {}
+    try:
+        text = read_current(
+            folder / RETRIEVER, lambda version: (version / DESCRIPTION_FILE).read_text()
         )
-    rules, among = [], 0
-    for run in runs:  # one encoder in memory at a time
-        retriever = Retriever.load(run.folder / RETRIEVER)
-        rules.append(_compared_rule(retriever, run))
-        among += retriever.require_calibration().chosen_among
-    request, refusals = GuaranteeRequest(alpha, delta), []
-    number = smallest_certified([run.measured["test"].parts for run in runs], alpha, delta, among)
-    if number is None:
-        for rule in rules:
-            try:
-                rule.guarantee(request, among)
-            except RiskUnattainable as error:
-                refusals.append(error)
-        raise min(refusals, key=lambda error: error.minimum_alpha or 1)
-    comparison = compare_runs(references, alphas, corrected(delta, among))
-    comparison.notes.remove(LOOKED)
-    folder, size = runs[number].folder / RETRIEVER, comparison.sizes[alpha][number].value
-    guarantee = rules[number].guarantee(request, among)
-    return Choice(comparison, number, folder, size, guarantee, tracked=_mark(folder, among))
+        description = json.loads(text)
+        origin = description["origin"]
+        rule = description["calibration"]["rules"]["fitted"][0][1]
+        return origin, {
+            f"{CALIBRATION}.depth": description["max_depth"],
+            f"{CALIBRATION}.bound": rule["bound"],
+            f"{CALIBRATION}.score_function": rule["score_function"]["class"],
+            **flatten({CALIBRATION: {"index": description["index"]}}),
+            f"{CALIBRATION}.group": origin.get("group"),
+            f"{CALIBRATION}.cluster": origin.get("cluster"),
+        }
+    except (*UNREADABLE, AttributeError):
+        return origin, {}
 
 
-def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
-    """Return the rule whose sizes were measured."""
-    calibration = retriever.require_calibration()
-    rule, (part,) = calibration.main, run.measured["test"].parts
-    if calibration.sequential:
+def _read_sweep(folder: Path) -> list[Run]:
+    """Read the trials of a sweep, the smallest sets first, unfinished ones last.
+
+    A trial with several seeds is compared by the results of all of them.
+    """
+    path = folder / SWEEP
+    trials: list[tuple[bool, float, Run]] = []
+    try:
+        written = json.loads(path.read_text())
+        alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
+        for trial in written["trials"]:
+            run = _read_trial(folder, trial)
+            results = run.measured.get("validation")
+            size = mean_size(results.parts, alpha, delta) if results and results.parts else math.inf
+            trials.append((results is None, run.reported.get("certified_size", size), run))
+    except RcirError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidData(
-            f"calibration queries were added to {run.folder / RETRIEVER}, but only retrievers "
-            "that were calibrated once are compared: calibrate again"
-        )
-    if not np.array_equal(rule.calibration.match_score, part.scores):
-        raise InvalidData(f"the results in {run.folder} are of another retriever: calibrate again")
-    if rule.bound != "binomial":
-        raise InvalidData(
-            f"{run.folder} was calibrated with the {rule.bound} bound, but sizes are compared with "
-            "the binomial one: calibrate with --bound binomial"
-        )
-    return rule
+            f"{path} is damaged ({error!r}): pass the folders of the trials instead"
+        ) from error
+    if not trials:
+        raise InvalidData(f"{path} lists no trial: let the sweep run first")
+    return [run for *_, run in sorted(trials, key=lambda trial: trial[:2])]
 
 
-def _mark(folder: Path, among: int) -> bool:
-    """Mark a retriever and its copy in MLflow as chosen; return True if the copy is marked."""
-    with locked(folder):
-        retriever = Retriever.load(folder)
-        retriever.calibration = replace(retriever.require_calibration(), chosen_among=among)
-        retriever.save(folder)
-        try:
-            tracked = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
-            if tracked is not None:
-                tracking.log_retriever(tracked, current_version(folder))
-        except TrackingUnavailable:
-            return False
-    return tracked is not None
+def _read_trial(folder: Path, written: Mapping[str, Any]) -> Run:
+    """Return a trial as its sweep describes it; it is measured once all seeds are trained."""
+    names, state = [str(name) for name in written["folders"]], str(written["state"])
+    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
+    runs = [_read_run(folder / name, names[0]) for name in names]
+    first = runs[0] or Run(names[0], folder / names[0], "")
+    validated = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
+    measured = dict(first.measured)
+    measured.pop("validation", None)
+    if len(validated) == len(names):
+        parts = [part for results in validated for part in results.parts]
+        metrics = validated[0].metrics | reported
+        measured["validation"] = replace(validated[0], parts=parts, metrics=metrics)
+    return replace(first, state=state, measured=measured, in_sweep=True, reported=reported)

@@ -1,50 +1,38 @@
-"""Runs in their folders: trainings, trials of sweeps, outputs of calibrations.
+"""The folder of a training run.
 
-Their measurements are there too, see `rcir.runs.results`. The folder of a training:
-
-run.json             configuration, MLflow run, state
-checkpoints/         one folder per kept epoch, see `training.checkpoint`
-trained_on.json      images and classes it was trained on, see `TrainedOn`
-metrics.json         of epochs and some steps, in MLflow or not yet, see `training.checkpoint`
-training.log         output of the first Ray worker: a line for each epoch, and warnings
-lock                 held by the process that trains
-encoder.safetensors  the chosen weights, once training is finished
+run.json                configuration, MLflow run, state
+checkpoints/            one folder per kept epoch, see `training.checkpoint`
+trained_on.json         images and classes it was trained on, see `TrainedOn`
+metrics.json            of epochs and some steps, in MLflow or not yet, see `training.checkpoint`
+training.log            output of the first Ray worker: a line for each epoch, and warnings
+lock                    held by the process that trains
+encoder.safetensors     the chosen weights, once training is finished
+validation.safetensors  what was measured on the validation images, see `rcir.runs.results`
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir import tracking
-from rcir.config import flatten
 from rcir.data import DataConfig, Preprocessing
 from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.encoders.weights import load_encoder, save_encoder
-from rcir.errors import InvalidData, RcirError
+from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.retrieval.storage import DESCRIPTION_FILE
-from rcir.risk import mean_size
-from rcir.runs.results import TEST, VALIDATION, RunResults, Split
-from rcir.store.folder import read_current
 from rcir.trust import reading
 
-RUN_FILE, SWEEP, TRAINED_ON_FILE = "run.json", "sweep.json", "trained_on.json"
-ENCODER_FILE, RETRIEVER = "encoder.safetensors", "retriever"
-FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
+RUN_FILE, TRAINED_ON_FILE, ENCODER_FILE = "run.json", "trained_on.json", "encoder.safetensors"
 FOLDER_TAG = "rcir.folder"
-CALIBRATION = "calibration"  # group of options in `Run.options`
 # Options that do not affect the result: they may change when a run continues.
 RESOURCES = (
     *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
@@ -52,7 +40,6 @@ RESOURCES = (
 )
 QUERIES = ("tuning", "calibration", "test")
 MAX_NAMES = 5  # in a message
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RcirError)
 REMEDY = (
     "train again on the present data set, or restore its files. (Training classes do not change "
     "when a folder grows if data.options.train names them, nor when a table with a column split "
@@ -255,57 +242,6 @@ def find_run(reference: str) -> RunFolder:
     return run
 
 
-@dataclass(frozen=True)
-class Run:
-    """The folder, options and results of a run.
-
-    Attributes:
-        name: to be shown.
-        folder: of the run.
-        state: such as "finished".
-        options: of its training and calibration, by dotted name; empty if they are not known.
-        measured: results by split.
-        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
-        tracked: by split, the MLflow run with its metrics.
-    """
-
-    name: str
-    folder: Path
-    state: str
-    options: dict[str, Any] = field(default_factory=dict)
-    measured: dict[Split, RunResults] = field(default_factory=dict)
-    reported: dict[str, float] = field(default_factory=dict)
-    tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
-
-
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs in folders, the trials of a sweep best first; names are unique.
-
-    Raises:
-        InvalidData: a folder contains no run, or a damaged one.
-    """
-    runs: list[Run] = []
-    for folder in folders:
-        if is_sweep(folder):
-            runs += _read_sweep(folder)
-        elif run := _read_run(folder, folder.resolve().name):
-            runs.append(run)
-        else:
-            raise InvalidData(
-                f"{folder} contains no run ({RUN_FILE}, {SWEEP} or {TEST}): pass the output folder "
-                "of `rcir train`, `rcir tune` or `rcir calibrate`"
-            )
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
-    ]
-
-
-def is_sweep(folder: Path) -> bool:
-    """Return True for the folder of a sweep, which stands for its trials."""
-    return (folder / SWEEP).is_file()
-
-
 def run_folder(reference: str) -> Path:
     """Return the folder of a path or an MLflow id.
 
@@ -325,97 +261,3 @@ def run_folder(reference: str) -> Path:
             "calibration"
         )
     return Path(folder)
-
-
-def _read_run(folder: Path, name: str) -> Run | None:
-    """Read the training or calibration in a folder, if there is one."""
-    measured = {
-        split: RunResults.read(folder / FILES[split])
-        for split in get_args(Split)
-        if (folder / FILES[split]).is_file()
-    }
-    trained, state = read_run(folder), "calibrated"
-    if trained is not None:
-        state = "finished" if trained.finished else "not finished"
-    elif "test" not in measured:
-        return None
-    origin, options = _read_calibration(folder)
-    if trained is None:
-        with suppress(*UNREADABLE):  # it may have been trained elsewhere
-            trained = find_run(origin["run"])
-        if trained is not None and (trained.path / VALIDATION).is_file():
-            measured["validation"] = RunResults.read(trained.path / VALIDATION)
-    tracked: dict[Split, tracking.TrackedRun] = {}
-    if trained is not None:
-        trained_options = flatten(trained.config)
-        for change in trained_options.pop("changes", []):
-            trained_options |= change["options"]
-        options = trained_options | options
-        with suppress(*UNREADABLE):
-            tracked["validation"] = trained.tracked
-            tracked["test"] = tracking.TrackedRun(origin["calibration"], trained.tracked.uri)
-    return Run(name, folder, state, options, measured, tracked=tracked)
-
-
-def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the origin of a calibrated retriever, and its options by dotted name."""
-    origin: dict[str, Any] = {}
-    try:
-        text = read_current(
-            folder / RETRIEVER, lambda version: (version / DESCRIPTION_FILE).read_text()
-        )
-        description = json.loads(text)
-        origin = description["origin"]
-        rule = description["calibration"]["rules"]["fitted"][0][1]
-        return origin, {
-            f"{CALIBRATION}.depth": description["max_depth"],
-            f"{CALIBRATION}.bound": rule["bound"],
-            f"{CALIBRATION}.score_function": rule["score_function"]["class"],
-            **flatten({CALIBRATION: {"index": description["index"]}}),
-            f"{CALIBRATION}.group": origin.get("group"),
-            f"{CALIBRATION}.cluster": origin.get("cluster"),
-        }
-    except (*UNREADABLE, AttributeError):
-        return origin, {}
-
-
-def _read_sweep(folder: Path) -> list[Run]:
-    """Read the trials of a sweep, the smallest sets first, unfinished ones last.
-
-    A trial with several seeds is compared by the results of all of them.
-    """
-    path = folder / SWEEP
-    trials: list[tuple[bool, float, Run]] = []
-    try:
-        written = json.loads(path.read_text())
-        alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
-        for trial in written["trials"]:
-            run = _read_trial(folder, trial)
-            results = run.measured.get("validation")
-            size = mean_size(results.parts, alpha, delta) if results and results.parts else math.inf
-            trials.append((results is None, run.reported.get("certified_size", size), run))
-    except RcirError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidData(
-            f"{path} is damaged ({error!r}): pass the folders of the trials instead"
-        ) from error
-    if not trials:
-        raise InvalidData(f"{path} lists no trial: let the sweep run first")
-    return [run for *_, run in sorted(trials, key=lambda trial: trial[:2])]
-
-
-def _read_trial(folder: Path, written: Mapping[str, Any]) -> Run:
-    """Return a trial as its sweep describes it; it is measured once all seeds are trained."""
-    names, state = [str(name) for name in written["folders"]], str(written["state"])
-    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
-    runs = [_read_run(folder / name, names[0]) for name in names]
-    first = runs[0] or Run(names[0], folder / names[0], "")
-    validated = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
-    measured = dict(first.measured)
-    measured.pop("validation", None)
-    if len(validated) == len(names):
-        parts = [part for results in validated for part in results.parts]
-        metrics = validated[0].metrics | reported
-        measured["validation"] = replace(validated[0], parts=parts, metrics=metrics)
-    return replace(first, state=state, measured=measured, reported=reported)

@@ -23,7 +23,10 @@ from training.checkpoint import (
 )
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 
-FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "validation.safetensors"]
+FILES = [
+    *("model.safetensors", "optimizer.safetensors", "state.json"),
+    *("validation.json", "validation.safetensors"),
+]
 
 
 def precisions(*values, min_delta=0.0, sizes=()):

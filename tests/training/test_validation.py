@@ -10,7 +10,6 @@ from threading import Barrier, get_ident
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load, save
 from sklearn.metrics import roc_auc_score
 
 from rcir.data import ImageSet, Preprocessing
@@ -21,8 +20,9 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.metrics import first_match_ranks
+from rcir.store import codec
 from tests.training.helpers import certified_size, match_rank_bounds
-from training.validation import PER_IMAGE, Validation, certify_folds, fold_roles, validate
+from training.validation import Validation, certify_folds, fold_roles, validate
 from training.workers import CPU, Workers
 
 
@@ -147,10 +147,11 @@ def test_sizes_depend_on_the_uncertainty_of_the_encoder():
 
 
 @pytest.mark.parametrize(("n", "folds"), [(7, 0), (60, 4)])
-def test_validation_results_can_be_stored_and_name_their_queries(n, folds):
+def test_validation_results_can_be_stored_and_name_their_queries(n, folds, tmp_path):
     images = draw(n, copies=3)
     validation = validated(Pixels(spread=2.0), images)
-    again = Validation.from_arrays(load(save(validation.arrays())))
+    codec.write(validation, tmp_path, "validation")
+    again = codec.read(Validation, tmp_path, "validation")
     for name in ("ranks", "uncertainty", "matched"):
         np.testing.assert_array_equal(getattr(again, name), getattr(validation, name))
     assert again.depth == validation.depth == n - 1
@@ -198,21 +199,21 @@ def test_workers_search_a_part_of_the_queries_each_and_return_the_same(of, monke
     def work(rank):
         return get_ident(), validate(embedding, images, InThread(rank, 3, CPU))
 
-    expected = validate(embedding, images).arrays()
+    expected = validate(embedding, images)
     monkeypatch.setattr("training.validation.QUERIES_AT_ONCE", 25)
     monkeypatch.setattr("training.validation.certify_folds", lambda *args: [])
     monkeypatch.setattr("training.validation.first_match_ranks", counted)
     with ThreadPoolExecutor(3) as pool:
         threads, validations = zip(*pool.map(work, range(3)), strict=True)
-    n_queries = len(expected["ranks"])
+    n_queries = len(expected.ranks)
     assert sum(n_ranked[thread] for thread in threads) == n_queries
     assert max(n_ranked.values()) <= 4 * 25 < n_queries
-    for name in PER_IMAGE:
+    for name in ("ranks", "uncertainty", "matched", "precision"):
         first, *others = (getattr(validation, name) for validation in validations)
         for other in others:
             np.testing.assert_array_equal(other, first)
         # In a block of another size, rounding may swap candidates that are equally far.
-        assert np.isclose(first, expected[name], atol=1e-4, equal_nan=True).mean() > 0.97
+        assert np.isclose(first, getattr(expected, name), atol=1e-4).mean() > 0.97
 
 
 def test_queries_are_searched_for_in_the_database_alone():

@@ -2,9 +2,9 @@
 
 import pytest
 from mlflow import MlflowClient
-from safetensors.numpy import load_file
 
 from rcir.data import DataConfig
+from rcir.runs.results import VALIDATION, RunResults
 from tests.training.helpers import certified_size
 
 
@@ -38,8 +38,8 @@ def certified():
     """`certified(run folder, alpha, delta)`: the mean set size, counted one by one, or None."""
 
     def counted(folder, alpha, delta):
-        arrays = load_file(folder / "validation.safetensors")
-        parts = [(arrays[f"scores.{k}"], arrays[f"candidate_scores.{k}"]) for k in range(4)]
+        results = RunResults.read(folder / VALIDATION)
+        parts = [(part.scores, part.candidate_scores) for part in results.parts]
         return certified_size(parts, alpha, delta)
 
     return counted

@@ -1,10 +1,48 @@
-"""Figures of uncertainties show the arrays they are given."""
+"""Plots of risks, set sizes and uncertainties show the arrays they are given."""
 
 import numpy as np
 import pytest
 
 from rcir import figures
 from rcir.metrics import reliability
+
+ALPHA = np.array([0.1, 0.2, 0.4])
+
+
+def test_risk_and_size_are_curves_over_alpha_with_intervals(lines, heights_at, drawn):
+    values = np.array([0.07, 0.15, 0.31])
+    low, high = values - 0.01, values + np.array([0.02, 0.03, 0.04])
+    low[0] = high[0] = np.nan  # one has no interval
+    risk = figures.risk_curve(ALPHA, values, low, high)
+    size = figures.size_curve(ALPHA, 10 * values, 10 * low, 10 * high, 20 * values)
+    for figure, name, scale in ((risk, "measured risk", 1), (size, "mean size", 10)):
+        (axes,) = figure.axes
+        np.testing.assert_allclose(lines(axes)[name], np.c_[ALPHA, scale * values])
+        (band,) = axes.collections
+        np.testing.assert_allclose(heights_at(band, 0.4), [scale * low[2], scale * high[2]])
+        drawn(figure)
+    np.testing.assert_array_equal(lines(risk.axes[0])["risk = alpha"], np.c_[ALPHA, ALPHA])
+    constant = lines(size.axes[0])["one size for all queries"]
+    np.testing.assert_allclose(constant, np.c_[ALPHA, 20 * values])
+    assert size.axes[0].get_yscale() == "log"
+
+
+def test_distributions_of_sizes_are_cumulative_shares():
+    rng = np.random.default_rng(0)
+    sizes = {"alpha = 0.1": rng.integers(1, 30, 200), "alpha = 0.2": rng.integers(0, 5, 77)}
+    figure = figures.size_distributions(sizes)
+    (axes,) = figure.axes
+    for line, (name, values) in zip(axes.get_lines(), sizes.items(), strict=True):
+        assert line.get_label() == f"{name}: mean {sum(values) / len(values):.3g}"
+        assert line.get_drawstyle() == "steps-post"
+        x, y = line.get_data()
+        shares = [np.mean(values <= size) for size in range(1, 31)]
+        assert [y[x <= size][-1] for size in range(1, 31)] == pytest.approx(shares)
+        assert y[0] == pytest.approx(np.mean(values == 0))
+    for size in (0, 500):  # of one size, one step
+        (line,) = figures.size_distributions({"all": np.full(9, size)}).axes[0].get_lines()
+        x, y = line.get_data()
+        assert y[x <= max(size, 0.95)][-1] == 1
 
 
 def test_the_reliability_diagram_has_a_bar_a_bin_with_queries():
@@ -24,9 +62,8 @@ def test_sparsification_shows_references_and_encoders(lines):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
     curves["oracle"] = np.array([0.8, 1, 1])
-    figure = figures.sparsification_curves(fractions, curves, metric="R-precision")
+    figure = figures.sparsification_curves(fractions, curves)
     (axes,) = figure.axes
-    assert axes.get_ylabel() == "R-precision"
     found = lines(axes)
     assert set(found) == set(curves)
     for name, values in curves.items():
@@ -45,11 +82,11 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
     rng = np.random.default_rng(3)
     inside, outside = rng.normal(0, 1, 60).round(1), rng.normal(1, 1, 40).round(1)  # with ties
     pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
-    figure = figures.in_and_out(inside, outside, ("clean", "occluded"))
+    figure = figures.in_and_out(inside, outside)
     _, right = figure.axes
     assert right.get_title("left") == f"AUROC {sum(pairs) / len(pairs):.3f}"
-    assert "clean" in right.get_xlabel()
-    assert "occluded" in right.get_ylabel()
+    assert "in distribution" in right.get_xlabel()
+    assert "out of distribution" in right.get_ylabel()
     _, curve = right.get_lines()
     for threshold in (-0.5, 0.25, 1.15):
         point = [(inside > threshold).mean(), (outside > threshold).mean()]
