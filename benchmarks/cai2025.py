@@ -42,7 +42,7 @@ def calibrate_kappa(
         uncertainty: (n,) of the calibration queries.
         ranks: (n,) rank of the first true match, from 1; infinite if it is not a candidate.
         depth: number of candidates of each query.
-        alpha, delta: as in `rcir.risk.Request`.
+        alpha, delta: as in `rcir.risk.make_request`.
     """
     margin = math.sqrt(math.log(1 / delta) / (2 * len(ranks)))
     # Added up one by one, as there: rounding decides whether a sum exceeds the depth.

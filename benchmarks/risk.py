@@ -47,7 +47,6 @@ from rcir.risk import (
     Constant,
     MinMax,
     Quantile,
-    Request,
     RiskMonitor,
     ScoredResults,
     ScoreFunction,
@@ -57,6 +56,7 @@ from rcir.risk import (
     find_risk,
     fit_score_function,
     local_level,
+    make_request,
     order_statistic,
     score,
     score_ranks,
@@ -308,7 +308,7 @@ class Case:
         if name == FAIR:
             tuning, scored = tuning.of_constant_size(), scored.of_constant_size()
         rng = np.random.default_rng(2)
-        request, relevant = Request(alpha, DELTA, risk), scored.require("relevant")
+        request, relevant = make_request(alpha, DELTA, risk=risk), scored.require("relevant")
         sizes, matches = [], []
         for _ in range(FEW):
             calibration = scored[rng.integers(0, len(scored), CALIBRATION)]

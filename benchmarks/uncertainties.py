@@ -46,10 +46,10 @@ from rcir.risk import (
     LabelledResults,
     Learned,
     Quantile,
-    Request,
     Reranked,
     ScoreFunction,
     SetRule,
+    make_request,
     score,
     smallest_uncertainty,
 )
@@ -185,7 +185,7 @@ def certified_size(fitted: ScoreFunction, queries: LabelledResults, rows: Rows) 
     _, calibration, test = (queries[each] for each in rows)
     rule = SetRule(fitted, score(fitted, queries[rows[0]]), score(fitted, calibration))
     try:
-        guarantee = rule.guarantee(Request(ALPHA, DELTA))
+        guarantee = rule.guarantee(make_request(ALPHA, DELTA))
     except RiskUnattainable:
         return np.nan
     return float(rule.sets(test.results, guarantee)[1].mean())

@@ -42,6 +42,7 @@ from rcir.risk import (
     corrected,
     find_risk,
     fit_score_function,
+    make_request,
     order_statistic,
     score,
     selective,
@@ -162,7 +163,7 @@ def single_risk(risk: str, most: int) -> Callable[[World, Generator, int], Array
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
         (thresholds,) = world.thresholds(
-            rows_of(rng, draws, 30, most), [Request(alpha, DELTA, risk)]
+            rows_of(rng, draws, 30, most), [make_request(alpha, DELTA, risk=risk)]
         )
         return above(world.risk(risk, thresholds), alpha)
 
@@ -174,7 +175,7 @@ def joint(world: World, rng: Generator, draws: int) -> Array:
         risk: world.level(risk, rng) + 0.05 * (risk == "false-discovery")
         for risk in ("miss", "false-discovery")
     }
-    (thresholds,) = world.thresholds(rows_of(rng, draws, 60, 300), [Request(alphas, DELTA)])
+    (thresholds,) = world.thresholds(rows_of(rng, draws, 60, 300), [make_request(alphas, DELTA)])
     return np.max([above(world.risk(risk, thresholds), alphas[risk]) for risk in alphas], axis=0)
 
 
@@ -206,7 +207,7 @@ def in_videos(tuning: ScoredResults) -> ScoredResults:
 def group(world: World, rng: Generator, draws: int) -> Array:
     hardest = world.groups == world.names[-1]
     alpha = world.level("miss", rng, hardest)
-    request = Request(alpha, DELTA, group=world.names[-1])
+    request = make_request(alpha, DELTA, group=world.names[-1])
     (thresholds,) = world.thresholds(rows_of(rng, draws, 150, 1000), [request])
     return above(world.risk("miss", thresholds, hardest), alpha)
 
@@ -215,7 +216,7 @@ def any_mix(world: World, rng: Generator, draws: int) -> Array:
     members = [world.groups == name for name in world.names]
     alpha = max(world.level("miss", rng, rows) for rows in members)
     (thresholds,) = world.thresholds(
-        rows_of(rng, draws, 200, 600), [Request(alpha, DELTA, mix="any")]
+        rows_of(rng, draws, 200, 600), [make_request(alpha, DELTA, mix="any")]
     )
     return np.max([above(world.risk("miss", thresholds, rows), alpha) for rows in members], axis=0)
 
@@ -247,7 +248,7 @@ def any_mix_of_clusters(mix: Mix) -> Callable[[World, Generator, int], Array]:
                 ),
             )
             with suppress(RiskUnattainable):
-                request = Request(alpha, DELTA, mix=mix)
+                request = make_request(alpha, DELTA, mix=mix)
                 thresholds[draw] = certify(request, calibration, tuning).threshold
         # A mix of groups can be that of the hard queries alone.
         return above(world.risk("miss", thresholds, hard), alpha)
@@ -260,7 +261,7 @@ def given_mix(world: World, rng: Generator, draws: int) -> Array:
     members = {name: world.groups == name for name in world.names}
     alpha = sum(shares[name] * world.level("miss", rng, members[name]) for name in shares)
     (thresholds,) = world.thresholds(
-        rows_of(rng, draws, 150, 400), [Request(alpha, DELTA, mix=shares)]
+        rows_of(rng, draws, 150, 400), [make_request(alpha, DELTA, mix=shares)]
     )
     risks = [shares[name] * world.risk("miss", thresholds, members[name]) for name in shares]
     return above(np.sum(risks, axis=0), alpha)
@@ -268,7 +269,7 @@ def given_mix(world: World, rng: Generator, draws: int) -> Array:
 
 def any_alpha(world: World, rng: Generator, draws: int) -> Array:
     alphas = np.unique([world.level("miss", rng) for _ in range(6)])
-    requests = [Request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
+    requests = [make_request(float(alpha), DELTA, simultaneous=True) for alpha in alphas]
     n = int(rng.choice([60, 150, 300]))  # few numbers: each needs a band, which takes a while
     thresholds = world.thresholds(rng.integers(POPULATION, size=(draws, n)), requests)
     wrong = [
@@ -405,7 +406,7 @@ def clusters(world: World, rng: Generator, draws: int) -> Array:
         again = rng.uniform(size=(draws, number)) * (fresh + place) >= fresh
         rows[place] = np.where(again, np.take_along_axis(rows, earlier, axis=0)[0], rows[place])
     alpha = world.level("miss", rng)
-    requests, which = [Request(alpha, DELTA)], np.tile(np.arange(number), size)
+    requests, which = [make_request(alpha, DELTA)], np.tile(np.arange(number), size)
     (thresholds,) = world.thresholds(rows.transpose(1, 0, 2).reshape(draws, -1), requests, which)
     return above(world.risk("miss", thresholds), alpha)
 
@@ -430,7 +431,7 @@ def labels(
         tuning = replace(world.tuning, population=tuned)
         alpha = world.level("miss", rng)
         number = CALIBRATED_LABELS[0] if asked else int(rng.choice(CALIBRATED_LABELS))
-        request = Request(alpha, DELTA, query_labels=query_labels)
+        request = make_request(alpha, DELTA, query_labels=query_labels)
         thresholds, chosen = (
             np.full(draws, np.nan),
             rng.integers(len(by_label), size=(draws, number)),
@@ -532,7 +533,9 @@ def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
 
     def mode(world: World, rng: Generator, draws: int) -> Array:
         alpha = world.level(risk, rng)
-        (thresholds,) = world.thresholds(rows_of(rng, draws, 30, 300), [Request(alpha, None, risk)])
+        (thresholds,) = world.thresholds(
+            rows_of(rng, draws, 30, 300), [make_request(alpha, None, risk=risk)]
+        )
         return np.nan_to_num(world.risk(risk, thresholds)) - alpha + DELTA
 
     return mode

@@ -18,16 +18,18 @@ from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     RISKS,
-    GuaranteeRequest,
     LabelledResults,
+    Request,
+    RequestOptions,
     ScoredResults,
     SetRule,
     corrected,
+    make_request,
     risk_interval,
     score,
 )
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
-from rcir.risk.request import DEFAULT
+from rcir.risk.losses import MISS
 from rcir.risk.results import widened
 from rcir.risk.selection import ComparedSizes
 
@@ -314,9 +316,9 @@ def measure_guarantees(
     scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
 
     def measure_levels(
-        guarantee: str, options: dict[str, Any], levels: Sequence[float] = alphas
+        guarantee: str, options: RequestOptions, levels: Sequence[float] = alphas
     ) -> list[RiskResult]:
-        requests = [GuaranteeRequest(alpha, delta, **options) for alpha in levels]
+        requests = [make_request(alpha, delta, **options) for alpha in levels]
         rule = calibration.rule_for(requests[0])
         if id(rule) not in scored:
             results = retriever.searcher.judged(test, rule.uncertainty)
@@ -346,14 +348,14 @@ def measure_guarantees(
     return [by_alpha[alpha] for alpha in alphas], others, [row for row in curve if row.certified]
 
 
-def _further_requests(calibration: Calibration) -> dict[str, dict[str, Any]]:
+def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     """Return options of requests beside the miss risk, by the guarantee in words."""
     population = calibration.main.calibration.population
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, RequestOptions] = {}
     if "label" in calibration.distinct:
         options["miss, distinct labels"] = {"distinct": "label"}
     for key, risk in RISKS.items():
-        if key != DEFAULT and not (risk.abstains and population.clusters is not None):
+        if key != MISS.key and not (risk.abstains and population.clusters is not None):
             options[key.replace("-", " ")] = {"risk": risk.name, "abstain": risk.abstains}
     if population.clusters is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
@@ -367,9 +369,7 @@ def _further_requests(calibration: Calibration) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _measure(
-    row: RiskResult, request: GuaranteeRequest, rule: SetRule, test: ScoredResults
-) -> RiskResult:
+def _measure(row: RiskResult, request: Request, rule: SetRule, test: ScoredResults) -> RiskResult:
     """Measure a request on the test queries that it covers, which its rule has scored."""
     try:
         certified = rule.guarantee(request)
@@ -386,8 +386,9 @@ def _measure(
     answered = np.flatnonzero(covered & (sizes > 0))
     if len(answered) == 0:
         return replace(row, answered=0.0 if covered.any() else None)
-    risk, queries = request.one_risk, test[answered]
-    if request.query_labels == "new":
+    risk, queries = request.risk, test[answered]
+    assert risk is not None  # rows are of one alpha
+    if request.labels == "new":
         queries = queries.by_label()
     losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
     binary = risk.binary and queries.population.clusters is None
@@ -402,7 +403,7 @@ def _measure(
     )
 
 
-def _constant_size(request: GuaranteeRequest, rule: SetRule, test: ScoredResults) -> float | None:
+def _constant_size(request: Request, rule: SetRule, test: ScoredResults) -> float | None:
     """Return the mean size by a rule of constant size; None if that certifies nothing."""
     try:
         return float(test.sizes(rule.guarantee(request).threshold).mean())

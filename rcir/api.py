@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from rcir.errors import NoRetriever
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk.request import Alpha
+from rcir.risk.options import Alpha, RequestOptions
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -64,17 +64,24 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
 
 
 @overload
-def retrieve(query: ImageLike, alpha: Alpha, delta: float | None, **options: Any) -> Retrieval: ...
+def retrieve(
+    query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+) -> Retrieval: ...
 @overload
 def retrieve(
-    query: list[Any] | tuple[Any, ...], alpha: Alpha, delta: float | None, **options: Any
+    query: list[Any] | tuple[Any, ...],
+    alpha: Alpha,
+    delta: float | None,
+    **options: Unpack[RequestOptions],
 ) -> list[Retrieval]: ...
-def retrieve(query: Any, alpha: Alpha, delta: float | None, **options: Any) -> Any:
+def retrieve(
+    query: Any, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+) -> Any:
     """Retrieve with the retriever set by `use` or, before that, named by RCIR_RETRIEVER.
 
     Args:
         query: an image, or a list of images.
-        alpha, delta, options: the guarantee, see `rcir.risk.GuaranteeRequest`.
+        alpha, delta, options: the guarantee, see `rcir.risk.make_request`.
 
     Raises:
         NoRetriever: no retriever is set.

@@ -47,18 +47,25 @@ def require_options(
     """
     parameters = {n: p for n, p in signature(reader).parameters.items() if n not in NOT_OPTIONS}
     catch_all = {n for n, p in parameters.items() if p.kind is Parameter.VAR_KEYWORD}
-    names = [*parameters, *(further or {})]
-    if (unknown := [name for name in options if name not in names]) and not catch_all:
-        raise InvalidConfig(
-            f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
-            f"{', '.join(names) or 'none'}"
-        )
+    hints = get_type_hints(reader)
+    kinds = {name: hints.get(name, Any) for name in parameters} | dict(further or {})
+    if catch_all:
+        kinds = dict.fromkeys(options, Any) | kinds
+    require_kinds(where, kinds, options)
     needed = {n for n, p in parameters.items() if p.default is Parameter.empty} - catch_all
     if missing := sorted(needed - options.keys()):
         raise InvalidConfig(f"{where}: {', '.join(missing)} is required")
-    kinds = get_type_hints(reader) | dict(further or {})
+
+
+def require_kinds(where: str, kinds: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise `InvalidConfig` for the first option that is unknown or not of its kind."""
+    if unknown := [name for name in options if name not in kinds]:
+        raise InvalidConfig(
+            f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
+            f"{', '.join(kinds) or 'none'}"
+        )
     for name, value in options.items():
-        if name in kinds and not _fits(value, kinds[name]):
+        if not _fits(value, kinds[name]):
             expected = _kind_name(kinds[name])
             raise InvalidConfig(f"{where}: {name} is {value!r}; it must be {expected}")
 
@@ -73,6 +80,11 @@ def _fits(value: object, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_fits(v, arguments[0]) for v in value)
     if origin is dict:  # the reader checks its values
         return isinstance(value, dict)
+    if origin is Mapping:
+        names, numbers = arguments
+        return isinstance(value, Mapping) and all(
+            _fits(name, names) and _fits(number, numbers) for name, number in value.items()
+        )
     if kind in (int, float):
         allowed = Integral if kind is int else Real
         return isinstance(value, allowed) and not isinstance(value, bool)
@@ -85,7 +97,7 @@ def _kind_name(kind: Any) -> str:
         return " or ".join(map(_kind_name, arguments))
     if origin is Literal:
         return f"one of {', '.join(map(repr, arguments))}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "values by name"
     if origin is Sequence:
         return f"a list, each {_kind_name(arguments[0])}"

@@ -5,6 +5,7 @@ import pytest
 
 import rcir
 from rcir import api
+from rcir.errors import InvalidConfig
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +82,8 @@ def test_retrieve_passes_its_options_on(retriever, query, alpha, delta, options)
     answer = rcir.retrieve(query, alpha, delta, **options)
     assert same(answer, retriever.retrieve(query, alpha, delta, **options))
     assert answer.guarantee != retriever.retrieve(query, 0.6, 0.1).guarantee
-    assert all(getattr(answer.guarantee.request, name) == value for name, value in options.items())
-    with pytest.raises(TypeError, match="loud"):
+    assert all(answer.guarantee.to_dict()[name] == value for name, value in options.items())
+    with pytest.raises(InvalidConfig, match="no option loud; there are risk, distinct"):
         rcir.retrieve(query, alpha, delta, loud=True)
 
 

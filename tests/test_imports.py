@@ -45,8 +45,8 @@ score_function, _ = fit_score_function("quantile", queries, np.full(300, 2))
 labelled = LabelledResults(queries, relevant, relevant.sum(axis=1))
 scored = score(score_function, labelled)
 for risk in ("miss", "recall", "false-discovery"):
-    certify(Request(0.9, 0.1, risk), scored, scored)
-certify(Request(0.9, 0.1, abstain=True), scored, scored)
+    certify(make_request(0.9, 0.1, risk=risk), scored, scored)
+certify(make_request(0.9, 0.1, abstain=True), scored, scored)
 RiskMonitor(0.1).update([1, 0])
 check_exchangeability(scored, scored, certified=(1.0, 0.1))
 """

@@ -18,7 +18,7 @@ from calibration import CalibrationConfig, calibrate
 from rcir.data import DataConfig
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidImage, printable, reporting_errors
-from rcir.risk import Certificate, Guarantee, GuaranteeRequest
+from rcir.risk import Certificate, Guarantee, make_request
 from training import train
 
 # A formula that cannot be parsed; markup of rich and of HTML; a hidden label of a
@@ -100,6 +100,6 @@ def test_commands_errors_warnings_and_guarantees_show_names_as_text(capsys, monk
     with reporting_errors():
         warnings.warn("\x1b[31mred\n.png", stacklevel=1)
     assert capsys.readouterr().err == "warning: \\x1b[31mred\\n.png\n"
-    request = GuaranteeRequest(0.1, 0.1, mix={"\x1b[31mred": 0.4, "b": 0.6})
+    request = make_request(0.1, 0.1, mix={"\x1b[31mred": 0.4, "b": 0.6})
     guarantee = Guarantee(request, Certificate(1.0, "binomial", 0.1), "constant", 100)
     assert r"\x1b[31mred 0.4, b 0.6" in str(guarantee)

@@ -43,7 +43,7 @@ from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
 from rcir.metrics import OutOfDistribution, confidence, reliability
-from rcir.risk import Bound, Request, ScoredResults, certify, score
+from rcir.risk import Bound, ScoredResults, certify, make_request, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
 from training.images import FeaturePreprocessing
@@ -207,7 +207,7 @@ def at_levels(
     """Yield the mean size and the risk of scored queries at each level."""
     for alpha in ALPHAS:
         try:
-            threshold = certify(Request(alpha, DELTA), calibration, bound=bound).threshold
+            threshold = certify(make_request(alpha, DELTA), calibration, bound=bound).threshold
         except RiskUnattainable:
             yield (rule, alpha), (np.inf, 0.0)
             continue

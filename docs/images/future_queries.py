@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rcir.figures import BLUE, RED
-from rcir.risk import GuaranteeRequest, Population, ScoredResults, certify
+from rcir.risk import Population, Request, ScoredResults, certify, make_request
 
 OUTPUT = Path(__file__).with_suffix(".png")
 ALPHA, DELTA, DRAWS = 0.1, 0.1, 2000
@@ -31,9 +31,9 @@ HARD = {"a": 0.6, "b": 1.0, "c": 1.6}  # difficulty
 COLOURS = 32  # of the palette
 
 Difficulties = NDArray[np.float64]
-Outcome = tuple[ScoredResults, GuaranteeRequest, Difficulties]
+Outcome = tuple[ScoredResults, Request, Difficulties]
 
-PLAIN = GuaranteeRequest(ALPHA, DELTA)
+PLAIN = make_request(ALPHA, DELTA)
 rng = np.random.default_rng(0)
 
 
@@ -93,7 +93,7 @@ def other_shares() -> Iterable[Outcome]:
     queries = replace(queries, population=Population(len(site), groups=site))
     later = np.repeat(list(HARD.values()), [round(100 * share) for share in LATER.values()])
     yield queries, PLAIN, later
-    yield queries, GuaranteeRequest(ALPHA, DELTA, mix="any"), later
+    yield queries, make_request(ALPHA, DELTA, mix="any"), later
 
 
 def other_population() -> Iterable[Outcome]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rcir.errors import InvalidConfig, naming_flags, printable
-from rcir.risk.request import RequestOption, request_options
+from rcir.risk.options import RequestOption, request_options
 from rcir.serving.settings import Settings
 
 

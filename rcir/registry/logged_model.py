@@ -20,8 +20,7 @@ from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable, printabl
 from rcir.imports import EXTRAS
 from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import GuaranteeRequest
-from rcir.risk.request import request_options
+from rcir.risk import make_request, request_options
 from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import current_version
 
@@ -260,7 +259,7 @@ def require_measured(
 def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """Return the threshold at the level of a row before any choice; None if not certified."""
     try:
-        request = GuaranteeRequest(row["alpha"], row["delta"])
+        request = make_request(row["alpha"], row["delta"])
         return retriever.require_calibration().main.guarantee(request).threshold
     except RiskUnattainable:
         return None
@@ -272,7 +271,7 @@ def _guarantee(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]
     lines = []
     for row in rows:
         with suppress(RiskUnattainable):
-            lines = [f"> {calibration.guarantee(GuaranteeRequest(row['alpha'], row['delta']))}"]
+            lines = [f"> {calibration.guarantee(make_request(row['alpha'], row['delta']))}"]
             break
     if calibration.chosen_among > 1:
         lines += [

@@ -15,7 +15,7 @@ from rcir.errors import StaleCalibration, printable
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.search import Results, Searcher, refuse_images
-from rcir.risk import Guarantee, GuaranteeRequest, SearchResults
+from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.results import set_sizes
 from rcir.risk.score_functions import Ranking
 
@@ -190,7 +190,7 @@ class Version:
         return self.searcher.judged(results, uncertainty)
 
     def answer(
-        self, query: Any, request: GuaranteeRequest, uncertainty: Any = None, model: Any = None
+        self, query: Any, request: Request, uncertainty: Any = None, model: Any = None
     ) -> Retrieval | list[Retrieval]:
         """Answer queries with sets that satisfy a request, see `Retriever.retrieve`."""
         guarantee = self.valid_calibration().guarantee(request)
@@ -208,9 +208,7 @@ class Version:
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
-    def answer_at_levels(
-        self, queries: Any, requests: Sequence[GuaranteeRequest]
-    ) -> list[AtLevels]:
+    def answer_at_levels(self, queries: Any, requests: Sequence[Request]) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         guarantees = self.valid_calibration().attainable(requests)
         strictest = guarantees[0]

@@ -45,9 +45,9 @@ from rcir.retrieval.tuning import (
 )
 from rcir.risk import (
     Exchangeability,
-    GuaranteeRequest,
     LabelledResults,
     check_exchangeability,
+    make_request,
     score,
 )
 from rcir.risk.selection import Fits
@@ -266,7 +266,7 @@ def check_recent(
             f"queries come in clusters ({cluster}), and are compared as independent ones: "
             "calibrate and check with one query of each"
         )
-    request = GuaranteeRequest(alpha, delta, anytime=calibration.sequential)
+    request = make_request(alpha, delta, anytime=calibration.sequential)
     threshold = calibration.guarantee(request).threshold
     scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
     return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))

@@ -17,10 +17,11 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, RuleKey, Rules, TunedOn
-from rcir.risk import Guarantee, GuaranteeRequest, LabelledResults, SetRule
+from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import AT_EVERY_MOMENT, in_plural, opening
 from rcir.risk.losses import MISS
-from rcir.risk.request import Distinct, conflict
+from rcir.risk.options import Distinct
+from rcir.risk.request import conflict
 from rcir.risk.selection import ComparedSizes
 from rcir.store.codec import Array
 
@@ -120,9 +121,7 @@ class Calibration:
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     left_out: str | None = None
-    _guarantees: dict[GuaranteeRequest, Guarantee] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _guarantees: dict[Request, Guarantee] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if RuleKey(tuned_on=self.tuned_on) not in self.rules:
@@ -286,7 +285,7 @@ class Calibration:
             )
         return None
 
-    def rule_for(self, request: GuaranteeRequest) -> SetRule:
+    def rule_for(self, request: Request) -> SetRule:
         """Return the rule that answers a request.
 
         Raises:
@@ -294,20 +293,20 @@ class Calibration:
                 labels, and the rules were tuned on queries of the labels that calibrated.
         """
         tuned_on = self.tuned_on
-        if request.query_labels != "calibrated":
+        if request.labels != "calibrated":
             if reason := self._why_no_new_labels():
-                raise InvalidConfig(f"query_labels is {request.query_labels!r}, but {reason}")
+                raise InvalidConfig(f"query_labels is {request.labels!r}, but {reason}")
             if RuleKey(tuned_on="gallery") in self.rules:
                 tuned_on = "gallery"
-        risk = MISS.name if isinstance(request.alpha, Mapping) else request.risk
-        key = RuleKey(request.distinct, risk, tuned_on)
+        risk = request.risk or MISS
+        key = RuleKey(request.distinct, risk.name, tuned_on)
         if key not in self.rules:
             raise InvalidConfig(
                 f"distinct is {request.distinct!r}, but the gallery has no labels: it can be None"
             )
         return self.rules[key]
 
-    def guarantee(self, request: GuaranteeRequest) -> Guarantee:
+    def guarantee(self, request: Request) -> Guarantee:
         """Certify a request, once: the answer is remembered.
 
         Raises:
@@ -331,11 +330,11 @@ class Calibration:
             self._guarantees[request] = guarantee
         return guarantee
 
-    def has_certified(self, request: GuaranteeRequest) -> bool:
+    def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""
         return request in self._guarantees
 
-    def attainable(self, requests: Sequence[GuaranteeRequest]) -> list[Guarantee]:
+    def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:
         """Certify requests with ascending alphas; those that nothing certifies are left out.
 
         Raises:
@@ -354,7 +353,7 @@ class Calibration:
     def certified_size(self, alpha: float) -> CertifiedSize:
         """Return the mean size of the calibration queries' sets for misses, at its delta."""
         rule = self.main
-        request = GuaranteeRequest(alpha, self.options.delta, anytime=self.sequential)
+        request = make_request(alpha, self.options.delta, anytime=self.sequential)
         baseline, constant, size, least = rule.of_constant_size(), None, None, None
         try:
             certified = baseline.guarantee(request, self.chosen_among)
@@ -367,10 +366,10 @@ class Calibration:
             least = error.minimum_alpha
         return CertifiedSize(alpha, size, constant, least, self._new_labels_size(request))
 
-    def _new_labels_size(self, request: GuaranteeRequest) -> float | None:
+    def _new_labels_size(self, request: Request) -> float | None:
         """Return the mean size of the sets that new labels need, None if refused."""
         try:
-            request = replace(request, query_labels="new")
+            request = replace(request, labels="new")
             threshold = self.guarantee(request).threshold
         except (InvalidConfig, RiskUnattainable):
             return None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,9 +26,16 @@ from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.queries import Metric, Queries
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, divide_queries
-from rcir.risk import Exchangeability, Guarantee, GuaranteeRequest, LabelledResults, SearchResults
+from rcir.risk import (
+    Exchangeability,
+    Guarantee,
+    LabelledResults,
+    RequestOptions,
+    SearchResults,
+    make_request,
+)
 from rcir.risk.bounds import check_levels
-from rcir.risk.request import Alpha, Distinct
+from rcir.risk.options import Alpha, Distinct
 from rcir.trust import reading
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -477,11 +484,11 @@ class Retriever:
 
     @overload
     def retrieve(
-        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Any
+        self, query: ImageLike, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
     ) -> Retrieval: ...
     @overload
     def retrieve(
-        self, query: Several, alpha: Alpha, delta: float | None, **options: Any
+        self, query: Several, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
     ) -> list[Retrieval]: ...
 
     def retrieve(
@@ -492,7 +499,7 @@ class Retriever:
         *,
         uncertainty: float | NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the requested guarantee.
 
@@ -507,7 +514,7 @@ class Retriever:
                 `Searcher.prepared` returns, which gives a list. Without an encoder, a vector (d,),
                 or vectors (n, d), which give a list.
             alpha, delta, options: the guarantee that is requested: its options and their meaning
-                are those of `rcir.risk.GuaranteeRequest`, listed by `rcir.risk.request_options`.
+                are those of `rcir.risk.make_request`, listed by `rcir.risk.request_options`.
             uncertainty: of a vector, or (n,) of vectors, if and only if those calibrated with had
                 theirs.
             model: what embedded the vectors; refused if that is not what embedded the gallery.
@@ -526,17 +533,19 @@ class Retriever:
             >>> retriever.retrieve(queries[0], 0.1, 0.1, distinct="label").size > 0
             True
         """
-        request = GuaranteeRequest(alpha, delta, **options)
+        request = make_request(alpha, delta, **options)
         return self._version.answer(query, request, uncertainty, model)
 
-    def guarantee(self, alpha: Alpha, delta: float | None, **options: Any) -> Guarantee:
+    def guarantee(
+        self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+    ) -> Guarantee:
         """Return the guarantee that `retrieve` would give with its answers.
 
         Raises:
             RcirError: as `retrieve` does, but for those of queries.
         """
         calibration = self._version.valid_calibration()
-        return calibration.guarantee(GuaranteeRequest(alpha, delta, **options))
+        return calibration.guarantee(make_request(alpha, delta, **options))
 
     def at_levels(
         self,
@@ -568,7 +577,7 @@ class Retriever:
             ((0.05, 0.1, 0.2), True)
         """
         requests = [
-            GuaranteeRequest(alpha, delta, distinct=distinct, group=group, simultaneous=True)
+            make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
             for alpha in sorted(check_levels(alphas))
         ]
         return self._version.answer_at_levels(query, requests)

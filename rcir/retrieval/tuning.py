@@ -36,7 +36,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.losses import MISS
-from rcir.risk.request import Distinct
+from rcir.risk.options import Distinct
 from rcir.risk.selection import ComparedSizes, Fits, score_function_class, size_ratio
 from rcir.store.codec import NOT_STORED
 

@@ -17,8 +17,9 @@ from rcir.risk.guarantee import Guarantee, SetRule
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
+from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.population import Population
-from rcir.risk.request import GuaranteeRequest, Request, request_options
+from rcir.risk.request import Request, make_request
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, score, score_ranks
 from rcir.risk.selection import (
@@ -45,7 +46,6 @@ __all__ = [
     "Constant",
     "Exchangeability",
     "Guarantee",
-    "GuaranteeRequest",
     "LabelledResults",
     "Learned",
     "MatchProbability",
@@ -53,6 +53,7 @@ __all__ = [
     "Population",
     "Quantile",
     "Request",
+    "RequestOptions",
     "Reranked",
     "Risk",
     "RiskMonitor",
@@ -75,6 +76,7 @@ __all__ = [
     "is_certified",
     "learn_then_test",
     "local_level",
+    "make_request",
     "mean_loss",
     "mean_size",
     "minimum_alpha",

@@ -19,6 +19,7 @@ from scipy.special import bdtr, bdtri, betainc, betaincc, betainccinv, betaincin
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 
 Bound = Literal["binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting"]
+Holds = Literal["once", "for all alphas", "at every moment"]  # a guarantee
 
 
 @dataclass(frozen=True)

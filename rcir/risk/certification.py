@@ -31,7 +31,7 @@ from rcir.risk.bounds import (
     p_value,
 )
 from rcir.risk.losses import MISS, Risk
-from rcir.risk.request import GuaranteeRequest, conflict
+from rcir.risk.request import Group, Mix, Request, conflict
 from rcir.risk.results import ScoredResults
 from rcir.risk.sequential import (
     anytime_allowed_misses,
@@ -46,7 +46,7 @@ COMPARED = 0.005  # the two bounds of means over labels are compared at multiple
 
 
 def certify(
-    request: GuaranteeRequest,
+    request: Request,
     calibration: ScoredResults,
     tuning: ScoredResults | None = None,
     bound: Bound = "binomial",
@@ -68,10 +68,12 @@ def certify(
             and the number of calibration queries that would do.
 
     Example:
+        >>> from rcir.risk import make_request
         >>> scores = np.tile(np.arange(2, dtype=np.float32), (1000, 1))
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
         >>> calibration = ScoredResults.of(scores, relevant)
-        >>> [certify(GuaranteeRequest(alpha, 0.1), calibration).threshold for alpha in (0.05, 0.15)]
+        >>> requests = [make_request(alpha, 0.1) for alpha in (0.05, 0.15)]
+        >>> [certify(request, calibration).threshold for request in requests]
         [1.0, 0.0]
     """
     check_bound(bound)
@@ -89,29 +91,33 @@ def certify(
         with _refused(f"sets of at most {size} items"):
             cut = None if tuning is None else tuning.cut(size)
             return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
-    if request.query_labels != "calibrated":
+    if request.labels != "calibrated":
         return for_labels(request, calibration, tuning, bound)
-    if request.mix == "any":
+    if request.groups == "any mix":
         return any_mix(request, calibration, tuning, bound)
     if request.group is not None:
         with _refused(f"group {request.group!r}"):
             queries = calibration.of_group(request.group)
-            return certify(replace(request, group=None), queries, tuning, bound)
-    alpha, delta, risk = request.alpha, request.delta, request.one_risk
+            return certify(replace(request, groups="all"), queries, tuning, bound)
+    alpha, delta, risk = request.alpha, request.delta, request.risk
     bound_of_means = _bound_of_means(bound, calibration)
-    if isinstance(alpha, Mapping) or not risk.monotone:
-        assert delta is not None  # see `conflict`
-        if request.abstain:
-            return selective(request.levels[request.risk], delta, calibration, _required(tuning))
+    if risk is None or isinstance(alpha, Mapping) or not risk.monotone:
+        assert delta is not None  # requests without delta have one monotone risk
+        if risk is not None and risk.abstains:
+            return selective(request.levels[risk.name], delta, calibration, _required(tuning))
         return learn_then_test(
             request.levels, delta, calibration, _required(tuning), bound_of_means
         )
-    if risk.exact and calibration.population.clusters is None and request.mix is None:
+    mix = request.groups if isinstance(request.groups, Mix) else None
+    if risk.exact and calibration.population.clusters is None and mix is None:
         if risk is not MISS:
             risk.check_losses(calibration)
-        at = {"simultaneous": request.simultaneous, "anytime": request.anytime}
+        at = {
+            "simultaneous": request.holds == "for all alphas",
+            "anytime": request.holds == "at every moment",
+        }
         return order_statistic(alpha, delta, calibration, bound, **at)
-    weights = None if request.mix is None else group_weights(calibration, dict(request.mix))
+    weights = None if mix is None else group_weights(calibration, mix.shares)
     whole = risk.binary and calibration.population.clusters is None and weights is None
     chosen = bound if whole else bound_of_means
     return mean_loss(risk, alpha, delta, calibration, tuning, chosen, weights)
@@ -455,7 +461,7 @@ def _bet(
 
 
 def any_mix(
-    request: GuaranteeRequest,
+    request: Request,
     calibration: ScoredResults,
     tuning: ScoredResults | None = None,
     bound: Bound = "binomial",
@@ -488,9 +494,16 @@ def any_mix(
             f"{as_option('mix', 'any')} needs one group for each: {remedy}"
         )
     assert request.delta is not None
-    each = replace(request, mix=None, delta=request.delta / len(groups))
+    share = request.delta / len(groups)
     certificates, refusals = _tried(
-        partial(certify, replace(each, group=name), calibration, tuning, bound) for name in groups
+        partial(
+            certify,
+            replace(request, groups=Group(name), delta=share),
+            calibration,
+            tuning,
+            bound,
+        )
+        for name in groups
     )
     if refusals:
         raise _all_refused(
@@ -523,7 +536,7 @@ def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArr
 
 
 def for_labels(
-    request: GuaranteeRequest,
+    request: Request,
     calibration: ScoredResults,
     tuning: ScoredResults | None = None,
     bound: Bound = "binomial",
@@ -541,12 +554,12 @@ def for_labels(
         InvalidConfig: the queries have no labels.
         RiskUnattainable: there are too few labels, or too few queries.
     """
-    plain = replace(request, query_labels="calibrated")
+    plain = replace(request, labels="calibrated")
     by_label = calibration.by_label()
     tuning_by_label = None if tuning is None else tuning.by_label()
-    if request.query_labels == "new":
+    if request.labels == "new":
         return _mean_over_labels(plain, by_label, tuning_by_label, bound)
-    if isinstance(request.alpha, Mapping) or not request.one_risk.monotone:
+    if not request.monotone:
         assert request.delta is not None
         calibration = calibration.of_group(request.group)
         means = _bound_of_means(bound, by_label)
@@ -567,7 +580,7 @@ def for_labels(
     if refusals:
         # One kind may be certified at this alpha, but not at the one that the other kind needs.
         new = by_label.of_group(half.group)
-        from_new = _certified_from(replace(half, group=None), new, tuning_by_label, bound)
+        from_new = _certified_from(replace(half, groups="all"), new, tuning_by_label, bound)
         raise _all_refused("queries of any labels, each kind at half of delta", refusals, from_new)
     return replace(
         max(certificates, key=lambda one: one.threshold),
@@ -577,7 +590,7 @@ def for_labels(
 
 
 def _mean_over_labels(
-    request: GuaranteeRequest,
+    request: Request,
     calibration: ScoredResults,
     tuning: ScoredResults | None,
     bound: Bound,
@@ -589,13 +602,16 @@ def _mean_over_labels(
     which in turn needs smaller sets where there are many. The tuning split says which is better at
     an alpha, before either sees the calibration queries. Labels are the clusters of both splits.
     """
-    calibration, request = calibration.of_group(request.group), replace(request, group=None)
-    alpha, delta, risk = request.alpha, request.delta, request.one_risk
-    if risk is not MISS and risk.exact:
+    calibration = calibration.of_group(request.group)
+    if request.group is not None:
+        request = replace(request, groups="all")
+    alpha, delta, risk = request.alpha, request.delta, request.risk
+    if risk is not None and risk is not MISS and risk.exact:
         risk.check_losses(calibration)
     if tuning is None or not _has_two_bounds(request, bound):
         return certify(request, calibration, tuning, bound)
     assert delta is not None
+    assert risk is not None
     assert not isinstance(alpha, Mapping)
     try:
         if not _one_of_each_is_better(
@@ -617,10 +633,11 @@ def _mean_over_labels(
     return replace(certificate, bound="one-per-label binomial")
 
 
-def _has_two_bounds(request: GuaranteeRequest, bound: Bound) -> bool:
+def _has_two_bounds(request: Request, bound: Bound) -> bool:
     """Return whether one query of each label can certify a request as well."""
-    plain = request.delta is not None and request.mix is None and bound == "binomial"
-    return plain and request.one_risk.exact and not isinstance(request.alpha, Mapping)
+    mixed = request.groups == "any mix" or isinstance(request.groups, Mix)
+    exact = request.risk is not None and request.risk.exact
+    return exact and request.delta is not None and not mixed and bound == "binomial"
 
 
 def _one_of_each_is_better(alpha: float, delta: float, n: int, tuned: _MatchLosses) -> bool:
@@ -651,7 +668,7 @@ def _cell(alpha: float) -> int:
 
 
 def _certified_from(
-    request: GuaranteeRequest,
+    request: Request,
     calibration: ScoredResults,
     tuning: ScoredResults | None,
     bound: Bound,
@@ -670,14 +687,20 @@ def _certified_from(
 
     delta = request.delta
     by_bet = smallest(
-        lambda alpha: certify(replace(request, alpha=alpha), calibration, tuning, bound)
+        lambda alpha: certify(
+            replace(request, levels=dict.fromkeys(request.levels, alpha)),
+            calibration,
+            tuning,
+            bound,
+        )
     )
-    if tuning is None or delta is None or not _has_two_bounds(request, bound):
+    risk = request.risk
+    if tuning is None or delta is None or risk is None or not _has_two_bounds(request, bound):
         return by_bet if by_bet < 1 else None
     drawn = calibration[calibration.population.one_of_each_unit()]
     by_one = smallest(lambda alpha: order_statistic(alpha, delta, drawn))
     least, most = sorted([by_one, by_bet])
-    tuned = _MatchLosses(request.one_risk, tuning)
+    tuned = _MatchLosses(risk, tuning)
     for cell in range(_cell(least), min(_cell(most) + 1, _cell(1.0))):
         better = _one_of_each_is_better(
             COMPARED * cell, delta, calibration.population.n_units, tuned

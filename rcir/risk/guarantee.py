@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
@@ -14,13 +14,13 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, printable
 from rcir.risk.bounds import Bound, Certificate, check_among, check_bound, corrected
 from rcir.risk.certification import certify
 from rcir.risk.losses import find_risk
+from rcir.risk.options import Alpha
 from rcir.risk.population import LABEL
-from rcir.risk.request import Alpha, GuaranteeRequest, conflict
+from rcir.risk.request import Mix, Request
 from rcir.risk.results import ScoredResults, SearchResults, set_sizes
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
 AT_EVERY_MOMENT = "at every moment since this gallery was calibrated"
-_OPTIONS = tuple(field.name for field in fields(GuaranteeRequest))
 _CERTIFIED = tuple(field.name for field in fields(Certificate))
 
 
@@ -48,7 +48,7 @@ class Guarantee:
             calibration queries were items of the gallery; one query of each calibrated.
     """
 
-    request: GuaranteeRequest
+    request: Request
     certificate: Certificate
     score_function: str
     n_calibration: int
@@ -74,8 +74,7 @@ class Guarantee:
     @property
     def risk(self) -> str:
         """The name of the risk; of several, all names."""
-        alpha = self.request.alpha
-        return ", ".join(alpha) if isinstance(alpha, Mapping) else self.request.risk
+        return ", ".join(self.request.levels)
 
     @property
     def threshold(self) -> float:
@@ -104,11 +103,7 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; several risks are named in one text."""
-        values: dict[str, Any] = {name: getattr(self.request, name) for name in _OPTIONS}
-        for name in ("alpha", "mix"):
-            if isinstance(values[name], Mapping):
-                values[name] = {key: float(value) for key, value in values[name].items()}
-        values["risk"] = self.risk
+        values: dict[str, Any] = {**self.request.to_keywords(), "risk": self.risk}
         values |= {name: getattr(self.certificate, name) for name in _CERTIFIED}
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         del own["request"], own["certificate"]
@@ -126,15 +121,15 @@ class Guarantee:
             words = {"sets": risk.sets + distinct, "matches": matches, "items": items}
             clauses.append(risk.clause.format(alpha=level, **words))
         conditions = []
-        if request.simultaneous:
+        if request.holds == "for all alphas":
             conditions.append("whatever alpha is chosen")
-        if request.anytime:
+        if request.holds == "at every moment":
             conditions.append(AT_EVERY_MOMENT)
-        if request.mix == "any":
+        if request.groups == "any mix":
             conditions.append(f"whatever the mix of the {self.n_groups} groups")
-        elif isinstance(request.mix, Mapping):
+        elif isinstance(request.groups, Mix):
             shares = ", ".join(
-                f"{printable(group)} {share:g}" for group, share in request.mix.items()
+                f"{printable(group)} {share:g}" for group, share in request.groups.shares.items()
             )
             conditions.append(f"where the groups come as {shares}")
         sure = opening(self.delta, conditions, self.chosen_among)
@@ -160,9 +155,9 @@ class Guarantee:
             f"{queries} of any further {label} like the {self.n_labels} that calibrated{searched}, "
             f"each {label} counted alike"
         )
-        if request.query_labels == "new":
+        if request.labels == "new":
             like = further
-        elif request.query_labels == "any":
+        elif request.labels == "any":
             like += f" and to {further}, whatever the mix of both"
         elif self.left_out is None and self.n_labels is not None and label == LABEL:
             like = f"{queries} of the same {self.n_labels} labels as {calibrated}"
@@ -199,13 +194,13 @@ class SetRule:
         InvalidData: the splits were searched to different depths.
 
     Example:
-        >>> from rcir.risk import Constant, LabelledResults, score
+        >>> from rcir.risk import Constant, LabelledResults, make_request, score
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
         >>> queries = SearchResults(np.zeros(1000), depth=2)
         >>> labelled = LabelledResults(queries, relevant, np.ones(1000, int))
         >>> scored = score(Constant(), labelled)
         >>> rule = SetRule(Constant(), scored[::2], scored[1::2])
-        >>> guarantee = rule.guarantee(GuaranteeRequest(0.05, 0.1))
+        >>> guarantee = rule.guarantee(make_request(0.05, 0.1))
         >>> rule.sets(queries[:3], guarantee)[1].tolist()
         [2, 2, 2]
     """
@@ -224,7 +219,7 @@ class SetRule:
                 f"queries to {self.calibration.depth}: search both alike"
             )
 
-    def guarantee(self, request: GuaranteeRequest, chosen_among: int = 1) -> Guarantee:
+    def guarantee(self, request: Request, chosen_among: int = 1) -> Guarantee:
         """Certify a request.
 
         Args:
@@ -238,9 +233,13 @@ class SetRule:
         """
         at_delta = request
         if check_among(chosen_among) > 1:
-            if reason := conflict(request, chosen_among=chosen_among):
-                raise InvalidConfig(reason)
-            at_delta = replace(request, delta=corrected(request.delta or 0, chosen_among))
+            if request.delta is None:
+                raise InvalidConfig(
+                    f"delta is None, but the retriever was chosen among {chosen_among}: an average "
+                    "over calibrations does not survive a choice; give a delta, or calibrate on "
+                    "other queries"
+                )
+            at_delta = replace(request, delta=corrected(request.delta, chosen_among))
         try:
             certificate = certify(at_delta, self.calibration, self.tuning, self.bound)
         except RiskUnattainable as error:

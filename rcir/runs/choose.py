@@ -14,10 +14,10 @@ from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     Guarantee,
-    GuaranteeRequest,
     SetRule,
     check_level,
     corrected,
+    make_request,
     smallest_certified,
 )
 from rcir.runs.compare import Comparison, Run, compare, group_by_queries, read_runs
@@ -79,7 +79,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         retriever = Retriever.load(run.retriever)
         rules.append(_compared_rule(retriever, run))
         among += retriever.require_calibration().chosen_among
-    request, refusals = GuaranteeRequest(alpha, delta), []
+    request, refusals = make_request(alpha, delta), []
     number = smallest_certified([run.measured["test"].parts for run in runs], alpha, delta, among)
     if number is None:
         for rule in rules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
 from rcir.options import DELTA
-from rcir.risk.request import GuaranteeRequest, request_options
+from rcir.risk import request_options
 
 Kind = TypeVar("Kind", bound=BaseModel)
 # The event loop parses JSON bodies, and many tiny parts would take seconds: signs that begin or
@@ -73,11 +73,9 @@ else:
 
     def _body_with(*names: str) -> type[Body]:
         """Return a body with options of a request as fields."""
-        hints = get_type_hints(GuaranteeRequest)
-        fields = {
-            name: (hints[name], Field(OPTIONS[name].default, description=OPTIONS[name].help))
-            for name in names
-        }
+        fields: dict[str, Any] = {}
+        for option in map(OPTIONS.__getitem__, names):
+            fields[option.name] = option.annotation, Field(option.default, description=option.help)
         return create_model("_RequestBody", __base__=Body, **fields)
 
     _RequestBody = _body_with(*OPTIONS)
@@ -116,7 +114,7 @@ class Terms(_RequestBody):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of `GuaranteeRequest` and `Retriever.retrieve`."""
+        """The keywords of `Retriever.retrieve`."""
         return {name: getattr(self, name) for name in OPTIONS}
 
 

@@ -23,8 +23,8 @@ from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, GuaranteeRequest, LabelledResults, Population
-from rcir.risk.request import Distinct
+from rcir.risk import RISKS, LabelledResults, Population, make_request
+from rcir.risk.options import Distinct
 from rcir.serving.middleware import TooLarge
 from rcir.serving.schemas import Terms
 from rcir.store.folder import MANIFEST, read_manifest
@@ -168,7 +168,7 @@ class Served:
 
     def is_certified(self, terms: Terms) -> bool:
         """Return True if the calibration has certified a guarantee already."""
-        return self.calibration.has_certified(GuaranteeRequest(**terms.options))
+        return self.calibration.has_certified(make_request(**terms.options))
 
     def certify(self, terms: Terms) -> None:
         """Certify a guarantee, which takes up to a second the first time."""
@@ -208,7 +208,7 @@ class Served:
     def _mean_sizes(
         self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
     ) -> list[float]:
-        rule = self.calibration.rule_for(GuaranteeRequest(distinct=distinct))
+        rule = self.calibration.rule_for(make_request(distinct=distinct))
         queries = rule.calibration.of_group(group)
         means = {threshold: float(queries.sizes(threshold).mean()) for threshold in set(thresholds)}
         return [means[threshold] for threshold in thresholds]
@@ -248,7 +248,7 @@ class Served:
 
     def _level(self, alpha: float, distinct: Any) -> dict[str, Any]:
         calibration = self.calibration
-        request = GuaranteeRequest(alpha, DELTA, distinct=distinct, anytime=calibration.sequential)
+        request = make_request(alpha, DELTA, distinct=distinct, anytime=calibration.sequential)
         try:
             threshold = calibration.guarantee(request).threshold
         except RiskUnattainable as error:

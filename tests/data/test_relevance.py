@@ -24,9 +24,9 @@ from rcir.metrics.labels import VOTERS
 from rcir.risk import (
     LabelledResults,
     MatchProbability,
-    Request,
     SearchResults,
     certify,
+    make_request,
     score,
 )
 from rcir.store.codec import decode, encode
@@ -367,9 +367,9 @@ def test_votes_make_sets_of_places_smaller_and_better():
         tuning, calibration, scored = (
             score(score_function, part) for part in (tuning, calibration, test)
         )
-        half = certify(Request(0.5, 0.1, "recall"), calibration, tuning).threshold
+        half = certify(make_request(0.5, 0.1, risk="recall"), calibration, tuning).threshold
         set_sizes[with_votes] = scored.sizes(half).mean()
-        request = Request(0.5, 0.1, "false-discovery")
+        request = make_request(0.5, 0.1, risk="false-discovery")
         wrong = certify(request, calibration, tuning).threshold
         n_matches[with_votes] = scored.n_within(np.array([wrong]), scored.relevant).mean()
     assert set_sizes[True] < 0.9 * set_sizes[False]  # 45.3 against 53.0

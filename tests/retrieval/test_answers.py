@@ -15,7 +15,7 @@ from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLevel, RiskUnattainable
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, GuaranteeRequest
+from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, make_request
 from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, GALLERY, TEST
 
@@ -300,7 +300,7 @@ def test_names_that_are_not_one_to_one_are_ignored(names):
 # What an answer and its guarantee say
 
 GUARANTEE = Guarantee(
-    GuaranteeRequest(0.05, 0.1),
+    make_request(0.05, 0.1),
     Certificate(12.5, "binomial", risk_bound=0.0498),
     score_function="quantile",
     n_calibration=3000,
@@ -309,12 +309,17 @@ GUARANTEE = Guarantee(
 
 def changed(**changes):
     """The guarantee with other values of its request, of its certificate, or of its own."""
-    parts = {}
-    for name in ("request", "certificate"):
-        part = getattr(GUARANTEE, name)
-        values = {key: changes.pop(key) for key in vars(part).keys() & changes.keys()}
-        parts[name] = replace(part, **values)
-    return replace(GUARANTEE, **parts, **changes)
+    certificate, keywords = GUARANTEE.certificate, GUARANTEE.request.to_keywords()
+    of_certificate, of_request = (
+        {name: changes.pop(name) for name in names & changes.keys()}
+        for names in (vars(certificate).keys(), keywords.keys())
+    )
+    return replace(
+        GUARANTEE,
+        request=make_request(**keywords | of_request),
+        certificate=replace(certificate, **of_certificate),
+        **changes,
+    )
 
 
 def retrieval(labels=(4, 7)):

@@ -50,7 +50,11 @@ def test_anytime_guarantees_rest_on_all_queries_so_far(own, alpha):
     assert before.threshold == pytest.approx(
         smallest_threshold(CALIBRATION.scores, alpha), rel=1e-6
     )
-    assert (before.n_calibration, before.bound, before.request.anytime) == (400, "anytime", True)
+    assert (before.n_calibration, before.bound, before.request.holds) == (
+        400,
+        "anytime",
+        "at every moment",
+    )
     own.extend_calibration(search(own, FURTHER))
     after = guarantee(own, alpha, anytime=True)
     both = np.concatenate([CALIBRATION.scores, FURTHER.scores])

@@ -126,7 +126,7 @@ def test_a_mix_with_more_hard_queries_needs_a_larger_threshold(certified):
         weighted = share * missed[HARD].mean() + (1 - share) * missed[~HARD].mean()
         # Below alpha, as a certificate requires, but not by far.
         assert 0.15 < weighted < 0.3
-        assert (found.request.mix, found.bound) == (mix, "betting")
+        assert (found.to_dict()["mix"], found.bound) == (mix, "betting")
         thresholds.append(found.threshold)
     assert thresholds == sorted(set(thresholds))
 

@@ -11,13 +11,13 @@ from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.tuning import CalibrationOptions, RuleKey, search_items, why_gallery_cannot_tune
 from rcir.risk import (
-    GuaranteeRequest,
     LabelledResults,
     Population,
     Risk,
     ScoredResults,
     certify,
     losses,
+    make_request,
 )
 from rcir.store.codec import encode
 from tests.populations import in_population
@@ -63,7 +63,7 @@ def test_new_labels_are_served_by_rules_of_the_gallery_and_counted(both, tmp_pat
         for query_labels in ("new", "any"):
             options = request | {"delta": 0.1, "query_labels": query_labels, "distinct": "label"}
             guarantee = retriever.guarantee(**options)
-            assert (guarantee.n_labels, guarantee.request.query_labels) == (KNOWN, query_labels)
+            assert (guarantee.n_labels, guarantee.request.labels) == (KNOWN, query_labels)
             assert f"any further label like the {KNOWN} that calibrated" in str(guarantee)
             again = loaded.retrieve(new[:30], **options)
             assert plain(again) == plain(retriever.retrieve(new[:30], **options))
@@ -79,7 +79,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
     for rows in (slice(0, 300), slice(300, None)):
         retriever, report = made(rows, "auto", tuning="gallery")
         calibration = retriever.require_calibration()
-        rule = calibration.rule_for(GuaranteeRequest(distinct="label"))
+        rule = calibration.rule_for(make_request(distinct="label"))
         states.append((calibration.uncertainty, encode(rule.score_function), rule.tuning.scores))
         assert (report.n_calibration, report.tuned_on_gallery) == (300, True)
     np.testing.assert_equal(*states)
@@ -153,9 +153,9 @@ def test_too_few_labels_are_refused_with_their_number():
 def test_impossible_combinations_are_refused(both):
     for options in ({"simultaneous": True}, {"anytime": True}, {"abstain": True}):
         with pytest.raises(InvalidConfig, match="independent"):
-            GuaranteeRequest(0.2, 0.1, query_labels="any", **options)
+            make_request(0.2, 0.1, query_labels="any", **options)
     with pytest.raises(InvalidConfig, match="query_labels"):
-        GuaranteeRequest(0.2, 0.1, query_labels="old")
+        make_request(0.2, 0.1, query_labels="old")
     with pytest.raises(InvalidData, match="choose"):
         made(clusters=[str(n) for n in range(len(QUERY_LABELS))], tuning="labels")
     clustered, _ = made(clusters=[f"{n // 4}" for n in range(len(QUERY_LABELS))])
@@ -220,7 +220,7 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     calibration = retriever.require_calibration()
     assert len(calibration.tuning_queries) == len(TUNING)
     rule = calibration.rules[RuleKey(tuned_on="gallery")]
-    assert rule is calibration.rule_for(GuaranteeRequest(query_labels="new"))
+    assert rule is calibration.rule_for(make_request(query_labels="new"))
     assert rule.calibration.population.labels.tolist() == CALIBRATION.labels.tolist()
 
 
@@ -263,12 +263,12 @@ def equal_within_labels(labels, queries=3):
 
 def test_as_many_labels_certify_as_the_refusal_says():
     """A tenth needs 22 labels without a miss: 0.9^21 > 0.1 > 0.9^22."""
-    request = GuaranteeRequest(0.1, 0.1, query_labels="new")
+    request = make_request(0.1, 0.1, query_labels="new")
     tuning = equal_within_labels(50)
     with pytest.raises(RiskUnattainable, match="1 more labels") as caught:
         certify(request, equal_within_labels(21), tuning)
     assert caught.value.required_calibration == 22
-    smallest = replace(request, alpha=caught.value.minimum_alpha)
+    smallest = replace(request, levels={"miss": caught.value.minimum_alpha})
     assert certify(smallest, equal_within_labels(21), tuning).threshold == 20
     assert certify(request, equal_within_labels(22), tuning).threshold == 21
 
@@ -287,12 +287,14 @@ def test_every_alpha_from_the_one_that_a_refusal_states_on_is_certified(query_la
         return of_labels(label, scores, scores == first[:, None])
 
     tuning, calibration = drawn(60), drawn(12 + 8 * seed)
-    request = GuaranteeRequest(0.02, 0.1, query_labels=query_labels)
+    request = make_request(0.02, 0.1, query_labels=query_labels)
     with pytest.raises(RiskUnattainable) as caught:
         certify(request, calibration, tuning)
     least, bounds = caught.value.minimum_alpha, set()
     for alpha in np.linspace(least, 0.7, 30):
-        bounds.add(certify(replace(request, alpha=float(alpha)), calibration, tuning).bound)
+        bounds.add(
+            certify(replace(request, levels={"miss": float(alpha)}), calibration, tuning).bound
+        )
     assert len(bounds) == 2
 
 
@@ -302,7 +304,7 @@ def test_a_refusal_of_every_alpha_states_none(query_labels):
     labels = np.arange(40) // 2
     missed = of_labels(labels, scores, np.zeros((40, 1), bool))
     with pytest.raises(RiskUnattainable) as caught:
-        certify(GuaranteeRequest(0.1, 0.1, query_labels=query_labels), missed, missed)
+        certify(make_request(0.1, 0.1, query_labels=query_labels), missed, missed)
     assert caught.value.minimum_alpha is None
 
 
@@ -315,7 +317,7 @@ def test_the_tuning_split_chooses_between_one_query_and_all_of_each_label():
     alike = of_labels(label, scores, relevant)
     for tuning in (alike, equal_within_labels(45)):
         calibration = tuning if tuning is not alike else alike[rng.permutation(len(label))]
-        certificate = certify(GuaranteeRequest(0.3, 0.1, query_labels="new"), calibration, tuning)
+        certificate = certify(make_request(0.3, 0.1, query_labels="new"), calibration, tuning)
         names[tuning is alike] = certificate.bound
     assert names == {True: "betting", False: "one-per-label binomial"}
 
@@ -333,7 +335,7 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
     with pytest.raises(InvalidConfig, match="labels"):
         own.guarantee(0.4, 0.1, query_labels="new")
     own.calibrate(queries, places, "quantile", tuning="labels")
-    calibration, request = own.require_calibration(), GuaranteeRequest(0.4, 0.1)
+    calibration, request = own.require_calibration(), make_request(0.4, 0.1)
 
     def in_cells(scored, searched):
         _, cells = np.unique(searched.relevance.places // 10, axis=0, return_inverse=True)
@@ -376,7 +378,7 @@ def test_losses_of_a_custom_risk_are_checked_for_new_labels(monkeypatch):
     labels = np.repeat(np.arange(22), 3)
     scores = np.tile(np.arange(12, dtype=np.float32), (len(labels), 1))
     queries = of_labels(labels, scores, np.isin(scores, [0, 10]))
-    request = GuaranteeRequest(0.1, 0.1, risk=risk.name, query_labels="new")
+    request = make_request(0.1, 0.1, risk=risk.name, query_labels="new")
     with pytest.raises(InvalidData, match="first"):
         certify(request, queries, queries)
 

@@ -198,7 +198,7 @@ def test_choosing_an_uncertainty_on_the_tuning_split_keeps_the_guarantee(request
     """Choosing the noise with the smallest sets on the calibration queries breaks it."""
     trials = 400 if request.config.getoption("full") else 40
     alpha = delta = 0.1
-    wanted = rcir.risk.Request(alpha, delta)
+    wanted = rcir.risk.make_request(alpha, delta)
     violated = {"tuning": 0, "calibration": 0}
     for trial in range(trials):
         rng = np.random.default_rng(trial)

@@ -12,7 +12,7 @@ from rcir.cli import main
 from rcir.data import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, naming_flags
 from rcir.retrieval.tuning import RuleKey, Rules
-from rcir.risk import GuaranteeRequest
+from rcir.risk import make_request
 
 N_GALLERY, N_QUERIES, DIM = 300, 400, 8
 LABELS = np.random.default_rng(0).integers(5, size=N_GALLERY + N_QUERIES)
@@ -182,9 +182,9 @@ def test_advice_names_flags_on_a_command_line_and_keywords_elsewhere():
     ):
         with context:
             with pytest.raises(InvalidConfig, match=re.escape(tuning)):
-                calibration.guarantee(GuaranteeRequest(0.3, 0.1, query_labels="new"))
+                calibration.guarantee(make_request(0.3, 0.1, query_labels="new"))
             with pytest.raises(InvalidConfig, match=re.escape(anytime)):
-                GuaranteeRequest(0.3, 0.1, anytime=True, simultaneous=True)
+                make_request(0.3, 0.1, anytime=True, simultaneous=True)
 
 
 def test_rcir_retrieve_names_flags(tmp_path, capsys):

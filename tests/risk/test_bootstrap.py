@@ -10,9 +10,9 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk import (
     Certified,
     Constant,
-    Request,
     SetRule,
     corrected,
+    make_request,
     mean_size,
     smallest_certified,
 )
@@ -198,7 +198,7 @@ def rule(labelled):
 @pytest.mark.parametrize("among", [1, 2, 12])
 def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(rule, among):
     allowed = naive_allowed_misses(600, 0.3, 0.1 / among)
-    guarantee = rule.guarantee(Request(0.3, 0.1), among)
+    guarantee = rule.guarantee(make_request(0.3, 0.1), among)
     assert guarantee.threshold == np.sort(rule.calibration.match_score)[::-1][allowed]
     assert guarantee.n_calibration == 600
 
@@ -216,15 +216,15 @@ def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(rule, among):
     ids=str,
 )
 def test_every_request_of_a_chosen_retriever_is_certified_at_delta_over_k(rule, alpha, options):
-    guarantee = rule.guarantee(Request(alpha, 0.1, **options), 4)
+    guarantee = rule.guarantee(make_request(alpha, 0.1, **options), 4)
     assert (guarantee.delta, guarantee.chosen_among) == (0.1, 4)
-    alone = rule.guarantee(Request(alpha, 0.025, **options))
+    alone = rule.guarantee(make_request(alpha, 0.025, **options))
     assert replace(guarantee, request=alone.request, chosen_among=1) == alone
     assert (guarantee.delta, alone.delta) == (0.1, 0.025)
 
 
 def test_a_marginal_guarantee_does_not_survive_a_choice(rule):
-    request = Request(0.3, None)
+    request = make_request(0.3, None)
     assert rule.guarantee(request, 1) == rule.guarantee(request)
     with pytest.raises(InvalidConfig, match="chosen"):
         rule.guarantee(request, 2)
@@ -232,14 +232,14 @@ def test_a_marginal_guarantee_does_not_survive_a_choice(rule):
 
 def test_the_refusal_after_a_choice_reports_an_attainable_alpha(rule):
     with pytest.raises(RiskUnattainable) as caught:
-        rule.guarantee(Request(1e-4, 0.1))
+        rule.guarantee(make_request(1e-4, 0.1))
     alpha = caught.value.minimum_alpha
-    assert rule.guarantee(Request(alpha, 0.1)).threshold >= 0
+    assert rule.guarantee(make_request(alpha, 0.1)).threshold >= 0
     with pytest.raises(RiskUnattainable, match="12") as caught:
-        rule.guarantee(Request(alpha, 0.1), 12)
+        rule.guarantee(make_request(alpha, 0.1), 12)
     assert caught.value.required_calibration is None or caught.value.required_calibration > 600
     minimum = caught.value.minimum_alpha
-    assert rule.guarantee(Request(minimum, 0.1), 12).threshold >= 0
+    assert rule.guarantee(make_request(minimum, 0.1), 12).threshold >= 0
 
 
 def need_rank(rank, lost=0):
@@ -268,6 +268,9 @@ def test_a_run_that_is_certified_at_delta_but_not_at_delta_over_k_is_not_chosen(
 
 @pytest.mark.parametrize("among", [0, -1, 1.5, True, None, "2"])
 def test_the_number_of_retrievers_is_a_positive_integer(rule, among):
-    for call in (lambda: corrected(0.1, among), lambda: rule.guarantee(Request(0.3, 0.1), among)):
+    for call in (
+        lambda: corrected(0.1, among),
+        lambda: rule.guarantee(make_request(0.3, 0.1), among),
+    ):
         with pytest.raises(InvalidConfig, match="at least 1"):
             call()

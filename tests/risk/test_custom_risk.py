@@ -11,13 +11,13 @@ from rcir.risk import (
     RISKS,
     Constant,
     LabelledResults,
-    Request,
     Risk,
     SearchResults,
     SetRule,
     certify,
     fit_score_function,
     losses,
+    make_request,
     register_risk,
     score,
 )
@@ -66,27 +66,29 @@ def rule(calibration):
 @pytest.mark.parametrize("alpha", [0.1, 0.3])
 def test_it_is_certified_at_the_smallest_size_with_few_enough_losses(alpha, rule, calibration):
     hits = np.cumsum(calibration.relevant, axis=1)
-    guarantee = rule.guarantee(Request(alpha, DELTA, "fewer-than-two"))
+    guarantee = rule.guarantee(make_request(alpha, DELTA, risk="fewer-than-two"))
     lost = [(hits[:, k] < 2).sum() for k in range(DEPTH)]
     size = next(k for k in range(DEPTH) if binom.cdf(lost[k], 400, alpha) <= DELTA) + 1
     assert rule.sets(draw(3, 2).results, guarantee)[1].tolist() == [size] * 3
     assert guarantee.bound == "binomial"
     assert "fewer than two true matches" in str(guarantee)
-    assert rule.guarantee(Request(alpha, DELTA)).threshold < guarantee.threshold
+    assert rule.guarantee(make_request(alpha, DELTA)).threshold < guarantee.threshold
 
 
 def test_it_can_be_combined_with_other_risks_and_averages(rule):
     several = {"fewer-than-two": 0.3, "false-discovery": 0.5}
-    both = rule.guarantee(Request(several, DELTA))
-    assert both.threshold >= rule.guarantee(Request(0.3, DELTA, "fewer-than-two")).threshold
+    both = rule.guarantee(make_request(several, DELTA))
+    assert (
+        both.threshold >= rule.guarantee(make_request(0.3, DELTA, risk="fewer-than-two")).threshold
+    )
     assert both.risk == "fewer-than-two, false-discovery"
     assert "fewer than two" in str(both)
-    assert rule.guarantee(Request(0.3, None, "fewer-than-two")).bound == "conformal"
+    assert rule.guarantee(make_request(0.3, None, risk="fewer-than-two")).bound == "conformal"
     for options in ({"simultaneous": True}, {"abstain": True}):
         with pytest.raises(InvalidConfig):
-            Request(0.3, DELTA, "fewer-than-two", **options)
+            make_request(0.3, DELTA, risk="fewer-than-two", **options)
     with pytest.raises(RiskUnattainable):
-        rule.guarantee(Request(0.001, DELTA, "fewer-than-two"))
+        rule.guarantee(make_request(0.001, DELTA, risk="fewer-than-two"))
 
 
 def test_the_table_is_read_only_and_names_are_unique(register):
@@ -107,7 +109,7 @@ def test_a_loss_outside_its_range_is_refused(register, loss):
     risk = with_fewer_matches_than(2)
     register(replace(risk, losses=lambda *of: np.full_like(risk.losses(*of), loss)))
     with pytest.raises(InvalidData, match="loss"):
-        certify(Request(0.5, DELTA, "fewer-than-two"), score(Constant(), draw(50, 0)))
+        certify(make_request(0.5, DELTA, risk="fewer-than-two"), score(Constant(), draw(50, 0)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_losses_are_checked_beyond_the_thresholds_that_are_tested(
 
     register(replace(risk, losses=losses_of, first_match=first_match))
     with pytest.raises(InvalidData, match=word):
-        certify(Request(0.3, DELTA, "fewer-than-two"), score(Constant(), draw(200, 0)))
+        certify(make_request(0.3, DELTA, risk="fewer-than-two"), score(Constant(), draw(200, 0)))
 
 
 def test_the_choice_of_a_score_function_checks_the_losses(register):
@@ -159,7 +161,7 @@ def test_its_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(register, n
     register(with_fewer_matches_than(number))
     population, alpha, rng = score(Constant(), draw(POPULATION, 4)), 0.2, np.random.default_rng(5)
     hits, failures = np.cumsum(population.relevant, axis=1), []
-    request = Request(alpha, DELTA, "fewer-than-two")
+    request = make_request(alpha, DELTA, risk="fewer-than-two")
     for _ in range(DRAWS):
         calibration = population[rng.integers(POPULATION, size=N)]
         try:
@@ -185,7 +187,7 @@ def test_a_risk_that_is_not_monotone_would_exceed_alpha_too_often(register, monk
 
     register(replace(with_fewer_matches_than(2), losses=losses_of))
     population = replace(score(Constant(), draw(POPULATION, 4)), n_relevant=np.arange(POPULATION))
-    request = Request(alpha, DELTA, "fewer-than-two")
+    request = make_request(alpha, DELTA, risk="fewer-than-two")
     with pytest.raises(InvalidData, match="monotone"):
         certify(request, population[:N])
     monkeypatch.setattr(Risk, "check_losses", lambda *_: None)

@@ -12,10 +12,10 @@ from rcir.risk import (
     Constant,
     LabelledResults,
     Learned,
-    Request,
     SearchResults,
     SetRule,
     certify,
+    make_request,
     score,
 )
 
@@ -45,11 +45,11 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
         for threshold in np.unique(scores[~lost])
         if binom.cdf(np.sum((scores > threshold) | lost), 400, ALPHA) <= DELTA
     ]
-    request = Request(ALPHA, DELTA, max_size=size)
+    request = make_request(ALPHA, DELTA, max_size=size)
     if not thresholds:
         with pytest.raises(RiskUnattainable, match=f"at most {size}") as refused:
             rule.guarantee(request)
-        attainable = Request(refused.value.minimum_alpha, DELTA, max_size=size)
+        attainable = make_request(refused.value.minimum_alpha, DELTA, max_size=size)
         assert rule.guarantee(attainable).threshold >= 0
         return
     guarantee = rule.guarantee(request)
@@ -73,8 +73,8 @@ def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
     for _ in range(draws):
         calibration = whole[rng.integers(0, len(population), 200)]
         with suppress(RiskUnattainable):
-            violations += violated(certify(Request(ALPHA, DELTA, max_size=4), calibration))
-        broken += violated(certify(Request(ALPHA, DELTA), calibration))
+            violations += violated(certify(make_request(ALPHA, DELTA, max_size=4), calibration))
+        broken += violated(certify(make_request(ALPHA, DELTA), calibration))
     noise = 3 * np.sqrt(DELTA * (1 - DELTA) / draws)
     assert violations / draws <= DELTA + noise
     assert broken / draws > DELTA + noise
@@ -99,4 +99,4 @@ def test_a_retriever_returns_no_larger_set(options):
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "3"])
 def test_a_size_is_a_whole_number_of_at_least_1(size):
     with pytest.raises(InvalidConfig, match="max_size"):
-        Request(0.1, 0.1, max_size=size)
+        make_request(0.1, 0.1, max_size=size)

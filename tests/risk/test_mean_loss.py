@@ -12,11 +12,11 @@ from rcir.risk import (
     Constant,
     LabelledResults,
     Quantile,
-    Request,
     SearchResults,
     SetRule,
     certify,
     find_risk,
+    make_request,
     mean_loss,
     score,
 )
@@ -221,7 +221,7 @@ def test_threshold_of_a_mix_is_that_of_a_bet_on_weighted_losses(
         terms = zip(weights, losses, strict=True)
         return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
 
-    request = Request(alpha, delta, risk=risk, mix=SHARES)
+    request = make_request(alpha, delta, risk=risk, mix=SHARES)
     assert_smallest(table, certified, lambda: grouped.guarantee(request).threshold)
     if certified(table[-1][1]):
         guarantee = grouped.guarantee(request)
@@ -273,9 +273,9 @@ def test_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
 def test_any_mix_takes_the_largest_threshold_of_the_groups_at_a_third_of_delta(
     options, grouped, calibration, tuning, groups
 ):
-    guarantee = grouped.guarantee(Request(0.5, 0.12, mix="any", **options))
+    guarantee = grouped.guarantee(make_request(0.5, 0.12, mix="any", **options))
     each = [
-        certify(Request(0.5, 0.04, **options), calibration[groups == name], tuning)
+        certify(make_request(0.5, 0.04, **options), calibration[groups == name], tuning)
         for name in "abc"
     ]
     assert guarantee.threshold == max(of.threshold for of in each)
@@ -285,12 +285,13 @@ def test_any_mix_takes_the_largest_threshold_of_the_groups_at_a_third_of_delta(
 
 def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, groups):
     names = np.where(np.arange(240) < 9, "few", groups)
-    request = Request(0.3, 0.1, mix="any")
+    request = make_request(0.3, 0.1, mix="any")
     with pytest.raises(RiskUnattainable, match="'few'") as caught:
         certify(request, in_population(calibration, groups=names), tuning)
     assert caught.value.required_calibration is not None
     certify(
-        replace(request, alpha=caught.value.minimum_alpha), in_population(calibration, groups=names)
+        replace(request, levels={"miss": caught.value.minimum_alpha}),
+        in_population(calibration, groups=names),
     )
     with pytest.raises(InvalidConfig, match="group"):
         certify(request, calibration, tuning)
@@ -298,10 +299,10 @@ def test_any_mix_names_the_group_that_cannot_be_certified(calibration, tuning, g
 
 def test_a_mix_of_one_group_needs_at_least_the_sets_of_that_group(grouped):
     # With weights of 4 the bet is at most a quarter: what is certified is certified of the group.
-    mixed = grouped.guarantee(Request(0.5, 0.1, mix={"a": 1.0}))
-    assert mixed.threshold >= grouped.guarantee(Request(0.5, 0.1, group="a")).threshold
+    mixed = grouped.guarantee(make_request(0.5, 0.1, mix={"a": 1.0}))
+    assert mixed.threshold >= grouped.guarantee(make_request(0.5, 0.1, group="a")).threshold
     with pytest.raises(InvalidConfig, match="'d'"):
-        grouped.guarantee(Request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
+        grouped.guarantee(make_request(0.5, 0.1, mix={"a": 0.5, "d": 0.5}))
 
 
 def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, groups):
@@ -309,13 +310,13 @@ def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, group
     rule = SetRule(SCORE_FUNCTION, tuning, in_population(calibration, groups=groups))
     for options in ({"risk": "miss"}, {"risk": "recall"}, {"group": "b"}):
         queries = calibration[groups == "b"] if "group" in options else calibration
-        guarantee = rule.guarantee(Request(0.4, 0.1, **options))
+        guarantee = rule.guarantee(make_request(0.4, 0.1, **options))
         risk = find_risk(options.get("risk", "miss"))
         expected = mean_loss(risk, 0.4, 0.1, queries, tuning, "betting")
         assert guarantee.certificate == expected
         assert guarantee.n_clusters == len(set(queries.population.clusters.tolist()))
         assert guarantee.n_calibration == len(queries)
-    assert rule.guarantee(Request(0.4, None)).bound == "conformal"
+    assert rule.guarantee(make_request(0.4, None)).bound == "conformal"
 
 
 @pytest.mark.parametrize(("risk", "alpha"), [("miss", 0.3), ("recall", 0.4)])
@@ -324,7 +325,7 @@ def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, 
     grouped = in_population(
         calibration, groups=np.array(list("abc"))[calibration.population.clusters % 3]
     )
-    request = Request(alpha, 0.3, risk, mix="any")
+    request = make_request(alpha, 0.3, risk=risk, mix="any")
     each = [
         mean_loss(find_risk(risk), alpha, 0.1, grouped.of_group(name), tuning, "betting").threshold
         for name in "abc"
@@ -333,15 +334,15 @@ def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, 
     assert guarantee.threshold == max(each) > min(each)
     assert (guarantee.bound, guarantee.n_groups, guarantee.n_clusters) == ("betting", 3, 80)
     with pytest.raises(RiskUnattainable, match="group 'a'") as refused:
-        certify(replace(request, alpha=0.05), grouped, tuning)
-    certify(replace(request, alpha=refused.value.minimum_alpha), grouped, tuning)
+        certify(replace(request, levels={risk: 0.05}), grouped, tuning)
+    certify(replace(request, levels={risk: refused.value.minimum_alpha}), grouped, tuning)
 
 
 def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
     calibration, tuning = clustered
     one = np.array(list("abc"))[calibration.population.clusters % 3]
     one[0] = "b"  # the other queries of cluster 0 are of group a
-    request = Request(0.6, 0.3, mix="any")
+    request = make_request(0.6, 0.3, mix="any")
     for names, clusters in ((groups, 60), (one, 1)):
         with pytest.raises(InvalidConfig, match=rf"{clusters} of 80 clusters \(video\)"):
             certify(request, in_population(calibration, groups=names), tuning)
@@ -354,7 +355,7 @@ def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
     )
     for query_labels in ("new", "any"):
         with pytest.raises(InvalidConfig, match="60 of 80 labels"):
-            certify(replace(request, query_labels=query_labels), labels)
+            certify(replace(request, labels=query_labels), labels)
 
 
 @pytest.mark.parametrize(
@@ -363,13 +364,15 @@ def test_any_mix_needs_one_group_for_each_cluster_or_label(clustered, groups):
 def test_clusters_refuse_what_needs_independent_queries(options, clustered, groups):
     calibration, tuning = clustered
     with pytest.raises(InvalidConfig, match="clusters"):
-        certify(Request(0.3, 0.1, **options), in_population(calibration, groups=groups), tuning)
+        certify(
+            make_request(0.3, 0.1, **options), in_population(calibration, groups=groups), tuning
+        )
 
 
 def test_too_few_clusters_are_counted_in_the_refusal(clustered):
     with pytest.raises(RiskUnattainable, match="80 clusters") as error:
-        certify(Request(0.01, 0.1), *clustered)
+        certify(make_request(0.01, 0.1), *clustered)
     minimum = error.value.minimum_alpha
-    assert certify(Request(minimum, 0.1), *clustered).threshold >= 0
+    assert certify(make_request(minimum, 0.1), *clustered).threshold >= 0
     with pytest.raises(RiskUnattainable):
-        certify(Request(minimum * (1 - 1e-6), 0.1), *clustered)
+        certify(make_request(minimum * (1 - 1e-6), 0.1), *clustered)

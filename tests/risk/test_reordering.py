@@ -16,11 +16,11 @@ from rcir.risk import (
     LabelledResults,
     Learned,
     MatchProbability,
-    Request,
     Reranked,
     SearchResults,
     SetRule,
     learned,
+    make_request,
     order_statistic,
     score,
     score_ranks,
@@ -325,5 +325,5 @@ def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one
             hits = [calibration.relevant[i, order[i, :size]].any() for i in range(300)]
             if binom.cdf(hits.count(False), 300, alpha) <= 0.1:
                 break
-        guarantee = rule.of_constant_size().guarantee(Request(alpha, 0.1))
+        guarantee = rule.of_constant_size().guarantee(make_request(alpha, 0.1))
         assert guarantee.threshold == size - 1

@@ -2,17 +2,16 @@
 
 import argparse
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rcir.cli.retrieval import add_retrieve_arguments
+from rcir.errors import InvalidConfig
 from rcir.registry.logged_model import PARAMETERS
-from rcir.risk import GuaranteeRequest, request_options
+from rcir.risk import make_request, request_options
 from rcir.serving.schemas import ExploreTerms, Terms
 
-NAMES = [field.name for field in fields(GuaranteeRequest)]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
 
 
@@ -20,28 +19,29 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
     parser = argparse.ArgumentParser()
     add_retrieve_arguments(parser)
     flags = vars(parser.parse_args(["query.png"]))
-    defaults = {one.name: one.default for one in request_options()}
-    assert {name: flags[name] for name in NAMES} == defaults
+    defaults = {option.name: option.default for option in request_options()}
+    assert {name: flags[name] for name in defaults} == defaults
+    assert make_request().to_keywords() == make_request(**defaults).to_keywords() == defaults
     fields = {name: field.default for name, field in Terms.model_fields.items()}
     assert fields == defaults | {"monitored": True}
     for name, field in ExploreTerms.model_fields.items():
         assert field.asdict() == Terms.model_fields[name].asdict()
     assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
-    assert set(Terms.model_json_schema()["properties"]) == {*NAMES, "monitored"}
+    assert set(Terms.model_json_schema()["properties"]) == {*defaults, "monitored"}
 
 
 def test_the_table_of_the_documentation_lists_the_options():
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
     documented = {name: (values, help) for name, values, help in rows}
-    for one in request_options():
-        values, help = documented[one.name]
-        assert help == one.help
-        for choice in one.choices:
+    for option in request_options():
+        values, help = documented[option.name]
+        assert help == option.help
+        for choice in option.choices:
             assert f"`{choice}`" in values
 
 
 def test_an_unknown_option_is_refused_everywhere():
-    with pytest.raises(TypeError, match="simultanous"):
-        GuaranteeRequest(0.1, 0.1, simultanous=True)
+    with pytest.raises(InvalidConfig, match="simultanous; there are risk"):
+        make_request(0.1, 0.1, simultanous=True)
     with pytest.raises(ValueError, match="simultanous"):
         Terms(simultanous=True)

@@ -18,7 +18,6 @@ from rcir.risk import (
     Learned,
     MatchProbability,
     Quantile,
-    Request,
     RiskMonitor,
     ScoredResults,
     SearchResults,
@@ -37,6 +36,7 @@ from rcir.risk import (
     fixed_sequence,
     learn_then_test,
     local_level,
+    make_request,
     mean_loss,
     minimum_alpha,
     miss_rate_bound,
@@ -46,6 +46,7 @@ from rcir.risk import (
     score,
     selective,
 )
+from rcir.risk.request import Mix
 from tests.populations import in_population
 from tests.risk.conftest import naive_allowed_misses
 
@@ -91,7 +92,7 @@ def smallest(labelled, allowed):
 
 @pytest.mark.parametrize(("alpha", "delta"), [(0.2, 0.1), (0.35, 0.01)])
 def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, rule, calibration):
-    guarantee = rule.guarantee(Request(alpha, delta))
+    guarantee = rule.guarantee(make_request(alpha, delta))
     allowed = naive_allowed_misses(500, alpha, delta)
     assert guarantee.threshold == smallest(calibration, allowed)
     assert guarantee.risk_bound == pytest.approx(beta.isf(delta, allowed + 1, 500 - allowed))
@@ -103,7 +104,7 @@ def test_miss_risk_is_certified_by_the_exact_bound(alpha, delta, rule, calibrati
 def test_a_group_is_certified_by_its_own_queries(group, rule, calibration, groups):
     rows = groups == group
     n = int(rows.sum())
-    guarantee = rule.guarantee(Request(0.3, 0.1, group=group))
+    guarantee = rule.guarantee(make_request(0.3, 0.1, group=group))
     assert guarantee.threshold == smallest(calibration[rows], naive_allowed_misses(n, 0.3, 0.1))
     assert guarantee.n_calibration == n
 
@@ -112,20 +113,20 @@ def test_labels_of_a_group_are_counted_if_all_queries_have_one(rule, groups):
     labels = np.arange(500) % 8
     for known, n_labels in ((labels, 2), (np.where(groups == "b", UNMATCHED, labels), None)):
         labelled = replace(rule, calibration=in_population(rule.calibration, labels=known))
-        assert labelled.guarantee(Request(0.3, 0.1, group="a")).n_labels == n_labels
+        assert labelled.guarantee(make_request(0.3, 0.1, group="a")).n_labels == n_labels
 
 
 def test_every_risk_can_be_certified_for_a_group(tuning, rule, calibration, groups):
     alone = SetRule(SCORE_FUNCTION, tuning, calibration[groups == "b"])
     for options in ({"risk": "recall"}, {"risk": "false-discovery"}, {"abstain": True}):
-        guarantee = rule.guarantee(Request(0.6, 0.1, group="b", **options))
-        expected = alone.guarantee(Request(0.6, 0.1, **options))
+        guarantee = rule.guarantee(make_request(0.6, 0.1, group="b", **options))
+        expected = alone.guarantee(make_request(0.6, 0.1, **options))
         assert guarantee == replace(expected, request=guarantee.request)
         assert guarantee.n_calibration == 250
 
 
 def test_simultaneous_levels_use_the_band(rule, calibration, naive_local_level):
-    guarantee = rule.guarantee(Request(0.3, 0.1, simultaneous=True))
+    guarantee = rule.guarantee(make_request(0.3, 0.1, simultaneous=True))
     level = naive_local_level(500, 0.1)
     allowed = naive_allowed_misses(500, 0.3, level)
     assert guarantee.threshold == smallest(calibration, allowed)
@@ -135,10 +136,10 @@ def test_simultaneous_levels_use_the_band(rule, calibration, naive_local_level):
 
 
 def test_without_delta_the_guarantee_is_marginal(rule, calibration, tuning):
-    guarantee = rule.guarantee(Request(0.2, None))
+    guarantee = rule.guarantee(make_request(0.2, None))
     assert guarantee.threshold == smallest(calibration, math.floor(0.2 * 501) - 1)
     assert (guarantee.bound, guarantee.risk_bound) == ("conformal", pytest.approx(100 / 501))
-    recall = rule.guarantee(Request(0.5, None, risk="recall"))
+    recall = rule.guarantee(make_request(0.5, None, risk="recall"))
     assert recall.certificate == mean_loss(find_risk("recall"), 0.5, None, calibration)
     assert recall.bound == "conformal"
 
@@ -150,25 +151,25 @@ def test_the_bound_of_a_controller_is_used_for_every_risk(bound, means, tuning, 
     splits = (calibration, tuning)
     for request, expected in (
         (
-            Request(0.6, 0.1, risk="recall"),
+            make_request(0.6, 0.1, risk="recall"),
             mean_loss(find_risk("recall"), 0.6, 0.1, *splits, means),
         ),
         (
-            Request(0.6, 0.1, risk="false-discovery"),
+            make_request(0.6, 0.1, risk="false-discovery"),
             learn_then_test({"false-discovery": 0.6}, 0.1, *splits, means),
         ),
     ):
         certificate = certify(request, *splits, bound)
         assert certificate == expected
         assert (certificate.bound, certificate.risk_bound) == (means, 0.6)
-    several = certify(Request(SEVERAL, 0.1), *splits, bound)
+    several = certify(make_request(SEVERAL, 0.1), *splits, bound)
     assert several == learn_then_test(SEVERAL, 0.1, *splits, means)
     assert several.risk_bound is None
-    assert certify(Request(0.3, 0.1), *splits, bound).bound == bound
+    assert certify(make_request(0.3, 0.1), *splits, bound).bound == bound
 
 
 def test_abstention_answers_with_one_candidate_or_none(rule, tuning, calibration, queries):
-    guarantee = rule.guarantee(Request(0.25, 0.1, abstain=True))
+    guarantee = rule.guarantee(make_request(0.25, 0.1, abstain=True))
     limit = selective(0.25, 0.1, calibration, tuning).selection_threshold
     assert guarantee.selection_threshold == limit
     assert (guarantee.threshold, guarantee.risk_bound) == (0.0, 0.25)
@@ -183,7 +184,7 @@ def test_abstention_uses_the_selection_score_of_a_learned_score_function(queries
     score_function = Learned.fit(split[0], split[1])
     splits = (score(score_function, LabelledResults(*each)) for each in (tuned, calibrated))
     rule = SetRule(score_function, *splits)
-    guarantee = rule.guarantee(Request(0.25, 0.1, abstain=True))
+    guarantee = rule.guarantee(make_request(0.25, 0.1, abstain=True))
     selection_score = 1 - score_function.hazard(calibrated[0])[:, 0]
     answered = rule.sets(calibrated[0], guarantee)[1] == 1
     assert answered.tolist() == (selection_score <= guarantee.selection_threshold).tolist()
@@ -192,7 +193,7 @@ def test_abstention_uses_the_selection_score_of_a_learned_score_function(queries
 
 
 def test_sets_hold_the_candidates_within_the_threshold(rule, queries):
-    results, guarantee = queries(50, 9)[0], rule.guarantee(Request(0.2, 0.1))
+    results, guarantee = queries(50, 9)[0], rule.guarantee(make_request(0.2, 0.1))
     scores = SCORE_FUNCTION.rank(results).scores
     expected = (scores <= guarantee.threshold * (1 + 1e-3)).sum(axis=1)
     assert rule.sets(results, guarantee)[1].tolist() == expected.tolist()
@@ -249,21 +250,21 @@ def test_sets_hold_the_candidates_within_the_threshold(rule, queries):
 )
 def test_requests_that_nothing_supports_are_refused(alpha, delta, options, rule):
     with pytest.raises(InvalidConfig):
-        rule.guarantee(Request(alpha, delta, **options))
+        rule.guarantee(make_request(alpha, delta, **options))
 
 
 def test_supported_mixes_are_accepted():
-    assert Request(0.3, 0.1, mix=SHARES).mix == SHARES
-    assert Request(0.3, 0.1, risk="recall", mix={"a": 1, "b": 0}).mix == {"a": 1, "b": 0}
-    assert Request(0.3, 0.1, mix="any", simultaneous=True).simultaneous
-    assert Request({"recall": 0.3}, 0.1, mix="any").risk == "recall"
+    assert make_request(0.3, 0.1, mix=SHARES).groups == Mix(SHARES)
+    assert make_request(0.3, 0.1, risk="recall", mix={"a": 1, "b": 0}).group is None
+    assert make_request(0.3, 0.1, mix="any", simultaneous=True).holds == "for all alphas"
+    assert make_request({"recall": 0.3}, 0.1, mix="any").risk is find_risk("recall")
 
 
 def test_an_unknown_group_is_refused_with_those_that_exist(rule, tuning, calibration):
     with pytest.raises(InvalidConfig, match="'a', 'b', 'c'"):
-        rule.guarantee(Request(0.3, 0.1, group="d"))
+        rule.guarantee(make_request(0.3, 0.1, group="d"))
     with pytest.raises(InvalidConfig, match="none"):
-        certify(Request(0.3, 0.1, group="a"), calibration, tuning)
+        certify(make_request(0.3, 0.1, group="a"), calibration, tuning)
 
 
 @pytest.mark.parametrize("alpha", [1e-4, {"miss": 1e-4, "recall": 1e-4}])
@@ -271,16 +272,16 @@ def test_an_unknown_group_is_refused_with_those_that_exist(rule, tuning, calibra
 def test_an_unattainable_request_is_never_answered(alpha, risk, rule):
     risk = "miss" if isinstance(alpha, dict) else risk
     with pytest.raises(RiskUnattainable):
-        rule.guarantee(Request(alpha, 0.1, risk=risk))
+        rule.guarantee(make_request(alpha, 0.1, risk=risk))
     with pytest.raises(RiskUnattainable, match="group 'a'"):
-        rule.guarantee(Request(alpha, 0.1, risk=risk, group="a"))
+        rule.guarantee(make_request(alpha, 0.1, risk=risk, group="a"))
 
 
 def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelled):
     shallow = labelled(20, 0, depth=5)
     for call in (
         lambda: SetRule(Constant(), shallow, calibration),
-        lambda: certify(Request(0.3, 0.1), calibration, shallow),
+        lambda: certify(make_request(0.3, 0.1), calibration, shallow),
     ):
         with pytest.raises(InvalidData, match="depth"):
             call()
@@ -289,11 +290,11 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelle
     with pytest.raises(InvalidConfig, match="bound"):
         SetRule(SCORE_FUNCTION, tuning, calibration, bound="normal")
     with pytest.raises(InvalidData, match="tuning split"):
-        certify(Request(SEVERAL, 0.1), calibration)
+        certify(make_request(SEVERAL, 0.1), calibration)
 
 
 def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
-    guarantee = rule.guarantee(Request(0.3, 0.1, anytime=True))
+    guarantee = rule.guarantee(make_request(0.3, 0.1, anytime=True))
     assert (guarantee.bound, guarantee.risk_bound) == ("anytime", 0.3)
     assert guarantee.threshold == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
 
@@ -301,12 +302,12 @@ def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
 def test_requests_with_the_same_options_are_equal_and_have_one_hash():
     levels, shares = {"miss": 0.1, "recall": 0.3}, {"a": 0.2, "b": 0.8}
     for one, other in (
-        (Request(levels, 0.1), Request(dict(reversed(levels.items())), 0.1)),
-        (Request(0.1, 0.1, mix=shares), Request(0.1, 0.1, mix=dict(shares))),
+        (make_request(levels, 0.1), make_request(dict(reversed(levels.items())), 0.1)),
+        (make_request(0.1, 0.1, mix=shares), make_request(0.1, 0.1, mix=dict(shares))),
     ):
         assert one == other
         assert hash(one) == hash(other)
-    request = Request(levels, 0.1)
+    request = make_request(levels, 0.1)
     levels["miss"] = 0.9
     assert request.alpha["miss"] == 0.1
 
@@ -339,8 +340,8 @@ def test_every_function_refuses_an_invalid_level(value):
         lambda: learn_then_test({"miss": 0.1}, value, scored, scored),
         lambda: selective(value, 0.1, scored, scored),
         lambda: selective(0.1, value, scored, scored),
-        lambda: Request(value, 0.1),
-        lambda: Request(value, 0.1, abstain=True),
+        lambda: make_request(value, 0.1),
+        lambda: make_request(value, 0.1, abstain=True),
         lambda: p_value(1, 100, value),
         lambda: fixed_sequence([0.1], value),
         lambda: corrected(value, 4),
@@ -371,7 +372,7 @@ def test_every_function_refuses_an_invalid_level(value):
             lambda: order_statistic(0.1, value, scored),
             lambda: minimum_alpha(value, scored),
             lambda: mean_loss(recall, 0.1, value, scored),
-            lambda: Request(0.1, value),
+            lambda: make_request(0.1, value),
         ]
     for call in calls:
         with pytest.raises(InvalidRiskLevel):
@@ -417,7 +418,7 @@ def test_candidate_data_that_are_not_arrays_are_refused_by_name(name):
 def test_an_unknown_risk_is_refused_everywhere_with_the_choices(calibration, tuning, queries):
     results, relevant, _ = queries(60, 0)
     for call in (
-        lambda: Request(0.1, 0.1, "precision"),
+        lambda: make_request(0.1, 0.1, risk="precision"),
         lambda: fit_score_function("auto", results, relevant, risk="precision"),
         lambda: learn_then_test({"precision": 0.1}, 0.1, calibration, tuning),
     ):

@@ -19,7 +19,7 @@ from calibration import recalibrate
 from rcir.embedding import Embedding
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.queries import Queries
-from rcir.risk import GuaranteeRequest, Population, RiskMonitor
+from rcir.risk import Population, RiskMonitor, make_request
 from rcir.serving import monitoring
 from rcir.serving import store as module
 from rcir.serving.monitoring import GuaranteeWatch
@@ -658,7 +658,7 @@ def test_feedback_certifies_rules_that_the_gallery_tuned(tmp_path, file):
     assert len(calibration.calibration_queries) == 200
     assert not calibration.can_cover_new_labels  # the labels of misses are unknown
     with pytest.raises(InvalidConfig, match="known"):
-        calibration.guarantee(GuaranteeRequest(0.5, DELTA, query_labels="new"))
+        calibration.guarantee(make_request(0.5, DELTA, query_labels="new"))
 
 
 def test_the_label_of_a_set_with_only_one_is_that_of_a_query_with_a_match(

@@ -7,10 +7,10 @@ from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Certified,
     Constant,
-    Request,
     ScoredResults,
     SetRule,
     corrected,
+    make_request,
     smallest_certified,
 )
 
@@ -91,11 +91,11 @@ def test_a_rule_chosen_among_several_certifies_the_threshold_that_it_was_chosen_
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
     scored = ScoredResults.of(np.tile(all_scores, (400, 1)), relevant)
     rule = SetRule(Constant(), scored, scored)
-    guarantee = rule.guarantee(Request(ALPHA, DELTA), 12)
+    guarantee = rule.guarantee(make_request(ALPHA, DELTA), 12)
     assert guarantee.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)
-    assert guarantee.threshold > rule.guarantee(Request(ALPHA, DELTA)).threshold
+    assert guarantee.threshold > rule.guarantee(make_request(ALPHA, DELTA)).threshold
     with pytest.raises(RiskUnattainable, match="chosen among 12 retrievers"):
-        rule.guarantee(Request(0.001, DELTA), 12)
+        rule.guarantee(make_request(0.001, DELTA), 12)
 
 
 def scores_of(ranks):

@@ -5,7 +5,7 @@ import pytest
 
 from rcir.data.division import Source, divide, draw_by_cluster
 from rcir.data.records import ImageSet
-from rcir.risk import Request, allowed_misses, certify
+from rcir.risk import allowed_misses, certify, make_request
 from tests.populations import in_population
 from tests.statistical.populations import first_matches_only, matched_at
 
@@ -91,7 +91,7 @@ def test_the_miss_risk_of_other_clusters_holds(
     uniform, certified, true_risk, excess, clusters, correlation, alpha
 ):
     risk = true_risk(uniform, "miss")
-    request = Request(alpha, DELTA)
+    request = make_request(alpha, DELTA)
     clustered, independent = certified(uniform, clusters, correlation, request)
     assert excess(risk(clustered) > alpha, DELTA) <= 3
     assert excess(risk(independent) > alpha, DELTA) > 3
@@ -103,7 +103,7 @@ def test_sets_for_other_clusters_are_less_than_half_as_large_again(
 ):
     population = worlds["minmax"].population
     risk = true_risk(population, "miss")
-    request = Request(0.15, DELTA)
+    request = make_request(0.15, DELTA)
     both = certified(first_matches_only(population), 200, correlation, request)
     clustered, independent = both
     assert excess(risk(clustered) > 0.15, DELTA) <= 3
@@ -120,7 +120,7 @@ def test_sets_for_other_clusters_are_less_than_half_as_large_again(
 )
 def test_other_risks_hold_in_other_clusters(worlds, certified, true_risk, excess, alphas):
     population = worlds["constant"].population.cut(6)
-    thresholds = certified(population, 30, 0.5, Request(alphas, DELTA))
+    thresholds = certified(population, 30, 0.5, make_request(alphas, DELTA))
     above = [true_risk(population, risk)(thresholds) > alpha for risk, alpha in alphas.items()]
     clustered, independent = np.any(above, axis=0)
     assert excess(clustered, DELTA) <= 3
@@ -130,7 +130,7 @@ def test_other_risks_hold_in_other_clusters(worlds, certified, true_risk, excess
 def test_without_delta_the_risk_in_other_clusters_is_at_most_alpha_on_average(
     uniform, certified, true_risk, excess
 ):
-    thresholds = certified(uniform, 30, 0.8, Request(0.05, None))
+    thresholds = certified(uniform, 30, 0.8, make_request(0.05, None))
     clustered, independent = np.nan_to_num(true_risk(uniform, "miss")(thresholds))
     assert excess(clustered, 0.05) <= 3
     assert excess(independent, 0.05) > 3

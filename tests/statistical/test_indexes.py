@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from rcir.index import IndexConfig, build_index
-from rcir.risk import LabelledResults, Request, SearchResults, certify, fit_score_function, score
+from rcir.risk import (
+    LabelledResults,
+    SearchResults,
+    certify,
+    fit_score_function,
+    make_request,
+    score,
+)
 from tests.index.conftest import postgres  # noqa: F401  (a fixture)
 
 POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
@@ -86,7 +93,7 @@ def thresholds(thresholds_of, draws):
 
     def thresholds(tuning, population):
         samples = (population[row] for row in draws(N, size=POPULATION))
-        request = Request(ALPHA, DELTA)
+        request = make_request(ALPHA, DELTA)
         return thresholds_of(lambda sample: certify(request, sample, tuning).threshold, samples)
 
     return thresholds

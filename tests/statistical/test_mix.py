@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.risk import RISKS, Request, certify
+from rcir.risk import RISKS, certify, make_request
 from tests.populations import in_population
 from tests.statistical.populations import matched_at, scored_queries
 
@@ -76,7 +76,10 @@ def test_in_every_mix_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
     thresholds, risks, excess, risk, alpha
 ):
     """The risk of a mix is a mean of the risks of the groups, hence at most the largest of them."""
-    requests = [Request(alpha, DELTA, risk, mix="any"), Request(alpha, DELTA, risk)]
+    requests = [
+        make_request(alpha, DELTA, risk=risk, mix="any"),
+        make_request(alpha, DELTA, risk=risk),
+    ]
     any_mix, as_calibrated = risks(thresholds(requests), risk).max(axis=0) > alpha
     assert excess(any_mix, DELTA) <= 3
     assert excess(as_calibrated, DELTA) > 3
@@ -85,7 +88,7 @@ def test_in_every_mix_the_risk_exceeds_alpha_in_at_most_delta_of_the_calibration
 def test_in_every_mix_the_risk_holds_for_all_alphas_at_once(thresholds, risks, excess):
     alphas = np.linspace(0.15, 0.3, 4)
     requests = [
-        Request(float(alpha), DELTA, simultaneous=True, mix=mix)
+        make_request(float(alpha), DELTA, simultaneous=True, mix=mix)
         for mix in ("any", None)
         for alpha in alphas
     ]
@@ -101,7 +104,10 @@ def test_in_every_mix_the_risk_holds_for_all_alphas_at_once(thresholds, risks, e
     ids=["misses", "misses of two groups", "recall"],
 )
 def test_in_the_mix_of_given_shares_the_risk_holds(thresholds, risks, excess, risk, alpha, mix):
-    requests = [Request(alpha, DELTA, risk, mix=mix), Request(alpha, DELTA, risk)]
+    requests = [
+        make_request(alpha, DELTA, risk=risk, mix=mix),
+        make_request(alpha, DELTA, risk=risk),
+    ]
     shares = np.array([mix.get(group, 0.0) for group in GROUPS])
     weighted, unweighted = np.einsum("g,grd->rd", shares, risks(thresholds(requests), risk)) > alpha
     assert excess(weighted, DELTA) <= 3
@@ -133,7 +139,7 @@ def test_a_bound_that_ignores_the_range_of_weighted_losses_would_be_noticed(
 def test_in_every_mix_of_groups_in_clusters_the_risk_holds(thresholds_of, excess, mix, holds):
     """The risk of the hard group, that of a quarter of the clusters, is 1 - threshold."""
     rng, alpha, number, size = np.random.default_rng(8), 0.3, 100, 10
-    request = Request(alpha, DELTA, mix=mix)
+    request = make_request(alpha, DELTA, mix=mix)
 
     def drawn():
         is_hard = rng.uniform(size=(number, 1)) < 0.25

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from rcir.risk import Request, certify
+from rcir.risk import certify, make_request
 from tests.populations import in_population
 from tests.statistical.populations import matched_at
 
@@ -35,7 +35,7 @@ def certified(thresholds_of):
     def certified(labels, query_labels, known=0.0):
         rng = np.random.default_rng(labels)
         tuning, _ = drawn(200, rng)
-        request = Request(ALPHA, DELTA, query_labels=query_labels)
+        request = make_request(ALPHA, DELTA, query_labels=query_labels)
         draws = [drawn(labels, rng, known) for _ in range(DRAWS)]
         thresholds = thresholds_of(lambda one: certify(request, one[0], tuning).threshold, draws)
         reach = np.hypot(1, SPREAD) * ndtri(thresholds)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.risk import SCORE_FUNCTIONS, Request, ScoredResults, certify, order_statistic
+from rcir.risk import SCORE_FUNCTIONS, ScoredResults, certify, make_request, order_statistic
 from tests.populations import in_population
 
 pytestmark = pytest.mark.statistical
@@ -108,7 +108,7 @@ def test_the_risk_of_a_group_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     tuning, population = worlds[name].tuning[:50], worlds[name].population
 
     def thresholds(group):
-        request = Request(alpha, DELTA, risk, group=group)
+        request = make_request(alpha, DELTA, risk=risk, group=group)
         samples = (in_population(population[row], groups=night[row]) for row in draws(N))
         return thresholds_of(lambda each: certify(request, each, tuning).threshold, samples)
 
@@ -127,7 +127,7 @@ def test_misses_among_answers_to_a_group_exceed_alpha_in_at_most_delta_of_the_ca
     order = np.argsort(dark.selection_score)
 
     def failed(group):
-        request = Request(alpha, DELTA, group=group, abstain=True)
+        request = make_request(alpha, DELTA, group=group, abstain=True)
         thresholds = thresholds_of(
             lambda each: certify(request, each, world.tuning).selection_threshold,
             (in_population(world.population[row], groups=night[row]) for row in draws(N)),

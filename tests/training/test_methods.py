@@ -61,7 +61,9 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     assert (loaded.searcher.item_uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
     rule = loaded.calibration.main
-    _, expected = rule.sets(outcome.test.results[:100], rule.guarantee(rcir.risk.Request(0.9, 0.1)))
+    _, expected = rule.sets(
+        outcome.test.results[:100], rule.guarantee(rcir.risk.make_request(0.9, 0.1))
+    )
     assert [answer.size for answer in answers] == expected.tolist()
 
 

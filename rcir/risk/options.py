@@ -1,0 +1,199 @@
+"""Options of a request: the only declaration of the keywords that a guarantee has.
+
+The keyword arguments of `Retriever.retrieve`, the flags of `rcir retrieve`, the fields of HTTP
+requests, the parameters of a logged MLflow model and the table in docs/guarantee.md derive from
+`RequestKeywords`. To add an option, declare it there; `rcir.risk.make_request` says what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
+
+from rcir.errors import InvalidConfig
+from rcir.options import ALPHA, DELTA, KIND_NAMES
+from rcir.risk.losses import risk_names
+
+Alpha = float | Mapping[str, float]
+Distinct = Literal["label"] | None
+QueryLabels = Literal["calibrated", "new", "any"]
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """The default of an option, its meaning in one sentence, and a function for its choices."""
+
+    default: object
+    help: str
+    choices: Callable[[], Sequence[str]] | None = None
+
+
+class _Levels(TypedDict, total=False):
+    alpha: Annotated[
+        Alpha,
+        _Declared(
+            ALPHA,
+            "Largest share of queries whose set may hold no true match; or several risks with a "
+            "level each, which hold together.",
+        ),
+    ]
+    delta: Annotated[
+        float | None,
+        _Declared(
+            DELTA,
+            "Probability that the guarantee fails because of unluckily easy calibration queries; "
+            "none: a guarantee on average over calibrations.",
+        ),
+    ]
+
+
+class RequestOptions(TypedDict, total=False):
+    """The keywords of a request beside alpha and delta."""
+
+    risk: Annotated[
+        str,
+        _Declared(
+            "miss",
+            "What alpha limits: sets without a true match (miss), the share of the true matches "
+            "that a set lacks (recall), or the share of a set that is not a match "
+            "(false-discovery).",
+            choices=risk_names,
+        ),
+    ]
+    distinct: Annotated[
+        Distinct, _Declared(None, "Return one item of each label; sizes count labels.")
+    ]
+    group: Annotated[
+        str | None,
+        _Declared(
+            None, "Cover the queries of this group, one of those that calibrated, instead of all."
+        ),
+    ]
+    abstain: Annotated[
+        bool,
+        _Declared(
+            False, "Return one item, or none if it is too uncertain; alpha limits the wrong ones."
+        ),
+    ]
+    simultaneous: Annotated[
+        bool,
+        _Declared(False, "Hold for all alphas at once, so that alpha may be chosen after looking."),
+    ]
+    anytime: Annotated[
+        bool,
+        _Declared(False, "Hold at every moment while calibration queries are added one by one."),
+    ]
+    mix: Annotated[
+        Literal["any"] | Mapping[str, float] | None,
+        _Declared(
+            None,
+            "Hold for any mix of the groups, or for one in which each group has a given share.",
+        ),
+    ]
+    max_size: Annotated[
+        int | None,
+        _Declared(None, "Return at most this many items; an alpha that needs more is refused."),
+    ]
+    query_labels: Annotated[
+        QueryLabels,
+        _Declared(
+            "calibrated",
+            "Cover queries of the labels that the calibration queries have (calibrated), of new "
+            "labels drawn like these (new), or both (any).",
+        ),
+    ]
+
+
+class RequestKeywords(_Levels, RequestOptions, total=False):
+    """All keywords of a request."""
+
+
+@dataclass(frozen=True)
+class RequestOption:
+    """One option of a request.
+
+    Attributes:
+        name: as a keyword.
+        annotation: type of its values.
+        kind: type of its scalar values: bool, int, float or str.
+        choices: the values that it may have; empty if there are too many.
+        default: its value if it is not requested.
+        help: its meaning, in one sentence.
+        table: True if it may also be numbers by name.
+        nullable: True if None is a value other than the default.
+    """
+
+    name: str
+    annotation: object
+    kind: type
+    choices: tuple[str, ...]
+    default: object
+    help: str
+    table: bool
+    nullable: bool
+
+    def parse(self, words: Sequence[str]) -> object:
+        """Return the value that words of a command line state.
+
+        Raises:
+            InvalidConfig: they state none; the message says what is allowed.
+
+        Example:
+            >>> alpha, delta = request_options()[:2]
+            >>> alpha.parse(["0.1"]), alpha.parse(["miss=0.1", "recall=0.3"]), delta.parse(["none"])
+            (0.1, {'miss': 0.1, 'recall': 0.3}, None)
+        """
+        word, *more = words
+        try:
+            if self.table and (more or "=" in word):
+                pairs = [pair.rpartition("=") for pair in words]
+                table = {name: float(number) for name, _, number in pairs}
+                if all(table) and len(table) == len(words):
+                    return table
+            elif self.nullable and word == "none":
+                return None
+            elif not self.choices or word in self.choices:
+                return self.kind(word)
+        except ValueError:
+            pass
+        allowed = " or ".join(self.choices) or KIND_NAMES[self.kind]
+        allowed += ", or none" * self.nullable
+        allowed += ", or NAME=NUMBER for each of several different names" * self.table
+        raise InvalidConfig(f"{' '.join(words)!r} is not a value of {self.name}: give {allowed}")
+
+
+@cache
+def option_kinds() -> Mapping[str, object]:
+    """Return the type of each option."""
+    return get_type_hints(RequestKeywords)
+
+
+def request_options() -> list[RequestOption]:
+    """List the options of a request.
+
+    Example:
+        >>> [option.name for option in request_options()][:3]
+        ['alpha', 'delta', 'risk']
+    """
+    options = []
+    for name, hint in get_type_hints(RequestKeywords, include_extras=True).items():
+        annotation, declared = get_args(hint)
+        literal = get_origin(annotation) is Literal
+        types = (annotation,) if literal else get_args(annotation) or (annotation,)
+        literals = [value for kind in types for value in get_args(kind) if isinstance(value, str)]
+        options.append(
+            RequestOption(
+                name=name,
+                annotation=annotation,
+                kind=next((kind for kind in types if kind in (bool, int, float, str)), str),
+                choices=tuple(declared.choices() if declared.choices else literals),
+                default=declared.default,
+                help=declared.help,
+                table=any(get_origin(kind) is Mapping for kind in types),
+                nullable=NoneType in types and declared.default is not None,
+            )
+        )
+    return options
