@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rcir.data.images import ENDINGS
-from rcir.data.labelling import MISSING_VALUES
-from rcir.data.names import require_utf8, to_nfc
+from rcir.data.names import MISSING_VALUES, require_utf8, to_nfc
 from rcir.errors import InvalidData, printable
 
 # By the name of a folder or a value of a column `split`, in any capitals.

@@ -1,52 +1,27 @@
-"""Relevance of a gallery and of its queries from labels as people have them.
-
-`as_labels`, `as_texts` and `as_label_lists` hold the one rule by which labels, groups and clusters
-are read, in Python and from all files.
-"""
+"""Relevance of a gallery and of its queries from labels as people have them."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from decimal import Decimal
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.names import require_utf8, to_nfc
+from rcir.data.names import LABEL_KINDS, as_label_lists, as_labels, is_list, normalise
 from rcir.data.relevance import Relevance, SameLabel, SharedLabel, WithinRadius
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidData, printable
 from rcir.metrics.labels import UNMATCHED
 
-LABEL_KINDS = "whole numbers, texts, or lists of texts"
-MISSING_VALUES = (  # what programs write where a value is missing
-    *("", "nan", "NaN", "NAN", "None", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A"),
-    *("null", "NULL"),
-)
-SEPARATORS = ";|"  # between the labels of one item
-EXACT_FLOATS = 2**53  # up to here, every whole number is a float of 64 bits
-
 
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
-    """Return the relevance of gallery items, and the names of their labels.
+    """Return the relevance of gallery items, and the names of their labels by number.
 
-    Args:
-        labels: a label for each, whole numbers or texts; a list of texts for each, where items
-            match that share one; a `Relevance`, such as places (`WithinRadius`); or None, if the
-            labels of a query will be the ids of its true matches.
-        ids: of the items.
-
-    Raises:
-        InvalidData: they are none of these.
-
-    Example:
-        >>> relevance, names = gallery_relevance(["pear", "fig", "pear"], ["a", "b", "c"])
-        >>> relevance.labels.tolist(), names
-        ([1, 0, 1], {0: 'fig', 1: 'pear'})
+    `labels` are whole numbers or texts, one for each item; lists of texts, where items match that
+    share one; a `Relevance`, such as places (`WithinRadius`); or None, if the labels of a query
+    will be the ids of its true matches.
     """
     if labels is None:
         return SharedLabel.items(len(ids)), dict(enumerate(ids))
@@ -67,15 +42,10 @@ def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, di
 def query_relevance(
     labels: object, gallery: Relevance, names: Mapping[int, str]
 ) -> tuple[Relevance, dict[int, str]]:
-    """Return the relevance of queries of a gallery, and the names of the labels of both.
+    """Return the relevance of queries, and the names of the labels of gallery and queries.
 
-    Args:
-        labels: of the kind of the gallery's, see `gallery_relevance`. A label that no gallery item
-            has matches nothing; from lists it is left out.
-        gallery, names: the gallery's relevance, and the names of its labels.
-
-    Raises:
-        InvalidData: they are of another kind, or a true match is not a gallery item.
+    The labels are of the gallery's kind. A label that no gallery item has matches nothing; from
+    lists it is left out.
 
     Example:
         >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])
@@ -114,21 +84,7 @@ def query_relevance(
 def reported_relevance(
     labels: Sequence[Any], gallery: Relevance, names: Mapping[int, str]
 ) -> tuple[Relevance, dict[int, str]]:
-    """Return what `query_relevance` does, for queries of which some match no gallery item.
-
-    Args:
-        labels: the label of each query, as for `query_relevance`; None if it matches nothing.
-        gallery, names: the gallery's relevance, and the names of its labels.
-
-    Raises:
-        InvalidData: as `query_relevance`, or gallery items match by location.
-
-    Example:
-        >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])
-        >>> relevance, _ = reported_relevance(["fig", None], gallery, names)
-        >>> relevance.totals(gallery).tolist()
-        [1, 0]
-    """
+    """Return what `query_relevance` does; queries with None as their label match nothing."""
     if isinstance(gallery, SharedLabel):
         known = ([] if label is None else label for label in labels)
         lists = [[label] if isinstance(label, str) else label for label in known]
@@ -156,16 +112,8 @@ def added_relevance(
 ) -> tuple[Relevance, dict[int, str]]:
     """Return the relevance of n items that are added to a gallery, and the names of all labels.
 
-    Args:
-        labels: of the kind of the gallery's.
-        n: number of items.
-        gallery, names: the gallery's relevance, and the names of its labels.
-        numbered: whether whole numbers are labels even if these have names, as in a data set that
-            has both.
-
-    Raises:
-        InvalidData: they are of another kind or number; or are lists with a new label, which
-            earlier queries may have had.
+    With `numbered`, whole numbers are labels even if these have names, as in a data set that has
+    both. Lists must not have new labels, which earlier queries may have had.
     """
     if isinstance(labels, Relevance):
         relevance, all_names = labels, dict(names)
@@ -188,10 +136,6 @@ def added_relevance(
 
 def example_labels(relevance: Relevance, names: Mapping[int, str]) -> str:
     """Return up to three labels, or places, of some images, for messages.
-
-    Args:
-        relevance: of the images.
-        names: names of the labels.
 
     Example:
         >>> relevance, names = gallery_relevance(["pear", "fig", "plum", "date"], list("abcd"))
@@ -262,7 +206,7 @@ def _numbers_of(names: Mapping[int, str]) -> dict[str, int]:
     """Return the number of each label by its name, as it is and as labels are compared."""
     numbers = {name: number for number, name in names.items()}
     for name, number in list(numbers.items()):
-        numbers.setdefault(_normalise(name), number)
+        numbers.setdefault(normalise(name), number)
     return numbers
 
 
@@ -294,9 +238,7 @@ def _mismatch(values: object, gallery: Relevance) -> InvalidData:
 def _read_labels(labels: object, as_ids: bool = False) -> NDArray[Any] | list[list[str]]:
     """Return one label each, as an array of whole numbers or texts; or lists of texts.
 
-    Args:
-        labels: as people have them.
-        as_ids: whether the texts are ids, which are compared as they are.
+    With `as_ids`, texts are ids, which are compared as they are.
     """
     labels = as_numpy(labels)
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | np.ndarray):
@@ -304,7 +246,7 @@ def _read_labels(labels: object, as_ids: bool = False) -> NDArray[Any] | list[li
             f"labels is a {type(labels).__name__}: give {LABEL_KINDS}, one for each image"
         )
     plain = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind != "O"
-    are_lists = [] if plain else [_is_list(label) for label in labels]
+    are_lists = [] if plain else [is_list(label) for label in labels]
     if any(are_lists):
         if not all(are_lists) or not all(isinstance(x, str) for names in labels for x in names):
             raise InvalidData(
@@ -316,229 +258,3 @@ def _read_labels(labels: object, as_ids: bool = False) -> NDArray[Any] | list[li
         return np.array(labels, np.str_)
     values = as_labels(labels, "labels")
     return values if isinstance(values, np.ndarray) else np.array(values, np.str_)
-
-
-# The rule by which labels are read
-
-
-def as_labels(
-    values: Sequence[Any] | NDArray[Any], what: str, first: int = 0
-) -> NDArray[np.int64] | list[str]:
-    """Return labels as they are compared: whole numbers, or texts.
-
-    Blanks around a text are ignored, and letters are composed (NFC). Floats that are whole numbers
-    are these numbers. Texts are never numbers: "007", "7" and "7.0" are three labels.
-
-    Args:
-        values: n numbers or texts.
-        what: the name of the values, for messages.
-        first: the number of the first row, for messages.
-
-    Raises:
-        InvalidData: some are missing (`MISSING_VALUES`), do not fit into 64 bits, or are of other
-            types or of several.
-
-    Example:
-        >>> as_labels([2.0, 1.0], "labels").tolist(), as_labels([" pear", "fig"], "labels")
-        ([2, 1], ['pear', 'fig'])
-    """
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        smallest, largest = int(values.min(initial=0)), int(values.max(initial=0))
-        if smallest > UNMATCHED and largest < 2**63:
-            return np.asarray(values, np.int64)
-    entries, kinds = _to_python(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-        kinds = {values.dtype.type}
-    rows = range(first, first + len(entries))
-    if kinds and all(issubclass(kind, str) for kind in kinds):
-        return _normalise_texts(entries, what, rows)
-    _require_present(entries, kinds, what, rows)
-    if not _are_numbers(kinds):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise InvalidData(f"{what} are of type {names}: give {LABEL_KINDS}, one for each image")
-    if not all(issubclass(kind, Integral) for kind in kinds):
-        wrong = [not _is_whole(entry) for entry in entries]
-        _refuse(wrong, entries, what, rows, "are not whole numbers", "give texts")
-        entries = [int(entry) for entry in entries]
-    if entries and not (min(entries) > UNMATCHED and max(entries) < 2**63):
-        wrong = [not UNMATCHED < entry < 2**63 for entry in entries]
-        advice = "give all labels as texts, in gallery and queries alike"
-        _refuse(wrong, entries, what, rows, "do not fit into signed integers of 64 bits", advice)
-    return np.array(entries, np.int64)
-
-
-def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
-    """Return names, such as those of groups, as texts that are compared as labels are.
-
-    Values of other types than numbers and texts, such as dates, are written by `str`.
-
-    Args:
-        values, what, first: see `as_labels`.
-
-    Raises:
-        InvalidData: some are missing (`MISSING_VALUES`).
-
-    Example:
-        >>> as_texts([1.0, 2.5], "groups"), as_texts([True, False], "groups")
-        (['1', '2.5'], ['True', 'False'])
-    """
-    entries, kinds = _to_python(values)
-    rows = range(first, first + len(entries))
-    _require_present(entries, kinds, what, rows)
-    _require_no_lists(kinds, what)
-    return _normalise_texts(_write_texts(entries, kinds), what, rows)
-
-
-def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
-    """Return ids as texts. Numbers are written as `as_texts` does, and texts are left as they are.
-
-    Args:
-        values, what, first: see `as_labels`.
-
-    Raises:
-        InvalidData: some are missing or blank.
-
-    Example:
-        >>> as_ids([7.0, 8.0], "ids"), as_ids(["a ", "NA"], "ids")
-        (['7', '8'], ['a ', 'NA'])
-    """
-    entries, kinds = _to_python(values)
-    rows = range(first, first + len(entries))
-    _require_no_lists(kinds, what)
-    wrong = [
-        not (entry.strip() if isinstance(entry, str) else _is_present(entry)) for entry in entries
-    ]
-    _refuse(wrong, entries, what, rows, "are missing", "name each row")
-    return _write_texts(entries, kinds)
-
-
-def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[list[str]]:
-    """Return the labels of items that may have several, as texts that are compared as labels are.
-
-    Args:
-        values: a list for each item, or a text with `SEPARATORS`; None, NaN and blank texts are not
-            labels.
-        what, first: see `as_labels`.
-
-    Raises:
-        InvalidData: a value is of another type, a text is one of `MISSING_VALUES`, or the lists are
-            one-hot vectors.
-
-    Example:
-        >>> as_label_lists(["red; small", ["red"], None], "labels")
-        [['red', 'small'], ['red'], []]
-    """
-    lists = []
-    for row, value in enumerate(values):
-        if isinstance(value, str):
-            value = re.split(f"[{SEPARATORS}]", value)
-        parts = list(value) if _is_list(value) else None if _is_present(value) else []
-        if parts is None or any(map(_is_list, parts)):
-            raise InvalidData(
-                f"{what}: row {first + row} is {printable(str(value))[:40]}: give lists of texts, "
-                f"or texts with a separator ({' or '.join(SEPARATORS)})"
-            )
-        lists.append([part for part in parts if not isinstance(part, str) or part.strip()])
-    entries, kinds = _to_python([part for parts in lists for part in parts])
-    rows = [first + row for row, parts in enumerate(lists) for _ in parts]
-    _require_present(entries, kinds, what, rows)
-    lengths = set(map(len, lists))
-    if _are_numbers(kinds) and len(lengths) == 1 and max(lengths) > 1 and set(entries) <= {0, 1}:
-        raise InvalidData(
-            f"{what} are lists of zeros and ones: list the names of the labels of each item"
-        )
-    texts = iter(_normalise_texts(_write_texts(entries, kinds), what, rows))
-    return [[next(texts) for _ in parts] for parts in lists]
-
-
-def _to_python(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]]:
-    """Return values as Python's own, and their types."""
-    if isinstance(values, np.ndarray):
-        dates = values.dtype.kind in "mM"  # NumPy would make numbers of them
-        values = (values.astype(str) if dates else values).tolist()
-    entries = list(values)
-    kinds = set(map(type, entries))
-    if any(hasattr(kind, "item") for kind in kinds):  # scalars of NumPy and PyTorch
-        entries = [entry.item() if hasattr(entry, "item") else entry for entry in entries]
-        kinds = set(map(type, entries))
-    return entries, kinds
-
-
-def _is_list(value: object) -> bool:
-    """Return whether a value holds others; scalars of PyTorch have a length, too."""
-    if isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0:
-        return False
-    return isinstance(value, Collection | np.ndarray)
-
-
-def _require_no_lists(kinds: set[type], what: str) -> None:
-    for kind in kinds:
-        if issubclass(kind, Collection) and not issubclass(kind, str):
-            raise InvalidData(f"{what} are of type {kind.__name__}: give one text for each row")
-
-
-def _is_present(value: object) -> bool:
-    return str(value).strip() not in MISSING_VALUES
-
-
-def _is_whole(number: Any) -> bool:
-    """Return whether a number is whole, and a float exact."""
-    if isinstance(number, Integral):
-        return True
-    return math.isfinite(number) and number == int(number) and abs(number) <= EXACT_FLOATS
-
-
-def _are_numbers(kinds: set[type]) -> bool:
-    return all(
-        issubclass(kind, Real | Decimal) and not issubclass(kind, bool | np.bool_) for kind in kinds
-    )
-
-
-def _write_texts(entries: list[Any], kinds: set[type]) -> list[str]:
-    """Return numbers and other values as texts; floats that are whole without a point."""
-    if kinds and _are_numbers(kinds):
-        return [str(int(entry) if _is_whole(entry) else entry) for entry in entries]
-    return [str(entry) for entry in entries]
-
-
-def _normalise(text: str) -> str:
-    """Return the text that is compared, see `as_labels`."""
-    return to_nfc(text.strip())
-
-
-def _normalise_texts(texts: list[str], what: str, rows: Sequence[int]) -> list[str]:
-    """Return texts as they are compared, or raise `InvalidData` if some are missing."""
-    compared = {text: _normalise(text) for text in set(texts)}
-    if any(text in MISSING_VALUES for text in compared.values()):
-        _require_present(texts, {str}, what, rows)
-    require_utf8(compared.values(), what, "rename them")
-    return [compared[text] for text in texts]
-
-
-def _require_present(entries: list[Any], kinds: set[type], what: str, rows: Sequence[int]) -> None:
-    """Raise `InvalidData` if some entries are missing."""
-    if all(issubclass(kind, Integral) for kind in kinds):
-        return
-    wrong = [not _is_present(entry) for entry in entries]
-    advice = "leave these rows out, or fill the values in; a real name of this kind must be changed"
-    _refuse(wrong, entries, what, rows, "are missing, or stand for a missing value", advice)
-
-
-def _refuse(
-    wrong: Sequence[bool],
-    entries: Sequence[Any],
-    what: str,
-    rows: Sequence[int],
-    why: str,
-    advice: str,
-) -> None:
-    """Raise `InvalidData` if some entries are wrong; the message names the first three."""
-    places = np.flatnonzero(wrong).tolist()
-    if not places:
-        return
-    examples = ", ".join(
-        f"row {rows[place]} ({printable(repr(entries[place]))[:40]})" for place in places[:3]
-    )
-    raise InvalidData(
-        f"{what}: {len(places)} of {len(entries)} values {why}, first {examples}: {advice}"
-    )

@@ -1,16 +1,10 @@
-"""Relevance of images: by the same label, a shared label, a place nearby, or a table.
-
-Shared labels are sparse tables. Rare labels make few pairs of images, which a sparse product finds.
-A label of every third image makes more pairs than can be listed: matches are then counted as bits,
-64 images at a time.
-"""
+"""Relevance of images: by the same label, a shared label, a place nearby, or a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, singledispatch
-from itertools import pairwise
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -18,13 +12,12 @@ from numpy.typing import NDArray
 from scipy.sparse import block_diag, csr_array, eye_array, vstack
 from scipy.spatial import KDTree
 
+from rcir.data.overlaps import count_overlaps, products, row_pointers
 from rcir.errors import InvalidData
 from rcir.store.codec import NOT_STORED, Array, convert, encode, register
 
 Rows = NDArray[np.integer[Any]]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-BLOCK = 2**22  # entries, or bytes, that are in memory at a time, about
-WORD = 64
 CELL = 10.0  # side of the cells that stand for labels of places, of the radius
 CELL_FACTOR = np.int64(6364136223846793005)  # odd and large: numbers of near cells differ
 PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound the memory
@@ -34,8 +27,8 @@ PAIRS_TOGETHER = 2**16  # of candidates that are looked at together, to bound th
 class Relevance(Protocol):
     """Relevance of n images: which of them, and of others, match which.
 
-    Matches are never stored: they follow from what is known of each image, so that memory grows
-    with the number of images, not of pairs.
+    Matches follow from the labels or places of the images and are never stored, so that memory
+    grows with the number of images, not of pairs.
     """
 
     @property
@@ -57,12 +50,7 @@ class Relevance(Protocol):
         ...
 
     def matches(self, gallery: Self, positions: Rows) -> NDArray[np.bool_]:
-        """Return whether candidates match (n, k).
-
-        Args:
-            gallery: of the images that were searched.
-            positions: (n, k) positions in the gallery; -1 for none, which matches nothing.
-        """
+        """Return whether candidates, (n, k) positions in the gallery, match; -1 matches nothing."""
         ...
 
     def totals(self, gallery: Self) -> NDArray[np.int64]:
@@ -70,10 +58,7 @@ class Relevance(Protocol):
         ...
 
     def pairs(self, rows: Rows) -> Pairs:
-        """Return the matches of some images among the images of this set.
-
-        Args:
-            rows: (m,) of this set, in any order; no more than memory allows.
+        """Return the matches of some rows (m,) among the images of this set.
 
         Returns:
             indptr (m + 1,) and columns (total,): `columns[indptr[i] : indptr[i + 1]]` are the
@@ -86,11 +71,6 @@ class Relevance(Protocol):
         ...
 
 
-def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return the start of each row's entries, and the end of the last."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
 def require_kind(relevance: Relevance, others: Relevance) -> None:
     """Raise `InvalidData` unless others match in the same way."""
     if relevance.kind != others.kind:
@@ -98,89 +78,6 @@ def require_kind(relevance: Relevance, others: Relevance) -> None:
             f"images that match by {relevance.kind} cannot be joined with images that match by "
             f"{others.kind}"
         )
-
-
-def count_overlaps(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
-    """Count the rows of `others` that share a label with each row of `labels`, (n,).
-
-    Args:
-        labels: (n, number of labels) bool.
-        others: (m, number of labels) bool.
-
-    Example:
-        >>> labels = csr_array(np.array([[1, 0], [1, 1], [0, 0]], bool))
-        >>> count_overlaps(labels, labels).tolist()
-        [2, 2, 0]
-    """
-    first, which = combinations(labels)  # rows of the same labels have the same count
-    labels = labels[first]
-    words = labels.nnz * (others.shape[0] // WORD)  # a word of bits takes about as long as a pair
-    n_pairs = _count_steps(labels, np.bincount(others.indices, minlength=others.shape[1])).sum()
-    if n_pairs > words:
-        return _count_bits(labels, others)[which]
-    counts = [np.diff(product.indptr) for product in products(labels, others.T.tocsr())]
-    return np.concatenate([*counts, np.empty(0, np.int64)])[which]
-
-
-def products(labels: csr_array, by_label: csr_array) -> Iterator[csr_array]:
-    """Yield the product with the transposed labels of other rows, some rows at a time."""
-    block = np.cumsum(_count_steps(labels, np.diff(by_label.indptr))) // BLOCK
-    edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), labels.shape[0]]
-    for start, stop in pairwise(edges):
-        yield labels[start:stop] @ by_label
-
-
-def _count_steps(labels: csr_array, frequency: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Count the steps that a sparse product takes for each row, (n,), by the labels' frequency."""
-    total = row_pointers(frequency[labels.indices])
-    steps: NDArray[np.int64] = np.diff(total[labels.indptr])
-    return steps
-
-
-def _count_bits(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
-    """Return what `count_overlaps` does: the union of the rows that have each label, as bits."""
-    counts, n_labels = np.zeros(labels.shape[0], np.int64), np.diff(labels.indptr)
-    # Rows of many labels first: rows that have another label are then at the start of a block.
-    rows = np.argsort(-n_labels, kind="stable")[: np.count_nonzero(n_labels)]
-    width = max(WORD, BLOCK // labels.shape[1] // WORD * WORD)
-    width = min(width, -(-others.shape[0] // WORD) * WORD)
-    step = max(1, BLOCK // (width // 8))
-    for start in range(0, others.shape[0], width):
-        other_rows, other_labels = others[start : start + width].nonzero()
-        is_labelled = np.zeros((others.shape[1], width), np.bool_)
-        is_labelled[other_labels, other_rows] = True
-        bits = np.packbits(is_labelled, axis=1).view(np.uint64)  # (number of labels, width / 64)
-        for first in range(0, len(rows), step):
-            block = rows[first : first + step]
-            starts = labels.indptr[block]
-            union = bits[labels.indices[starts]]
-            for number in range(1, n_labels[block[0]]):
-                n = np.count_nonzero(n_labels[block] > number)
-                union[:n] |= bits[labels.indices[starts[:n] + number]]
-            counts[block] += np.bitwise_count(union).sum(1, dtype=np.int64)
-    return counts
-
-
-def combinations(labels: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of each combination of labels, and the combination of each row.
-
-    Example:
-        >>> first, which = combinations(csr_array(np.array([[1, 0], [1, 1], [1, 0]], bool)))
-        >>> first[which].tolist()
-        [0, 1, 0]
-    """
-    ordered = labels.sorted_indices()
-    counts = np.diff(ordered.indptr).astype(np.int64)
-    which = np.zeros(len(counts), np.int64)
-    # Label by label: rows that agreed so far and have the same next label still agree.
-    for number in range(counts.max(initial=0)):
-        rows = np.flatnonzero(counts > number)
-        following = ordered.indices[ordered.indptr[rows] + number]
-        which[rows] = np.unique(which[rows] * labels.shape[1] + following, return_inverse=True)[1]
-    _, first, which = np.unique(
-        which * (counts.max(initial=0) + 1) + counts, return_index=True, return_inverse=True
-    )
-    return first, which
 
 
 @register
@@ -253,8 +150,8 @@ class WithinRadius:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
         steps = gallery.places[positions] - self.places[:, None]
-        matches: NDArray[np.bool_] = (np.square(steps).sum(-1) <= self.radius**2) & (positions >= 0)
-        return matches
+        is_near: NDArray[np.bool_] = np.square(steps).sum(-1) <= self.radius**2
+        return is_near & (positions >= 0)
 
     def totals(self, gallery: WithinRadius) -> NDArray[np.int64]:
         counts = gallery._tree.query_ball_point(self.places, self.radius, return_length=True)
@@ -325,10 +222,8 @@ class SameLabel:
     def matches(self, gallery: SameLabel, positions: Rows) -> NDArray[np.bool_]:
         if not len(gallery):
             return np.zeros(positions.shape, np.bool_)
-        matches: NDArray[np.bool_] = (gallery.labels[positions] == self.labels[:, None]) & (
-            positions >= 0
-        )
-        return matches
+        is_same: NDArray[np.bool_] = gallery.labels[positions] == self.labels[:, None]
+        return is_same & (positions >= 0)
 
     def totals(self, gallery: SameLabel) -> NDArray[np.int64]:
         ordered = np.sort(gallery.labels)
@@ -435,16 +330,11 @@ class SharedLabel:
             return np.zeros(positions.shape, np.bool_)
         queries = self.labels[np.repeat(np.arange(len(self)), positions.shape[1])]
         shared = gallery.labels[positions.reshape(-1)].multiply(queries).tocsr()
-        shares = (np.diff(shared.indptr) > 0).reshape(positions.shape)
-        matches: NDArray[np.bool_] = shares & (positions >= 0)
-        return matches
+        shares: NDArray[np.bool_] = (np.diff(shared.indptr) > 0).reshape(positions.shape)
+        return shares & (positions >= 0)
 
     def totals(self, gallery: SharedLabel) -> NDArray[np.int64]:
-        """Count the matches of each image in a gallery, (n,).
-
-        Raises:
-            InvalidData: the gallery has items that the table of true matches lacks.
-        """
+        """Count the matches of each image (n,); `InvalidData` if a table lacks gallery items."""
         more = gallery.labels.shape[1] - self.labels.shape[1]
         if self.of_items and more:
             raise InvalidData(
@@ -466,7 +356,7 @@ class SharedLabel:
         return self.labels.T.tocsr()
 
     def joined(self, others: SharedLabel) -> SharedLabel:
-        """These images, then others; gallery items of a table stay labels of their own."""
+        """Join two sets; items of a gallery in a table of matches keep labels of their own."""
         require_kind(self, others)
         if self.of_items:
             labels = csr_array(block_diag([self.labels, others.labels], format="csr"))
@@ -497,42 +387,33 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-@singledispatch
 def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np.int64]:
-    """Count the first candidates of a query that match each of its candidates.
+    """Count the first `among` candidates of a query that match each of its candidates, (n, k).
 
-    Args:
-        gallery: of the images that were searched.
-        positions: (n, k) positions of the candidates in the gallery; -1 for none.
-        among: number of first candidates that are counted, a candidate itself among them.
-
-    Returns:
-        (n, k), 0 for none.
-
-    Example:
-        >>> from rcir.data.relevance import WithinRadius
-        >>> gallery = WithinRadius(np.array([[0.0], [3.0], [4.0], [9.0]]), 2.0)
-        >>> count_matches(gallery, np.array([[0, 2, 1, 3, -1]]), among=3).tolist()
-        [[1, 2, 2, 0, 0]]
+    A candidate counts itself if it is among the first. Positions (n, k) of -1 stand for none.
     """
+    count: Callable[..., NDArray[np.int64]] = (
+        _count_shared if isinstance(gallery, SharedLabel) else _count_pair_by_pair
+    )
     counts = np.zeros(positions.shape, np.int64)
-    for rows in _blocks(positions, among):
-        part = positions[rows]
-        voters = np.repeat(part[:, :among], part.shape[1], axis=0)
-        matches = gallery.subset(part.reshape(-1)).matches(gallery, voters).sum(axis=1)
-        counts[rows] = np.where(part >= 0, matches.reshape(part.shape), 0)
+    step = max(1, PAIRS_TOGETHER // max(1, positions.shape[1] * min(among, positions.shape[1])))
+    for start in range(0, len(positions), step):
+        rows = slice(start, start + step)
+        counts[rows] = count(gallery, positions[rows], among)
     return counts
 
 
-@count_matches.register
-def _(gallery: SharedLabel, positions: Rows, among: int) -> NDArray[np.int64]:
-    """Count by one sparse product per block, thirty times as fast as pair by pair."""
-    counts = np.zeros(positions.shape, np.int64)
-    for rows in _blocks(positions, among):
-        part = positions[rows]
-        shared = _labels_by_query(gallery, part) @ _labels_by_query(gallery, part[:, :among]).T
-        counts[rows] = np.diff(shared.tocsr().indptr).reshape(part.shape)
-    return counts
+def _count_pair_by_pair(gallery: Relevance, positions: Rows, among: int) -> NDArray[np.int64]:
+    voters = np.repeat(positions[:, :among], positions.shape[1], axis=0)
+    votes = gallery.subset(positions.reshape(-1)).matches(gallery, voters).sum(axis=1)
+    return np.where(positions >= 0, votes.reshape(positions.shape), 0)
+
+
+def _count_shared(gallery: SharedLabel, positions: Rows, among: int) -> NDArray[np.int64]:
+    """Count by one sparse product, thirty times as fast as pair by pair."""
+    labels, voters = (_labels_by_query(gallery, x) for x in (positions, positions[:, :among]))
+    counts: NDArray[np.int64] = np.diff((labels @ voters.T).tocsr().indptr)
+    return counts.reshape(positions.shape)
 
 
 def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
@@ -545,10 +426,3 @@ def _labels_by_query(gallery: SharedLabel, positions: Rows) -> csr_array:
     columns = labels.indices[is_candidate] + owners // k * labels.shape[1]
     entries = np.ones(len(owners), np.int32)
     return csr_array((entries, (owners, columns)), shape=(n * k, n * labels.shape[1]))
-
-
-def _blocks(positions: Rows, among: int) -> list[slice]:
-    """Return slices of the queries that have about `PAIRS_TOGETHER` pairs each."""
-    n, k = positions.shape
-    rows = max(1, PAIRS_TOGETHER // max(1, k * min(among, k)))
-    return [slice(start, start + rows) for start in range(0, n, rows)]

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.bursts import as_seconds
-from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts
-from rcir.data.names import require_utf8
+from rcir.data.names import as_ids, as_label_lists, as_labels, as_texts, require_utf8
 from rcir.data.tables import (
     column_values,
     finite_numbers,

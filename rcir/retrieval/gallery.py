@@ -17,13 +17,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from rcir.data.labelling import (
-    MISSING_VALUES,
     added_relevance,
     query_relevance,
     reported_relevance,
     require_same_kind,
 )
-from rcir.data.names import require_utf8
+from rcir.data.names import MISSING_VALUES, require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SharedLabel, same_relevance
 from rcir.embedding import Embedding, as_numpy

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.bursts import as_seconds, find_moments
-from rcir.data.labelling import as_texts, gallery_relevance
-from rcir.data.names import require_utf8
+from rcir.data.labelling import gallery_relevance
+from rcir.data.names import as_texts, require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, SameLabel, count_matches
 from rcir.data.repeats import digests

@@ -12,14 +12,11 @@ import torch
 
 from rcir.data.labelling import (
     added_relevance,
-    as_ids,
-    as_label_lists,
-    as_labels,
-    as_texts,
     gallery_relevance,
     query_relevance,
     reported_relevance,
 )
+from rcir.data.names import as_ids, as_label_lists, as_labels, as_texts
 from rcir.errors import InvalidData
 
 IDS = ["a", "b", "c"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from rcir.data import ImageSet, relevance
+from rcir.data import ImageSet, overlaps
 from rcir.data.labelling import gallery_relevance, reported_relevance
 from rcir.data.relevance import (
     Relevance,
@@ -262,7 +262,7 @@ def random_labels(rng, n, n_labels, each, skew=0.0):
 @pytest.mark.parametrize(("n_labels", "skew"), [(70, 1.2), (600, 0.0)])  # as bits, and as pairs
 @pytest.mark.parametrize("block", [2**8, 2**22])
 def test_labels_in_common_are_counted_as_in_a_dense_product(block, n_labels, skew, monkeypatch):
-    monkeypatch.setattr(relevance, "BLOCK", block)
+    monkeypatch.setattr(overlaps, "BLOCK", block)
     rng = np.random.default_rng(5)
     queries, gallery = (random_labels(rng, n, n_labels, 4, skew) for n in (211, 333))
     expected = (queries.labels.toarray().astype(int) @ gallery.labels.toarray().T) > 0

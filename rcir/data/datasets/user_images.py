@@ -15,9 +15,16 @@ from pyarrow import ArrowException
 
 from rcir.data.division import Source, shuffle_by_class
 from rcir.data.folders import SPLITS, Pictures, scan_folder
-from rcir.data.labelling import as_ids, as_label_lists, as_labels, as_texts, gallery_relevance
+from rcir.data.labelling import gallery_relevance
 from rcir.data.listing import require_images
-from rcir.data.names import require_utf8, to_nfc
+from rcir.data.names import (
+    as_ids,
+    as_label_lists,
+    as_labels,
+    as_texts,
+    require_utf8,
+    to_nfc,
+)
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import column_values, finite_numbers, missing_column, read_csv, read_parquet
