@@ -30,10 +30,8 @@ from rcir.data.preprocessing import Preprocessing
 from rcir.data.rejects import (
     REJECTS_FILE,
     read_rejects,
-    splits_without,
     tolerate,
     unreadable,
-    without,
 )
 from rcir.data.relevance import same_relevance
 from rcir.encoders.embedder import Embedder
@@ -136,14 +134,14 @@ class TrainedRun(DataSetSource):
                 )
         outside = images_outside(run.data, config.ood)
         rejects |= self._unreadable(splits, outside, run.preprocessing)
-        splits = _without_duplicates(splits_without(splits, rejects))
+        splits = _without_duplicates(splits.without(rejects))
         trained.require_unseen(splits)
         if warning := cluster_warning(splits, cluster):
             print(f"warning: {warning}", file=sys.stderr)
         if data.options.get("queries") == "new-labels":
             _warn_of_new_labels(splits, trained)
         self._data, self._splits = data, splits
-        self._outside = None if outside is None else without(outside, rejects)
+        self._outside = None if outside is None else outside.without(rejects)
         with embedding("gallery", splits.gallery, self._embedder) as watched:
             retriever = Retriever.build(
                 encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index

@@ -147,12 +147,7 @@ def owner() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Return True if `other`, a name by `owner`, is a process of this host that has ended.
-
-    Example:
-        >>> is_dead(owner())
-        False
-    """
+    """Return True if `other`, a name by `owner`, is a process of this host that has ended."""
     host, _, process = other.partition("-")
     number, _, start = process.partition("-")
     if host != _host() or not (number.isdecimal() and start.isdecimal()):

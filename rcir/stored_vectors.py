@@ -19,12 +19,7 @@ _BATCH_NUMBERS = 1 << 22  # that are read or written at a time: 16 MiB of float3
 
 
 def batches(n: int, dim: int) -> Iterator[slice]:
-    """Yield the rows of vectors (n, d), as many at a time as take little memory.
-
-    Example:
-        >>> list(batches(10, 1 << 20))
-        [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
-    """
+    """Yield the rows of vectors (n, d), as many at a time as take little memory."""
     step = max(1, _BATCH_NUMBERS // max(dim, 1))
     return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
@@ -32,16 +27,8 @@ def batches(n: int, dim: int) -> Iterator[slice]:
 class StoredVectors:
     """Vectors (n, d) on disk, none of them held in memory.
 
-    Until they are saved they are in a temporary file (TMPDIR) that ends with the process.
-
-    Attributes:
-        vectors: (n, d), mapped into memory, not to be written to.
-
-    Example:
-        >>> kept = StoredVectors(2, np.float16)
-        >>> kept.append(np.array([[1, 2], [3, 4]], np.float32))
-        >>> kept.vectors[1].tolist()
-        [3.0, 4.0]
+    Until they are saved they are in a temporary file (TMPDIR) that ends with the process. The
+    attribute `vectors` is mapped into memory and not to be written to.
     """
 
     def __init__(self, dim: int, dtype: DTypeLike = np.float32) -> None:
@@ -110,11 +97,7 @@ class StoredVectors:
 
     @classmethod
     def load(cls, path: Path, dtype: DTypeLike) -> Self:
-        """Map the vectors that `save` wrote.
-
-        Raises:
-            InvalidData: the file holds something else.
-        """
+        """Map the vectors that `save` wrote; `InvalidData` if the file holds something else."""
         watched = WatchedFile(path)
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != dtype:
@@ -125,12 +108,7 @@ class StoredVectors:
 
 
 class WatchedFile:
-    """A file that is mapped into memory: writing to it changes what was read.
-
-    Example:
-        >>> WatchedFile(Path(__file__)).changed
-        False
-    """
+    """A file that is mapped into memory: writing to it changes what was read."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")

@@ -20,8 +20,9 @@ from rcir import tracking
 from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
-from rcir.data.catalogue import calibration_note, can_train, require_enough
-from rcir.data.rejects import REJECTS_FILE, splits_without, tolerate, unreadable, write_rejects
+from rcir.data.catalogue import require_enough
+from rcir.data.rejects import REJECTS_FILE, tolerate, unreadable, write_rejects
+from rcir.data.sufficiency import calibration_note, can_train
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder
@@ -242,7 +243,7 @@ def readable_splits(
             console.print(printable(line), soft_wrap=True)
     elif rejects:
         write_rejects(folder / REJECTS_FILE, rejects)
-    return splits_without(splits, rejects), rejects
+    return splits.without(rejects), rejects
 
 
 def _train_and_log(

@@ -183,8 +183,17 @@ def _write(
     vectors = embedding.vectors.numpy()
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     uncertainty = None if embedding.uncertainty is None else embedding.uncertainty.numpy()
-    ids, columns = pictures.ids, pictures.columns
-    write_vectors(file, vectors, ids, columns, uncertainty, model, shards, source, rejects)
+    write_vectors(
+        file,
+        vectors,
+        pictures.ids,
+        pictures.columns,
+        model=model,
+        uncertainty=uncertainty,
+        shards=shards,
+        source=source,
+        rejects=rejects,
+    )
     return int(vectors.shape[1])
 
 

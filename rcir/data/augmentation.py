@@ -33,7 +33,7 @@ def draw_warps(
     mirrored: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Random warps: a rotation about the centre, then a crop resized to the whole, then mirroring.
+    """Draw n warps: a rotation about the centre, then a crop resized to the whole, then mirroring.
 
     Args:
         n: number of warps.
@@ -67,7 +67,7 @@ def draw_warps(
 
 
 def warp(images: Tensor, matrices: Tensor) -> Tensor:
-    """Images (n, C, H, W), float32, warped by matrices (n, 2, 3); bilinear, black outside."""
+    """Warp float32 images (n, C, H, W) by matrices (n, 2, 3); bilinear, black outside."""
     height, width = images.shape[-2:]
     x, y = (
         (torch.arange(length, device=images.device) * 2 + (1 - length)) / length
@@ -130,16 +130,9 @@ def occlude(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Hide part of some images behind black squares (Oh et al., ICLR 2019, appendix A).
 
-    Each square tile of an image (a digit, or the whole of a square image) is hit with the given
-    probability, on its own, by a square of side L in {0, ..., tile} at a uniform place inside it.
-
-    Args:
-        images: (n, ..., s, m * s) uint8, m tiles side by side.
-        probability: of a tile to be hit, in [0, 1].
-        rng: source of all randomness.
-
-    Returns:
-        The images (a copy), and for each whether a square of side 1 or more was drawn.
+    Each square tile of an image (n, ..., s, m * s), a digit or the whole of a square image, is hit
+    with the given probability by a square of side L in {0, ..., s} at a uniform place inside it.
+    Return a copy, and for each image whether a square of side 1 or more was drawn.
     """
     n, side, width = len(images), *images.shape[-2:]
     squares = _draw_squares(n, (side, width), probability, rng)

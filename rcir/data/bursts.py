@@ -34,7 +34,7 @@ def count_mates(
     n_others: NDArray[np.int64],
     mean_gap: float | None = None,
 ) -> NDArray[np.int64]:
-    """Return the number of near-copies of each item among the others of its label.
+    """Return the number of near-copies of each item among the others of its label, (n,).
 
     The nearest k others are near-copies if the k-th gap is larger than in a share
     `FALSE_RATE` / 2^k of independent items, so that at most the share `FALSE_RATE` of these, about,
@@ -46,15 +46,6 @@ def count_mates(
         n_others: (n,) number of others of the label. At most a third of them, or one, can be
             near-copies: a label does not consist of one burst.
         mean_gap: mean gap of independent items; by default the median first gap states it.
-
-    Returns:
-        (n,) between 0 and `MAX_MATES`.
-
-    Example:
-        >>> others = np.linspace(1, 1.5, 5)
-        >>> distances = np.stack([np.r_[nearest, others] for nearest in [0.9] * 19 + [0.01]])
-        >>> count_mates(distances, np.full(20, 30)).tolist()[-3:]
-        [0, 0, 1]
     """
     tested = min(MAX_MATES, distances.shape[1] - 1)
     mates = np.arange(1, tested + 1)
@@ -83,28 +74,12 @@ def find_moments(
     times: NDArray[np.floating[Any]] | None = None,
     known: NDArray[Any] | None = None,
 ) -> NDArray[np.int64]:
-    """Return which items were photographed together, according to vectors and capture times.
+    """Return the moment of each item, (n,) from 0 on, according to vectors and capture times.
 
     Two items of a label are of one moment if each is a near-copy of the other (`count_mates`), or
     if no more than `MOMENT_SECONDS` lie between their capture times; and so are chains of such
-    items.
-
-    Args:
-        vectors: (n, d) as they are searched.
-        labels: (n,) of the items.
-        times: (n,) capture times in seconds, NaN where unknown.
-        known: (n,) moments that were found before; items of one of them stay together.
-
-    Returns:
-        (n,) the number of each item's moment, from 0 on.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> vectors = rng.normal(size=(100, 16))
-        >>> vectors[1] = vectors[0] + 0.01
-        >>> moments = find_moments(vectors, np.arange(100) // 50)
-        >>> len(np.unique(moments)), bool(moments[0] == moments[1])
-        (99, True)
+    items. `times` are seconds, NaN where unknown. Items of a moment in `known`, which was found
+    before, stay together.
     """
     n = len(vectors)
     distances, positions, n_others = _nearest_of_label(vectors, labels)
@@ -146,20 +121,8 @@ def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
     """Return capture times (n,) in seconds since 1970, NaN where unknown.
 
     A date without a time of day is unknown. Times without a zone are taken as they are, since only
-    differences count.
-
-    Args:
-        times: n texts such as "2026-11-26 09:47:00", numbers of seconds, or times of Python, NumPy
-            or pandas; None, NaN, NaT and blank texts are unknown.
-        what: the name of the times, for messages.
-        first: the number of the first row, for messages.
-
-    Raises:
-        InvalidData: a value is none of these.
-
-    Example:
-        >>> as_seconds(["1970-01-02 00:00:01", "1970-01-02", None, 7], "times").tolist()
-        [86401.0, nan, nan, 7.0]
+    differences count. Values are texts such as "2026-11-26 09:47:00", numbers of seconds, or times
+    of Python, NumPy or pandas; None, NaN, NaT and blank texts are unknown.
     """
     try:
         values = np.asarray(as_numpy(times))
@@ -245,14 +208,9 @@ def _nearest_of_label(
 def _nearest_points(
     points: NDArray[np.float64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return distances and numbers of the points nearest to some points of each label.
+    """Return distances and numbers (labels, r, k) of the points nearest to the points `rows` (r,).
 
-    Args:
-        points: (labels, count, d).
-        rows: (r,) numbers of the points.
-
-    Returns:
-        Both (labels, r, k), k <= `NEIGHBOURS`; copies of a point are infinitely far away.
+    `points` is (labels, count, d), k <= `NEIGHBOURS`; copies of a point are infinitely far away.
     """
     count = points.shape[1]
     centred = points - points.mean(axis=1, keepdims=True)  # the next lines lose fewer digits

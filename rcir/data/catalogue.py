@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rcir.data.division import PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
-from rcir.data.rejects import splits_without
-from rcir.data.relevance import Relevance, WithinRadius, asking, database_of
+from rcir.data.sufficiency import shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
-from rcir.options import ALPHA, DELTA, require_options
+from rcir.options import require_options
 
 # Options of `divide`, and their kinds.
 DIVISION: dict[str, Any] = {
@@ -27,8 +24,6 @@ DIVISION: dict[str, Any] = {
     "cluster": str | None,
     "queries": QueryDivision,
 }
-MIN_QUERIES = {"tuning": 2, "calibration": 1, "test": 1}
-MIN_VALIDATION = 3  # images
 _CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
 _FETCHED = "data.download=true fetches it"
 _MNIST = ("mnist", "MNIST/raw")  # the second is torchvision's
@@ -116,13 +111,9 @@ class DataSet:
     def load(
         self, root: Path, seed: int, tell: Callable[[str], object] | None = None, **options: Any
     ) -> Splits:
-        """Read or draw the splits.
+        """Read or draw the splits, with options of `divide` and of the reader.
 
-        Args:
-            root: folder of all data sets.
-            seed: decides who is in which split, and what a reader draws.
-            tell: called with one line if anything is left out.
-            options: of `divide` and of the reader.
+        `tell` is called with one line if anything is left out.
         """
         if self.splitter:
             splits: Splits = self._call(_function(self.splitter), root, {"seed": seed, **options})
@@ -291,93 +282,6 @@ def find_dataset(name: str) -> DataSet:
     return DATASETS[name]
 
 
-def shortages(splits: Splits) -> list[str]:
-    """Return what each part that is too small to be used has and needs.
-
-    Example:
-        >>> def part(*labels):
-        ...     ids = [str(number) for number in range(len(labels))]
-        ...     return ImageSet(np.zeros((len(labels), 2, 2), np.uint8), np.array(labels), ids)
-        >>> good = part(0, 0, 1, 1)
-        >>> shortages(Splits(good, good, good, part(0), good, good))
-        ['tuning has 1 queries, at least 2 are needed']
-    """
-    lacking = []
-    if not can_train(splits.train):
-        lacking.append(
-            f"no anchor has a positive and a negative: one of {len(splits.train)} training images "
-            "must match a second one and not match a third"
-        )
-    n = len(splits.validation)
-    if n < MIN_VALIDATION or not _matches(splits.validation.relevance)[0].any():
-        lacking.append(
-            f"validation has {n} images, at least {MIN_VALIDATION} are needed, two of which match"
-        )
-    for name, least in MIN_QUERIES.items():
-        if (n := len(getattr(splits, name))) < least:
-            lacking.append(f"{name} has {n} queries, at least {least} are needed")
-    return lacking
-
-
-def calibration_note(splits: Splits) -> str | None:
-    """Return one sentence if these queries cannot certify alpha = 0.1 at delta = 0.1.
-
-    Without a single miss among n queries, 1 - delta ** (1 / n) is the smallest level.
-    """
-    n, needed = len(splits.calibration), math.ceil(math.log(DELTA) / math.log(1 - ALPHA))
-    if n >= needed:
-        return None
-    return (
-        f"note: {n} calibration queries certify no alpha below {1 - DELTA ** (1 / n):.2f} at delta "
-        f"= {DELTA:g}, whatever the encoder; for alpha = {ALPHA:g} it takes {needed}, "
-        "preferably a few hundred: have more images of the classes that evaluate"
-    )
-
-
-def can_train(images: ImageSet, sampled: bool = False) -> bool:
-    """Return whether some anchor has a positive and a negative.
-
-    Args:
-        images: the training images.
-        sampled: whether tuples are mined in samples, which never contain images without a positive.
-    """
-    relevance = images.relevance
-    if sampled:
-        relevance = relevance.subset(_with_positives(relevance))
-    positives, _ = _matches(_near(relevance))
-    matches, others = _matches(relevance)
-    return bool(np.any((positives > 0) & (matches < others)))
-
-
-def _near(relevance: Relevance) -> Relevance:
-    """Return the relevance by which images are positives of each other in training."""
-    if isinstance(relevance, WithinRadius) and relevance.near is not None:
-        return replace(relevance, radius=relevance.near)
-    return relevance
-
-
-def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
-    """Return the rows of the images that can be the anchor or the positive of a tuple."""
-    near, database = _near(relevance), database_of(relevance)
-    if database is None:
-        return np.flatnonzero(near.totals(near) > 1)
-    has_positive = np.zeros(len(relevance), bool)
-    for side in (database, ~database):
-        rows, others = np.flatnonzero(side), np.flatnonzero(~side)
-        if len(others):
-            has_positive[rows] = near.subset(rows).totals(near.subset(others)) > 0
-    return np.flatnonzero(has_positive)
-
-
-def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
-    """Return the number of other images that match each query, and the number of others."""
-    database = database_of(relevance)
-    if database is None:  # an image counts itself, if it matches anything
-        return np.maximum(relevance.totals(relevance) - 1, 0), len(relevance) - 1
-    searched = relevance.subset(np.flatnonzero(database))
-    return relevance.subset(asking(relevance)).totals(searched), len(searched)
-
-
 @dataclass(frozen=True)
 class DataConfig:
     """A data set, and how it is split.
@@ -408,10 +312,6 @@ def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
 
     Training and validation images stay the same, so that an encoder that was trained without
     clusters can be calibrated with them.
-
-    Example:
-        >>> with_cluster(DataConfig("omniglot", seed=1), "drawer").options
-        {'cluster': 'drawer'}
     """
     if cluster is None:
         return config
@@ -455,7 +355,7 @@ def load_splits(
         if hint := _hint(config):
             raise InvalidData(f"{error}; {hint}") from error
         raise
-    return splits_without(splits, rejects)
+    return splits.without(rejects) if rejects else splits
 
 
 def require_enough(config: DataConfig, splits: Splits) -> None:
@@ -527,21 +427,6 @@ def verify(
         options: of the set's reader.
         progress: wraps the iterator over the pictures; its second argument is their number.
         max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
-
-    Raises:
-        InvalidConfig: no such data set, or no such option.
-        DataUnavailable, InvalidData: of the set's reader.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for place in ("apple/1.png", "apple/2.png", "pear/1.png"):
-        ...         (Path(folder) / place).parent.mkdir(exist_ok=True)
-        ...         Image.new("L", (8, 8)).save(Path(folder) / place)
-        ...     findings = verify("folder", Path(folder), {"path": "."})
-        >>> findings.parts, findings.unreadable, findings.published
-        ({'train': 2, 'queries': 1}, (), None)
     """
     from rcir.data.images import MAX_PIXELS, faults  # imports torch; to list the sets needs none
 

@@ -56,15 +56,6 @@ def draw_by_cluster(
 
     Returns:
         The rows of each part, then those that remain, in random order.
-
-    Raises:
-        InvalidData: no cluster would remain.
-
-    Example:
-        >>> clusters = np.repeat(["a", "b", "c", "d", "e"], 4)
-        >>> rows = draw_by_cluster(np.random.default_rng(0), clusters, {"first": 0.2, "second": 6})
-        >>> [sorted(set(clusters[part].tolist())) for part in rows]
-        [['d'], ['a', 'e'], ['b', 'c']]
     """
     number, n = _number_clusters(clusters)
     counts = [_count_clusters(share, n, len(clusters)) for share in parts.values()]
@@ -90,19 +81,7 @@ def draw_by_label(
 ) -> list[NDArray[np.int64]]:
     """Divide queries so that no label is in two parts, and no cluster either if one is named.
 
-    Args:
-        rng: decides which label is where.
-        queries: with one label each.
-        parts: as in `draw_by_cluster`, of labels.
-        cluster: attribute of the queries.
-
-    Returns:
-        As `draw_by_cluster`.
-
-    Raises:
-        InvalidConfig: the queries do not have one label each, or no attribute `cluster`, or one of
-            its clusters has several labels.
-        InvalidData: no label would remain.
+    Parts and result are those of `draw_by_cluster`, for labels. No cluster may have several labels.
     """
     relevance = queries.relevance
     if (labels := relevance.single) is None:
@@ -126,13 +105,7 @@ def draw_gallery(
     """Draw whole clusters for the gallery, which hold every label.
 
     Clusters are put into a random order. Those that show a label first are searched, and then as
-    many others as are missing.
-
-    Args:
-        rng: decides the order.
-        relevance: of n images; labels count only if images match by one label each.
-        clusters: (n,) of each image.
-        share: of the clusters, or a number of images, see `draw_by_cluster`.
+    many others as are missing. `share` is of the clusters, or a number of images.
 
     Returns:
         The rows of the gallery, and the others. None if the labels need more than one and a half
@@ -261,10 +234,8 @@ def divide(
       hold about the requested number, half as wide, and so on down to 1.25 times the radius.
     - Otherwise, and where the gallery is drawn from the training half, single images validate.
 
-    Published validation images are used as they are.
-
     Args:
-        source: the data set.
+        source: the data set; published validation images are used as they are.
         seed: decides who is in which split.
         validation: of the training half: of its classes or its images, see above; of places, half
             to one and a half times as many are drawn.
@@ -273,27 +244,12 @@ def divide(
             exactly and spread evenly. Images of singleton classes go to the gallery.
         tuning, calibration: of the queries; those that remain are the test queries.
         cluster: attribute of the queries: tuning, calibration and test queries are then of
-            different clusters. A share is that of the clusters; a number means as many clusters as
-            hold it on average, rounded up. A gallery that is drawn from the evaluation half then
-            has clusters of its own, which hold every label, unless that takes too many clusters
-            (see `rcir.data.division.draw_gallery`). All other images are the same as without.
-        queries: "new-labels": tuning, calibration and test queries are of different labels, for a
-            guarantee for queries of new labels. A share is that of the labels of the queries; a
-            number means as many labels as hold it on average, rounded up. All other images are the
+            different clusters (`draw_by_cluster`). A gallery that is drawn from the evaluation half
+            then has clusters of its own, which hold every label, unless that takes too many
+            clusters (`draw_gallery`). All other images are the same as without.
+        queries: "new-labels": tuning, calibration and test queries are of different labels
+            (`draw_by_label`), for a guarantee for queries of new labels. All other images are the
             same as with "shared-labels", and the gallery has all labels.
-
-    Raises:
-        InvalidData: a part would be empty, or nothing would remain.
-        InvalidConfig: the queries have no attribute `cluster`; or `queries` is "new-labels", and
-            they have no labels or a cluster holds several.
-
-    Example:
-        >>> labels = np.repeat(np.arange(10), 6)
-        >>> images = ImageSet(np.zeros((60, 8, 8), np.uint8), labels, [str(n) for n in range(60)])
-        >>> halves = images.subset(np.arange(30)), images.subset(np.arange(30, 60))
-        >>> splits = divide(Source(*halves, "queries"), validation=0.2, tuning=4)
-        >>> {name: len(part) for name, part in vars(splits).items()}
-        {'train': 20, 'validation': 10, 'gallery': 15, 'tuning': 4, 'calibration': 4, 'test': 7}
     """
     rng = np.random.default_rng(seed)
     train, pool, validating = source.train, source.queries, source.validation

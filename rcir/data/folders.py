@@ -87,24 +87,6 @@ def scan_folder(folder: Path) -> Pictures:
     Hidden files and folders, the folders of file managers and network drives, other files and links
     to folders are skipped and counted. Names of labels that differ in their Unicode form only are
     the same.
-
-    Raises:
-        InvalidData: there are no pictures, a name is not UTF-8, a class folder has the name of a
-            missing value, or it is not clear which folders are splits.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     for name in ("Train/apple/1.jpg", "Test/apple/2.jpg", "Test/notes.txt"):
-        ...         (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-        ...         (Path(place) / name).touch()
-        ...     scanned = scan_folder(Path(place))
-        >>> scanned.ids
-        ['Test/apple/2.jpg', 'Train/apple/1.jpg']
-        >>> scanned.columns
-        {'label': ['apple', 'apple'], 'split': ['test', 'train']}
-        >>> scanned.notes
-        ('left out: files that are not pictures (1: .txt)', 'splits: test (1), train (1)')
     """
     skipped, other_endings = Counter[str](), Counter[str]()
     ids = sorted(_pictures_below(folder, skipped, other_endings))

@@ -80,18 +80,13 @@ class Resizing:
         size: (height, width) of the result.
         interpolation: "bilinear" or "bicubic", both antialiased, or "nearest", as PyTorch computes
             them (the last as "nearest-exact"); "pillow-bilinear" or "pillow-bicubic" as Pillow
-            does. Pillow rounds differently, mostly by one grey level, and takes up to ten times as
-            long for large pictures.
+            does, which takes up to ten times as long for large pictures.
         crop: None resizes the whole picture, whatever its proportions. A share in (0, 1] keeps
             them: the picture is scaled until it just covers size / crop, and its centre is cut out.
         stretch: with a crop, scale height and width each to size / crop, whatever the proportions.
         crop_rounding: the side of an odd margin that gets the extra pixel: "nearest" rounds half
             the margin to the nearest integer, half to even, as torchvision does; "down" rounds it
             down, as transformers does.
-
-    Example:
-        >>> Resizing((224, 224), crop=0.875).scaled(600, 300)
-        (512, 256)
     """
 
     size: tuple[int, int]
@@ -241,15 +236,9 @@ class UntrustedImage(BytesIO):
     """The bytes of an image file of one of `UNTRUSTED_FORMATS`, decoded in bounded time.
 
     A small file can take minutes: each scan of a progressive JPEG file decodes all of its pixels,
-    and Pillow reads the parts of a header one by one.
-
-    Args:
-        content: the file.
-        deadline: value of `time.monotonic()` after which reading fails.
-
-    Raises:
-        InvalidImage: a JPEG file has more than `MAX_SEGMENTS` segments or `MAX_SCANS` scans; when
-            it is read: it has too many parts, or the deadline has passed.
+    and Pillow reads the parts of a header one by one. `InvalidImage` is raised at once for a JPEG
+    file of too many segments or scans; and when it is read, after too many parts or after the
+    deadline, a value of `time.monotonic()`.
     """
 
     def __init__(self, content: bytes, deadline: float) -> None:
@@ -322,17 +311,7 @@ def read_image(
 def image_size(
     source: str | os.PathLike[str] | bytes | UntrustedImage, max_pixels: int = MAX_PIXELS
 ) -> tuple[int, int]:
-    """Return the width and height that an image's file declares; nothing is decoded.
-
-    Raises:
-        InvalidImage: as `read_image` does.
-
-    Example:
-        >>> file = BytesIO()
-        >>> Image.new("L", (2, 3)).save(file, "PNG")
-        >>> image_size(file.getvalue())
-        (2, 3)
-    """
+    """Return the width and height that an image's file declares; nothing is decoded."""
     with open_image(source) as file, _opened(file, _formats(source)) as image:
         _check(image, image_name(source), max_pixels, file)
         return image.size
@@ -344,15 +323,10 @@ def read_images(
     resizing: Resizing,
     max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
-    """Read images and resize them; paths are read in as many threads as torch uses.
+    """Read images as (n, *size) or (n, *size, 3); paths are read in as many threads as torch uses.
 
     Besides the result, memory holds one image for each thread, one of them above `LARGE_PIXELS`.
-
-    Returns:
-        (n, *resizing.size) for one channel, (n, *resizing.size, 3) for three.
-
-    Raises:
-        InvalidImage: of the first image, in the order given, that cannot be read.
+    The error is that of the first image, in the order given, that cannot be read.
     """
     images = np.empty((len(sources), *resizing.size, *(3,) * (channels == 3)), np.uint8)
 

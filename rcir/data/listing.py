@@ -56,20 +56,12 @@ def source_of(
     cluster: str | None = None,
     relevance: Callable[[str, Sequence[Any]], Relevance] | None = None,
 ) -> Source:
-    """Return a published data set from the rows of its images.
+    """Return a published data set from the rows of its images, whose files are in the folder.
 
-    Args:
-        folder: that holds the image files.
-        rows: of the images, in their order.
-        splits: that the set has. Without "gallery", training never sees the labels of the queries.
-        attributes: names of the attributes of each row.
-        cluster: the attribute that states clusters.
-        relevance: makes the relevance of a split from the labels of its rows; by default, images
-            with equal labels match.
-
-    Raises:
-        DataUnavailable: images are missing.
-        InvalidData: a split is empty, an image is listed twice, or a label is in both halves.
+    Without the split "gallery", training never sees the labels of the queries. `attributes` names
+    the attributes of each row, `cluster` the one that states clusters. `relevance` makes the
+    relevance of a split from the labels of its rows; by default, images with equal labels match.
+    `InvalidData` if a split is empty, an image is listed twice, or a label is in both halves.
     """
     by_split: dict[str, list[Row]] = {split: [] for split in (*splits, LEFT_OUT)}
     for row in rows:
@@ -109,20 +101,10 @@ def source_of(
 def read_mat(
     path: Path, take: Callable[[Mapping[str, Any]], Content], squeeze: bool = False
 ) -> Content:
-    """Read variables of a MATLAB file.
+    """Read variables of a MATLAB file, up to version 7.2, or raise `InvalidData`.
 
-    Args:
-        path: a .mat file of MATLAB up to version 7.2.
-        take: gets the variables by name; it may fail as NumPy does where they are not as expected.
-        squeeze: whether to drop the dimensions of size 1, which MATLAB adds.
-
-    Raises:
-        InvalidData: the file is damaged, or lacks the variables.
-
-    Example:
-        >>> read_mat(Path("pyproject.toml"), len)
-        Traceback (most recent call last):
-        rcir.errors.InvalidData: pyproject.toml cannot be read (...): fetch it again
+    `take` gets the variables by name, and may fail as NumPy does where they are not as expected.
+    With `squeeze`, the dimensions of size 1 are dropped, which MATLAB adds.
     """
     try:
         return take(loadmat(path, squeeze_me=squeeze))
@@ -141,9 +123,6 @@ def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str)
     """Return the paths of images in a folder; every folder is listed once.
 
     A name that the disk has in another Unicode form is found there.
-
-    Raises:
-        DataUnavailable: some images are missing.
     """
     places: dict[str, tuple[Path, dict[str, str]]] = {}  # each folder, and its files by name
     paths, absent = [], []
@@ -196,13 +175,8 @@ def list_files(folder: Path) -> list[str]:
 def read_lines(path: Path, columns: int, header: int = 0) -> Iterator[list[str]]:
     """Yield the fields of the lines of a text file, separated by white space.
 
-    Args:
-        path: the file.
-        columns: number of fields in each line below the header.
-        header: number of lines above, which are yielded too.
-
-    Raises:
-        InvalidData: it cannot be read, a line has more or fewer fields, or there are none.
+    The lines of the header are yielded too. `InvalidData` if a line below it has another number
+    of fields than `columns`, or there is none.
     """
     try:
         lines = path.read_text("utf-8-sig").rstrip().split("\n")

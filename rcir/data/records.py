@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,11 @@ class ImageSet:
             self.cluster,
         )
 
+    def without(self, ids: Collection[str]) -> ImageSet:
+        """Return the image set without the images of some ids."""
+        rows = [row for row, name in enumerate(self.ids) if name not in ids]
+        return self if len(rows) == len(self) else self.subset(np.array(rows, np.int64))
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -116,3 +121,7 @@ class Splits:
     tuning: ImageSet
     calibration: ImageSet
     test: ImageSet
+
+    def without(self, ids: Collection[str]) -> Splits:
+        """Return the splits without the images of some ids."""
+        return Splits(*(part.without(ids) for part in vars(self).values()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rcir.data.records import ImageSet, Splits
+from rcir.data.records import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage
 from rcir.files import write_file
 
@@ -32,12 +32,7 @@ def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
 
 
 def allowed_rejects(max_rejects: float, n: int) -> int:
-    """Return the number of n images that may be unreadable; a share above 0 allows at least one.
-
-    Example:
-        >>> allowed_rejects(0.01, 250), allowed_rejects(0.01, 9), allowed_rejects(3, 250)
-        (2, 1, 3)
-    """
+    """Return the number of n images that may be unreadable; a share above 0 allows at least one."""
     if max_rejects >= 1:
         return int(max_rejects)
     return max(1, math.floor(max_rejects * n)) if max_rejects > 0 else 0
@@ -50,10 +45,7 @@ def unreadable(
 ) -> dict[str, str]:
     """Decode images, except arrays, and return the ids of unreadable ones with their errors.
 
-    Args:
-        parts: image sets; images of several sets are decoded again.
-        preprocessing: limits the size of images.
-        progress: called with the number of images that were checked since the last call.
+    `progress` is called with the number of images that were checked since the last call.
     """
     rejects: dict[str, str] = {}
     for part in parts:
@@ -68,16 +60,9 @@ def unreadable(
 
 
 def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path) -> str | None:
-    """Write the table of rejects, and return one line for the screen; None if there are none.
+    """Write the table of rejects of n images, and return one line for the screen; None without any.
 
-    Args:
-        rejects: ids and reasons.
-        n: number of images, these included.
-        max_rejects: see `allowed_rejects`.
-        table: CSV file with the columns id and reason; an old one is removed without rejects.
-
-    Raises:
-        InvalidImage: there are more than allowed.
+    Without rejects, an old table is removed; with more than allowed, `InvalidImage` is raised.
     """
     if not rejects:
         table.unlink(missing_ok=True)
@@ -112,20 +97,3 @@ def read_rejects(table: Path) -> dict[str, str]:
             return {row["id"]: row["reason"] for row in csv.DictReader(file, strict=True)}
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise InvalidData(f"{table} is damaged ({error!r}): remove it, and train again") from error
-
-
-def without(images: ImageSet, ids: Collection[str]) -> ImageSet:
-    """Return the images without those of some ids.
-
-    Example:
-        >>> pictures = np.zeros((3, 2, 2), np.uint8)
-        >>> without(ImageSet(pictures, np.arange(3), ["a", "b", "c"]), {"b"}).ids
-        ['a', 'c']
-    """
-    rows = [row for row, name in enumerate(images.ids) if name not in ids]
-    return images if len(rows) == len(images) else images.subset(np.array(rows, np.int64))
-
-
-def splits_without(splits: Splits, ids: Collection[str]) -> Splits:
-    """Return the splits without the images of some ids."""
-    return Splits(*(without(part, ids) for part in vars(splits).values())) if ids else splits

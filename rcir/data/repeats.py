@@ -37,29 +37,16 @@ Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
 
 def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
-    """Return a digest of each image, which is equal for duplicates.
+    """Return a digest of each image, (n,) "S32", which is equal for duplicates.
 
-    For a path it is a digest of the file's bytes, which are not decoded; for an array or a PIL
-    image, of shape and pixels as `read_image` returns them. Two encodings of a picture, or a file
-    and the array of its pixels, have different digests.
-
-    Args:
-        images: n inputs of `read_image`; paths are read in threads. Or vectors, an array (n, d) of
-            floats: a digest of the numbers of each.
-
-    Returns:
-        (n,) of dtype "S32": BLAKE2b of 128 bits in hexadecimal digits, so that NumPy's `isin` and
-        `unique` accept them.
-
-    Raises:
-        InvalidImage: a file cannot be read, or something else is not an image.
+    BLAKE2b of 128 bits in hexadecimal digits: of the bytes of a file, which is not decoded; of
+    shape and pixels of an array or PIL image as `read_image` returns them; of the numbers of each
+    of n vectors (n, d). Two encodings of a picture have different digests.
 
     Example:
         >>> first, second, third = digests(np.array([[[1, 2]], [[2, 1]], [[1, 2]]], np.uint8))
-        >>> bool(first == third), bool(first == second), first.dtype
-        (True, False, dtype('S32'))
-        >>> bool(first == digests([np.array([[1], [2]], np.uint8)])[0])  # another shape
-        False
+        >>> bool(first == third), bool(first == second)
+        (True, False)
     """
     if isinstance(images, np.ndarray) and images.dtype.kind == "f":
         rows = np.ascontiguousarray(images, np.float32)
@@ -143,16 +130,8 @@ def require_no_repeats(
 ) -> None:
     """Raise `InvalidData` for duplicates of tuning or calibration queries.
 
-    Args:
-        gallery: digests of the gallery's pictures; None if unknown.
-        tuning, calibration: digests of the queries.
-        recurring: allow calibration queries that are in the tuning split too, or come twice.
-
-    Example:
-        >>> require_no_repeats(None, digests([np.zeros((1, 1), np.uint8)]), np.array([b"1", b"1"]))
-        Traceback (most recent call last):
-            ...
-        rcir.errors.InvalidData: 1 of 2 calibration queries came before among them (row 1), so ...
+    With `recurring`, calibration queries may be in the tuning split too, and may come twice. The
+    gallery is None if its digests are unknown.
     """
     _require_new("queries of the tuning split", tuning, gallery)
     before = None if recurring else tuning
@@ -164,17 +143,8 @@ def require_new(
 ) -> None:
     """Raise `InvalidData` for duplicates among queries that are added to a calibration.
 
-    Args:
-        gallery: as in `require_no_repeats`.
-        before: digests of all queries that the retriever was tuned or calibrated with.
-        added: digests of the queries to add.
-        recurring: allow queries that are among those before, or come twice.
-
-    Example:
-        >>> require_new(None, np.array([b"1", b"2"]), np.array([b"3", b"2"]))
-        Traceback (most recent call last):
-            ...
-        rcir.errors.InvalidData: 1 of 2 queries to add were tuned or calibrated with before (row ...
+    `before` has all queries that the retriever was tuned or calibrated with. With `recurring`, the
+    added ones may be among them, and may come twice.
     """
     problem = "were tuned or calibrated with before"
     _require_new("queries to add", added, gallery, None if recurring else before, problem)
@@ -201,12 +171,8 @@ def _require_new(
 def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:
     """Warn of queries that are hardly apart from their nearest gallery item.
 
-    Another encoding of a picture has another digest and nearly the same embedding.
-
-    Args:
-        queries: the name of the queries, for the message.
-        distances: (n, depth) of each to its gallery items, ascending.
-        known: whether it is known that none of them is itself in the gallery.
+    Another encoding of a picture has another digest and nearly the same embedding. `distances`
+    (n, depth) are ascending; `known` if digests have shown that no query is in the gallery.
     """
     rows = np.flatnonzero(distances[:, 0] <= _near(distances))
     if len(rows):
@@ -225,10 +191,7 @@ def warn_of_twins(
 ) -> None:
     """Warn of queries that are hardly apart from another query, see `warn_of_copies`.
 
-    Args:
-        queries: the name of the queries, for the message.
-        nearest: (n,) distance of each to the nearest query that it must not be.
-        distances: (n, depth) of each to its gallery items, ascending.
+    `nearest` (n,) is the distance to the nearest query that a query must not be.
     """
     rows = np.flatnonzero(nearest <= _near(distances))
     if len(rows):
@@ -255,12 +218,8 @@ def warn_of_bursts(
     however clumpy, each neighbour of a query is equally likely to be any of the other queries and
     items. Permuting them gives the distribution of the number of mates.
 
-    Args:
-        queries: the name of the queries, for the message.
-        among: distances and numbers (0, 1, ...) of the other queries of a sample, nearest first,
-            for each query of another sample.
-        gallery: distances and positions of the nearest gallery items of the same queries.
-        n_queries, n_items: their total numbers.
+    `among` has distances and numbers of the other queries of a sample, nearest first, for each
+    query of another sample; `gallery` distances and positions of its nearest gallery items.
     """
     p_value, mates = _test_of_bursts(among, gallery, n_queries, n_items)
     if p_value <= LEVEL and mates >= MATES:
@@ -282,13 +241,7 @@ def warn_of_gallery_bursts(
 
     The share of queries with near-copies among their matches (`rcir.data.bursts.count_mates`) is
     then more than three times that of independent queries, at a level of 0.01. Fewer bursts hardly
-    affect delta.
-
-    Args:
-        queries: the name of the queries, for the message.
-        distances: (n, depth) of each to its gallery items, ascending.
-        relevant: (n, depth) True for the matches.
-        remedy: what to do, for the message.
+    affect delta. `distances` (n, depth) are ascending; `relevant` is True for the matches.
     """
     nearest = np.where(relevant & (distances > 0), distances, np.inf)
     nearest = np.sort(nearest, axis=1)[:, :NEIGHBOURS]

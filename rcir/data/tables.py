@@ -33,12 +33,7 @@ BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, or in another encoding of Unicode with its mark.
-
-    Raises:
-        InvalidData: it is in another encoding.
-        OSError: it cannot be read.
-    """
+    """Return the text of a file in UTF-8, or in another encoding of Unicode with its mark."""
     content = path.read_bytes()
     marked = (name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark))
     encoding = next(marked, "utf-8")
@@ -59,18 +54,7 @@ def read_text(path: Path) -> str:
 def read_csv(path: Path) -> dict[str, list[str | None]]:
     """Return the columns of a CSV file by name; columns without a name are left out.
 
-    Raises:
-        InvalidData: it is no such table, a row has more or fewer fields than the header, or two
-            columns have one name.
-        OSError: it cannot be read.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "table.csv")
-        ...     _ = path.write_text("path; label\\n1.jpg; pear \\n2.jpg;")
-        ...     read_csv(path)
-        {'path': ['1.jpg', '2.jpg'], 'label': ['pear', None]}
+    `InvalidData` if a row has more or fewer fields than the header, or two columns have one name.
     """
     text = read_text(path)
     stated = re.match(r"sep=([,;\t])\r?\n", text, re.IGNORECASE)  # Excel reads and hides this line
@@ -115,10 +99,6 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
 
     A column that is not there is no error. Blanks around names of columns do not count, and an
     index without a name, which pandas adds, is left out.
-
-    Raises:
-        InvalidData: two columns have one name.
-        ArrowException, OSError, ValueError: it cannot be read.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -137,11 +117,7 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
 
 
 def column_values(path: Path, name: str, column: Any) -> list[Any]:
-    """Return the values of an Arrow column, which may be lists of texts or numbers.
-
-    Raises:
-        InvalidData: it holds something else.
-    """
+    """Return the values of an Arrow column, which may be lists of texts or numbers."""
     import pyarrow as pa
 
     joined = column.combine_chunks()
@@ -162,11 +138,7 @@ def is_list(kind: Any) -> bool:
 
 
 def finite_numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return a column of numbers, which texts may be.
-
-    Raises:
-        InvalidData: a value is missing, or is not a finite number.
-    """
+    """Return a column of numbers or their texts; `InvalidData` if one is missing or not finite."""
     try:
         numbers = np.array([np.nan if value is None else value for value in values], np.float64)
     except (ValueError, TypeError):

@@ -82,17 +82,11 @@ class VectorTable:
 
 
 def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
-    """Read a file of vectors.
+    """Read a file of vectors: Parquet, .npz, or .npy with a table beside it that ends in .csv.
 
-    Args:
-        path: .parquet, with a column `vector` of lists of numbers of one length; .npz, with an
-            array `vector` (n, d); or .npy, an array (n, d), with a table beside it of the same
-            name that ends in .csv.
-        cluster: the column of the clusters; by default `cluster`, if there is one.
-
-    Raises:
-        DataUnavailable: there is no such file.
-        InvalidData: it cannot be read, lacks a column, or a value is missing or wrong.
+    The column `vector` has lists of numbers of one length, or is an array (n, d). The column of
+    the clusters is by default `cluster`, if there is one. `InvalidData` if the file lacks a column,
+    or a value is missing or wrong.
     """
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
@@ -123,15 +117,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_matches(path: Path) -> list[tuple[str, str]]:
-    """Read a table of true matches: pairs of the ids of a query and a gallery item.
-
-    Args:
-        path: .csv or .parquet with the columns `query` and `gallery`.
-
-    Raises:
-        DataUnavailable: there is no such file.
-        InvalidData: it cannot be read, or lacks a column.
-    """
+    """Read a table of true matches, .csv or .parquet: ids in the columns `query` and `gallery`."""
     names = ("query", "gallery")
     columns: dict[str, Any]
     with _reading(path):
@@ -270,12 +256,7 @@ def _vectors(path: Path, column: Any) -> NDArray[np.floating[Any]]:
 
 
 def shard_name(number: int) -> str:
-    """Return the file name of a shard, by its number from 0.
-
-    Example:
-        >>> shard_name(3)
-        'part-00003.parquet'
-    """
+    """Return the file name of a shard, by its number from 0."""
     return f"part-{number:05d}.parquet"
 
 
@@ -283,13 +264,6 @@ def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     """Read the vectors of a file, or of all shards in a folder, as one table.
 
     The vectors of shards are mapped from a temporary file; one shard at a time is in memory.
-
-    Args:
-        path, cluster: see `read_vectors`; or a folder that `rcir embed --shards` wrote.
-
-    Raises:
-        DataUnavailable: there is no such file, or the folder holds no shards.
-        InvalidData: as `read_vectors`; or shards are missing or not alike, or an id comes twice.
     """
     if not path.is_dir():
         return read_vectors(path, cluster)
@@ -360,43 +334,21 @@ def write_vectors(
     vectors: NDArray[np.float32],
     ids: Sequence[str],
     columns: Mapping[str, Sequence[Any]],
-    uncertainty: NDArray[np.float64] | None,
+    *,
     model: str,
+    uncertainty: NDArray[np.float64] | None = None,
     shards: int = 1,
     source: str | None = None,
     rejects: Mapping[str, str] | None = None,
 ) -> None:
-    """Write vectors of pictures, with their metadata, as one Parquet file or not at all.
+    """Write unit vectors (n, d) of pictures, with metadata, as one Parquet file or not at all.
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
     if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
-    ``y`` (float64), any other in the type of its values. The schema's metadata has the model
-    (``rcir.model``), the number of shards if there are several (``rcir.shards``), and ``source``
-    and ``rejects`` as ``rcir.source`` and ``rcir.rejects``.
-
-    Args:
-        path: of the file; an existing one is replaced.
-        vectors: (n, d), of unit length.
-        ids: n names.
-        columns: further columns by name, n values each; None for unknown values.
-        uncertainty: (n,), larger is less certain; None if the encoder states none.
-        model: what made the vectors; vectors of different models are not compared.
-        shards: number of files of the set of vectors.
-        source: a digest of what the vectors were made of.
-        rejects: ids and reasons of the pictures that cannot be read.
-
-    Raises:
-        InvalidData: columns differ in length, or one has the name of those above.
-
-    Example:
-        >>> import tempfile
-        >>> import pyarrow.parquet
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "vectors.parquet")
-        ...     one = np.array([[0.6, 0.8]], np.float32)
-        ...     write_vectors(path, one, ["1.jpg"], {"label": ["pear"]}, None, "timm:resnet18@1f")
-        ...     pyarrow.parquet.read_table(path).to_pylist()
-        [{'id': '1.jpg', 'vector': [0.6000000238418579, 0.800000011920929], 'label': 'pear'}]
+    ``y`` (float64), any other in the type of its values. The schema's metadata has the model, as
+    ``rcir.model``, since vectors of different models are not compared; and, if there are any, the
+    number of shards, a digest of what was embedded, and ids and reasons of unreadable pictures:
+    ``rcir.shards``, ``rcir.source`` and ``rcir.rejects``.
     """
     import pyarrow
     from pyarrow import parquet

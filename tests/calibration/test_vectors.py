@@ -132,7 +132,7 @@ def test_a_gallery_in_shards_is_that_of_one_file(folder):
     for number, rows in enumerate((slice(0, 70), slice(70, 160), slice(160, 300))):
         file = folder / "shards" / f"part-0000{number}.parquet"
         columns = {"label": labels[rows].tolist()}
-        write_vectors(file, GALLERY[rows], ids[rows].tolist(), columns, None, "m", shards=3)
+        write_vectors(file, GALLERY[rows], ids[rows].tolist(), columns, model="m", shards=3)
     change(folder, "gallery", model="m")
     change(folder, "queries", model="m")
     one, several = (

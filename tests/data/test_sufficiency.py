@@ -8,8 +8,9 @@ from scipy.sparse import csr_array
 from scipy.stats import beta
 
 from rcir.data import DataConfig, ImageSet, load_splits
-from rcir.data.catalogue import calibration_note, can_train, require_enough, shortages
+from rcir.data.catalogue import require_enough
 from rcir.data.relevance import SharedLabel, WithinRadius
+from rcir.data.sufficiency import calibration_note, can_train, shortages
 from rcir.errors import InvalidData
 from tests.data.small_sets import touch
 

@@ -196,7 +196,9 @@ def test_missing_and_unreadable_files_are_refused(tmp_path):
 def test_written_columns_have_the_documented_types_and_values(tmp_path):
     columns = {"label": ["pear", None], "labels": [["a", "b"], []], "x": [1.5, 2.0]}
     path, uncertainty = tmp_path / "a.parquet", np.array([0.1, 0.2])
-    write_vectors(path, VECTORS[:2], ["1.jpg", "2.jpg"], columns, uncertainty, "timm:x@1f")
+    write_vectors(
+        path, VECTORS[:2], ["1.jpg", "2.jpg"], columns, uncertainty=uncertainty, model="timm:x@1f"
+    )
     table = parquet.read_table(path)
     assert dict(zip(table.schema.names, map(str, table.schema.types), strict=True)) == {
         **{"id": "string", "vector": "fixed_size_list<element: float>[3]"},
@@ -211,7 +213,7 @@ def test_written_columns_have_the_documented_types_and_values(tmp_path):
 
     # Types do not depend on the values.
     columns = {"label": [None, None], "labels": [[], []], "x": [None, 1]}
-    write_vectors(path, VECTORS[:2], ["1", "2"], columns, None, "m")
+    write_vectors(path, VECTORS[:2], ["1", "2"], columns, model="m")
     schema = parquet.read_schema(path)
     assert schema.names == ["id", "vector", *columns]  # and no uncertainty
     types = ["string", "list<element: string>", "double"]
@@ -232,7 +234,9 @@ def test_inconsistent_columns_are_refused_and_leave_the_old_file(
 ):
     (tmp_path / "a.parquet").write_text("before")
     with pytest.raises(InvalidData, match=word):
-        write_vectors(tmp_path / "a.parquet", VECTORS[:2], ids, columns, uncertainty, "m")
+        write_vectors(
+            tmp_path / "a.parquet", VECTORS[:2], ids, columns, uncertainty=uncertainty, model="m"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
     assert (tmp_path / "a.parquet").read_text() == "before"
 

@@ -340,7 +340,7 @@ def stored(exact, tmp_path):
 def test_a_refused_change_leaves_table_and_folder_as_they_were(stored, tmp_path):
     retriever, folder = stored
     ids, labels = ["new", "5"], {"label": ["1", "2"]}  # one is in the gallery
-    write_vectors(tmp_path / "bad.parquet", vectors(2, 5), ids, labels, None, "")
+    write_vectors(tmp_path / "bad.parquet", vectors(2, 5), ids, labels, model="")
     with pytest.raises(InvalidData, match="5"):
         recalibrate(folder, add=tmp_path / "bad.parquet", remove=tmp_path / "removed")
     loaded = rcir.load(folder)

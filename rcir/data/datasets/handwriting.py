@@ -29,12 +29,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedEr
 
 
 def released_classes(digits: int) -> list[int]:
-    """Return the numbers that training shows, 70% of all, in the order of the released lists.
-
-    Example:
-        >>> len(released_classes(2)), len(released_classes(3))
-        (70, 700)
-    """
+    """Return the numbers that training shows, 70% of all, in the order of the released lists."""
     n = 10**digits
     chosen = np.random.RandomState(CLASS_LIST_SEED).choice(n, 7 * n // 10, replace=False)
     classes: list[int] = chosen.tolist()
@@ -72,15 +67,6 @@ def read_n_digit_mnist(
             gap "number" a class has at least 100 images: there are fewer classes then.
         draw: decides which handwritten digits and squares are drawn.
         download: see `read_mnist`.
-
-    Raises:
-        InvalidConfig: an option is out of its range.
-        DataUnavailable, InvalidData: of MNIST.
-
-    Example:
-        >>> source = read_n_digit_mnist(Path("data"), digits=3)  # doctest: +SKIP
-        >>> len(source.train), source.train.images.shape  # doctest: +SKIP
-        (99400, (99400, 28, 84))
     """
     if not 1 <= digits <= 4 or gap not in ("number", "instance"):
         raise InvalidConfig(
@@ -288,9 +274,6 @@ def read_omniglot(root: Path) -> Source:
     """Read all drawings: the first half of the alphabets by name trains, the others evaluate.
 
     The publication does not divide them; `load_omniglot` draws alphabets instead.
-
-    Args:
-        root: folder that holds `omniglot/images_background.zip`.
     """
     drawings = _read_archive(root / ARCHIVE)
     return Source.from_halves(drawings, _alphabets(drawings) < ALPHABETS // 2)

@@ -23,7 +23,6 @@ from rcir.data.names import (
     as_labels,
     as_texts,
     require_utf8,
-    to_nfc,
 )
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
@@ -42,13 +41,7 @@ def read_folder(
     open_set: bool = True,
     seed: int = 0,
 ) -> Source:
-    """A folder of class folders, which may be nested.
-
-        fruit/apple/1.jpg             class "apple"
-        fruit/pear/conference/2.jpg   class "pear/conference"
-
-    `rcir.data.folders.scan_folder` has the rules: what a picture, a class and a split is, and what
-    is skipped. Pictures are decoded when they are used.
+    """Read a folder of class folders, by the rules of `rcir.data.folders.scan_folder`.
 
     Folders of splits are used if there are any: `train` trains; `query`, or else `test`, or else
     `val` is the evaluation half; `val` beside another one is the validation split. Without
@@ -63,29 +56,9 @@ def read_folder(
             up, and evaluates on the others. False halves the pictures of every class at random; the
             larger half trains and is searched.
         seed: decides the random halves.
-
-    Returns:
-        Pictures as paths; ids: the paths in the folder; the attribute "class": the class's name.
-
-    Raises:
-        DataUnavailable: there is no such folder.
-        InvalidData: no pictures, no class folders, or too few of them; or as `scan_folder`.
-        InvalidConfig: `train` does not fit.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as above:
-        ...     for name in ("fruit/apple/1.jpg", "fruit/apple/2.jpg", "fruit/pear/1.jpg"):
-        ...         (Path(above) / name).parent.mkdir(parents=True, exist_ok=True)
-        ...         (Path(above) / name).touch()
-        ...     source = read_folder(Path(above), "fruit")
-        >>> source.train.ids, source.queries.ids, source.gallery
-        (['apple/1.jpg', 'apple/2.jpg'], ['pear/1.jpg'], 'queries')
     """
     folder = root / path
-    if not folder.is_dir():
-        raise DataUnavailable(f"there is no folder {folder}: name it with data.options.path")
-    images, notes = _read_class_folders(folder)
+    images, notes = _read_class_folders(folder, "name it with data.options.path")
     splits = images.attributes.get("split")
     if train is not None and (splits is not None or not open_set):
         reason = "open_set is false" if splits is None else f"{folder} has folders of splits"
@@ -104,11 +77,9 @@ def read_class_folders(
 ) -> ImageSet:
     """Read class folders, with the classes as labels, for instance of a gallery.
 
-    The rules are those of `rcir.data.folders.scan_folder`; pictures outside of class folders are
-    left out.
-
     Args:
-        folder: of the class folders.
+        folder: of the class folders, see `rcir.data.folders.scan_folder`; pictures outside of
+            class folders are left out.
         tell: called with one line if anything is left out.
 
     Returns:
@@ -117,18 +88,18 @@ def read_class_folders(
 
     Raises:
         DataUnavailable: there is no such folder.
-        InvalidData: as `rcir.data.folders.scan_folder`, or there are no class folders.
+        InvalidData: as `scan_folder`, or there are no class folders.
     """
-    if not Path(folder).is_dir():
-        raise DataUnavailable(f"there is no folder {folder}: give the folder of the class folders")
-    images, notes = _read_class_folders(Path(folder))
+    images, notes = _read_class_folders(Path(folder), "give the folder of the class folders")
     if notes and tell is not None:
         tell(f"note: {printable('; '.join(notes))}")
     return images
 
 
-def _read_class_folders(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
+def _read_class_folders(folder: Path, remedy: str) -> tuple[ImageSet, tuple[str, ...]]:
     """Return the pictures in class folders, and notes on the others."""
+    if not folder.is_dir():
+        raise DataUnavailable(f"there is no folder {folder}: {remedy}")
     pictures = scan_folder(folder)
     notes = pictures.notes
     if "label" not in pictures.columns:
@@ -152,8 +123,7 @@ def _label_images(
     attributes: Mapping[str, NDArray[np.str_]],
 ) -> ImageSet:
     """Number the sorted names of the classes, whole numbers by size, and keep them as "class"."""
-    require_utf8(classes, "the labels", "rename them")
-    names, labels = np.unique(np.array([*map(to_nfc, classes)], str), return_inverse=True)
+    names, labels = np.unique(np.array(classes, str), return_inverse=True)
     try:
         order = np.argsort([int(name) for name in names], kind="stable")
     except ValueError:
@@ -229,67 +199,34 @@ def _use_splits(
 def read_table(
     root: Path, path: str | Path, radius: float = 25.0, open_set: bool = True, seed: int = 0
 ) -> Source:
-    """The images of a table: CSV or Parquet, one row per image.
+    """Read the images of a table: CSV, TSV or Parquet, one row per image.
 
-    | column | what |
-    |---|---|
-    | path | the image file; relative to the table's folder, with slashes or backslashes |
-    | label | one label; images match if it is equal |
-    | labels | several, separated by `;` or `|`, or a Parquet list; images match if they share one |
-    | x, y | a place, in metres; images match if they are within a radius |
-    | key | a unique name, what a retrieval returns; the path unless given |
-    | group | kept as an attribute |
-    | cluster | kept as an attribute: images of one cluster were made together |
-    | split | train, val, test, query or gallery, in any capitals, see `read_folder` |
-
-    The columns `path` and exactly one of `label`, `labels`, and `x` with `y` are required.
-
-    A column `split` is used like folders of splits (`read_folder`). Without it, the labels of a
-    column `label` are halved, or the images of each label if `open_set` is False; of `labels` or
-    places, a random half of the images, rounded up, trains and is searched, and the others are
-    queries.
+    Its columns are `path` and exactly one of `label`, `labels`, and `x` with `y`; and if wanted
+    `key`, `group`, `cluster` and `split`. A column `split` is used like folders of splits
+    (`read_folder`). Without it, the labels of a column `label` are halved, or the images of each
+    label if `open_set` is False; of `labels` or places, a random half of the images, rounded up,
+    trains and is searched, and the others are queries.
 
     Args:
         root: where a relative `path` starts.
-        path: the table, .csv or .tsv (see `rcir.data.tables`) or .parquet.
+        path: the table.
         radius: of places: distance up to which images match.
         open_set: of a column `label`: whether training sees the labels that evaluate.
         seed: decides random halves.
-
-    Returns:
-        Images as paths. Attributes: "class", the name of the label; "group"; "cluster". A row
-        without any of several labels matches nothing.
-
-    Raises:
-        DataUnavailable: the table or an image is not there.
-        InvalidData: the table cannot be read, or a column or value is missing, wrong or twice.
-        InvalidConfig: the radius is not above 0.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     rows = ["path,label,split", "1.png,pear,train", "2.png,pear,query"]
-        ...     _ = (Path(folder) / "pictures.csv").write_text("\\n".join(rows))
-        ...     for name in ("1.png", "2.png"):
-        ...         (Path(folder) / name).touch()
-        ...     source = read_table(Path(folder), "pictures.csv")
-        >>> source.train.ids, source.queries.ids, source.gallery
-        (['1.png'], ['2.png'], 'train')
     """
     if not radius > 0 or not np.isfinite(radius):
         raise InvalidConfig(f"data.options.radius is {radius}; it must be above 0")
     file = root / path
     if not file.is_file():
         raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
-    table = dict(_read_pictures(file))
+    pictures = list_pictures(file)
+    paths, ids, table = pictures.paths, pictures.ids, pictures.columns
     matching = tuple(name for name in ("label", "labels", "x", "y") if name in table)
     if matching not in (("label",), ("labels",), ("x", "y")):
         raise InvalidData(
-            f"{file} has the columns {', '.join(map(printable, table))}: have path and exactly one "
-            "of label, labels, and x with y"
+            f"{file} has the columns path, {', '.join(map(printable, table))}: have path and "
+            "exactly one of label, labels, and x with y"
         )
-    paths = require_images(file.parent, table["path"], file.name, "correct the column path")
-    ids = table.get("key", table["path"])
     attributes: dict[str, NDArray[np.str_]] = {
         name: np.array(as_texts(table[name], f"{file}: column {name}", first=1), np.str_)
         for name in ("group", "cluster")
@@ -299,9 +236,9 @@ def read_table(
     if "label" in table:
         images = _label_images(paths, ids, table["label"], attributes)
     elif "labels" in table:
-        if alone := table["labels"].count([]):
-            notes.append(f"{alone} images have no label and match nothing")
-        if alone == len(paths):
+        if n_unlabelled := table["labels"].count([]):
+            notes.append(f"{n_unlabelled} images have no label and match nothing")
+        if n_unlabelled == len(paths):
             raise InvalidData(f"{file}: column labels is empty in all rows: nothing would match")
         images = ImageSet(paths, None, ids, attributes, gallery_relevance(table["labels"], ids)[0])
     else:
@@ -320,7 +257,8 @@ def read_table(
     if len(images) < 2:
         raise InvalidData(f"{file} has one row: have at least two, preferably thousands")
     order = np.random.default_rng((seed, HALVES)).permutation(len(images))
-    train, queries = (images.subset(np.sort(x)) for x in np.split(order, [(len(order) + 1) // 2]))
+    halves = np.split(order, [(len(order) + 1) // 2])
+    train, queries = (images.subset(np.sort(rows)) for rows in halves)
     return Source(train, queries, "train", tuple(notes))
 
 
@@ -407,27 +345,9 @@ def _read_splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
 
 
 def list_pictures(source: Path) -> Pictures:
-    """List the pictures of a folder or of a table.
+    """List the pictures of a folder (`scan_folder`), or of a table with all columns but the names.
 
-    A folder has the columns of `rcir.data.folders.scan_folder`: ``label`` if it has class folders,
-    and ``split`` if it is divided into splits. A table (.csv, .tsv or .parquet) has a column
-    ``path``, relative to its folder, and all its other columns: ``labels`` as lists, ``x`` and
-    ``y`` as numbers, and from .csv or .tsv the others as text. A column ``key`` names the pictures
-    instead of their paths.
-
-    Raises:
-        DataUnavailable: there is no such folder or table, or an image of the table is missing.
-        InvalidData: there are no pictures, or the table is wrong; or as `scan_folder`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("apple/1.jpg", "pear/1.jpg", "pear/notes.txt"):
-        ...         Path(folder, name).parent.mkdir(exist_ok=True)
-        ...         Path(folder, name).touch()
-        ...     listing = list_pictures(Path(folder))
-        >>> listing.ids, listing.columns
-        (['apple/1.jpg', 'pear/1.jpg'], {'label': ['apple', 'pear']})
+    `labels` are lists, `x` and `y` numbers, and values of .csv and .tsv files otherwise texts.
     """
     if not source.exists():
         raise DataUnavailable(f"{source} is neither a folder nor a table: give one that is there")
