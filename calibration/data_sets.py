@@ -1,4 +1,4 @@
-"""Sources with the queries of a data set: a training run, or a retriever that was calibrated."""
+"""The queries of a data set, searched in its gallery: of a training run, or of a retriever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration.config import CalibrationConfig, EvaluationConfig
 from calibration.progress import embedding, step
-from calibration.sources import SearchedSplits, Source, warn_of_other_labels
+from calibration.splits import SearchedSplits, warn_of_other_labels
 from rcir import api, tracking
 from rcir.config import from_plain
 from rcir.data import (
@@ -26,7 +26,6 @@ from rcir.data import (
     without_repeats,
 )
 from rcir.data.catalogue import find_dataset
-from rcir.data.preprocessing import Preprocessing
 from rcir.data.rejects import (
     REJECTS_FILE,
     read_rejects,
@@ -36,6 +35,7 @@ from rcir.data.rejects import (
 from rcir.data.relevance import same_relevance
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
+from rcir.index import dropped_on_error
 from rcir.retrieval.retriever import Retriever
 from rcir.runs import folder as runs
 from rcir.runs.folder import QUERIES, TrainedOn, classes_of
@@ -47,182 +47,154 @@ CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the t
 _print_line = partial(console.print, soft_wrap=True)
 
 
-class DataSetSource(Source):
-    """The queries of a data set, and those of another one; a subclass opens them."""
+def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> SearchedSplits:
+    """Search the data set of a training run, embedded by its encoder.
 
-    _data: DataConfig
-    _splits: Splits
-    _outside: ImageSet | None
-    _embedder: Embedder
-
-    def search(self, retriever: Retriever) -> SearchedSplits:
-        """See `Source`; the origin of the retriever names the groups and clusters of queries."""
-        splits, results = self._splits, []
-        group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
-        with self._embedder.open() as embedder:
-            for name in QUERIES:
-                images = getattr(splits, name)
-                with (
-                    embedding(f"{name} queries", images, embedder) as watched,
-                    warnings.catch_warnings(),
-                ):
-                    # `TrainedRun.open` has warned of all splits at once.
-                    warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-                    results.append(retriever.search_labelled(images, group, watched, cluster))
-            outside = None
-            if self._outside is not None:
-                title = "out-of-distribution queries"
-                with embedding(title, self._outside, embedder) as watched:
-                    outside = retriever.search(self._outside.images, watched)
-        tuning, calibration, test = results
-        return SearchedSplits(
-            self._data.name,
-            tuning,
-            calibration,
-            test,
-            calibration_ids=list(splits.calibration.ids),
-            images=splits.test,
-            outside=outside,
-            splits=splits,
-        )
-
-
-class TrainedRun(DataSetSource):
-    """The encoder of a training run, with the data set that it was trained on.
-
-    Embeddings are kept in the output until the retriever is saved.
+    Raises:
+        InvalidData: there is no such run, or it is not finished; or it trained on what is to
+            certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
+        InvalidImage: more images than `max_rejects` cannot be read.
+        InvalidConfig: the queries have no such clusters, or `ood` is their own data set.
+        UntrustedFolder: the run names a class or a tracking store that is not allowed.
+        TrackingUnavailable: the run in MLflow cannot be written to.
     """
-
-    kind = "calibration"
-    config: CalibrationConfig
-
-    def __init__(self, config: CalibrationConfig, output: Path) -> None:
-        self.config, self._output = config, output
-        self._embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
-
-    def open(self) -> Retriever:
-        """Build the retriever.
-
-        Raises:
-            InvalidData: there is no such run, or it is not finished; or it trained on what is to
-                certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
-            InvalidImage: more images than `max_rejects` cannot be read.
-            InvalidConfig: there is no GPU to use.
-            UntrustedFolder: the run names a class or a tracking store that is not allowed.
-            TrackingUnavailable: the run in MLflow cannot be written to.
-        """
-        config, run = self.config, runs.find_run(self.config.run)
-        self.training = run.tracked
-        self.training.require_active()  # fail now, not when the results are logged
-        dataset = find_dataset(run.data.name)
-        if config.cluster and dataset.splitter and "cluster" not in dataset.options_of_reader():
-            raise InvalidConfig(
-                f"cluster is {config.cluster!r}, but queries of {run.data.name} have no clusters"
-            )
-        cluster = config.cluster or run.data.options.get("cluster")
-        data = with_cluster(run.data, cluster)
-        if config.queries is not None:
-            data = replace(data, options={**data.options, "queries": config.queries})
-        encoder, trained = run.encoder(), TrainedOn.read(run.path)
-        rejects = read_rejects(run.path / REJECTS_FILE)
-        splits = load_splits(data, _print_line, rejects)
-        for attributes in (getattr(splits, name).attributes for name in QUERIES):
-            if config.group is not None and config.group not in attributes:
-                names = ", ".join(attributes) or "none"
-                raise InvalidData(
-                    f"the queries have no attribute {config.group!r}; they have {names}"
-                )
-        outside = images_outside(run.data, config.ood)
-        rejects |= self._unreadable(splits, outside, run.preprocessing)
-        splits = _without_duplicates(splits.without(rejects))
-        trained.require_unseen(splits)
-        if warning := cluster_warning(splits, cluster):
-            print(f"warning: {warning}", file=sys.stderr)
-        if data.options.get("queries") == "new-labels":
-            _warn_of_new_labels(splits, trained)
-        self._data, self._splits = data, splits
-        self._outside = None if outside is None else outside.without(rejects)
-        with embedding("gallery", splits.gallery, self._embedder) as watched:
-            retriever = Retriever.build(
-                encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
-            )
-        data = replace(data, root=str(data_root(data)) if data.root else None)
-        retriever.origin = {
-            "data": asdict(data),
-            "queries": _digests(splits),
-            "run": run.mlflow_run,
-            "group": config.group,
-            "cluster": cluster,
-            "rejects": sorted(rejects),
-        }
-        return retriever
-
-    def _unreadable(
-        self, splits: Splits, outside: ImageSet | None, preprocessing: Preprocessing
-    ) -> dict[str, str]:
-        """Return ids and reasons of the images that cannot be read; raise if they are too many."""
-        parts = [splits.gallery, splits.tuning, splits.calibration, splits.test]
-        parts += [] if outside is None else [outside]
-        with step("unreadable images"):
-            rejects = unreadable(parts, preprocessing)
-        n, table = sum(map(len, parts)), self._output / CALIBRATION_REJECTS
-        if line := tolerate(rejects, n, self.config.max_rejects, table):
-            _print_line(printable(line))
-        return rejects
-
-    def close(self) -> None:
-        """See `Source`."""
-        self._embedder.clear()
-
-
-class CalibratedRetriever(DataSetSource):
-    """A retriever that `rcir calibrate` made, with the queries of its data set."""
-
-    kind = "evaluation"
-    config: EvaluationConfig
-
-    def __init__(self, config: EvaluationConfig) -> None:
-        self.config = config
-        self._embedder = Embedder()
-
-    def open(self) -> Retriever:
-        """Load the retriever and its data set.
-
-        Raises:
-            InvalidConfig: `ood` is its own data set.
-            InvalidData: the retriever does not say which queries it was calibrated with, or its
-                data set now has other queries, or another gallery.
-            NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
-        """
-        place = self.config.retriever
-        retriever = api.load(place)
-        origin = retriever.origin
-        if not {"data", "queries"} <= origin.keys() or retriever.calibration is None:
+    run = runs.find_run(config.run)
+    training = run.tracked
+    training.require_active()  # fail now, not when the results are logged
+    cluster = config.cluster or run.data.options.get("cluster")
+    data = _queried_data(run.data, config, cluster)
+    encoder, trained = run.encoder(), TrainedOn.read(run.path)
+    rejects = read_rejects(run.path / REJECTS_FILE)
+    splits = load_splits(data, _print_line, rejects)
+    for name in QUERIES:
+        attributes = getattr(splits, name).attributes
+        if config.group is not None and config.group not in attributes:
             raise InvalidData(
-                f"{place} was not made by `rcir calibrate`: it does not name its queries"
+                f"the queries have no attribute {config.group!r}; they have "
+                f"{', '.join(attributes) or 'none'}"
             )
-        if retriever.calibration.sequential:
-            raise InvalidData(
-                f"calibration queries were added to {place}: the test queries of its data set may "
-                "be among them"
-            )
-        if retriever.changes():
-            raise StaleCalibration(f"{place} has changed: calibrate again")
-        self._data = data = from_plain(DataConfig, origin["data"])
-        splits = _without_duplicates(load_splits(data, _print_line, origin.get("rejects", ())))
-        self._splits, changed = splits, None
-        if not _has_gallery(retriever, splits.gallery):
-            changed = f"another gallery than {place}"
-        elif origin["queries"] != _digests(splits):
-            changed = f"other queries than those that calibrated {place}"
-        if changed is not None:
-            raise InvalidData(
-                f"{data.name} has {changed}: restore the data set's files, or calibrate again"
-            )
-        self._outside = images_outside(data, self.config.ood)
-        self.training = tracking.find_tracked_run(origin.get("run", ""))
-        self.is_tracked = self.training is not None
-        return retriever
+    outside = images_outside(run.data, config.ood)
+    sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
+    sets += [] if outside is None else [outside]
+    with step("unreadable images"):
+        unread = unreadable(sets, run.preprocessing)
+    n_images, table = sum(map(len, sets)), output / CALIBRATION_REJECTS
+    if line := tolerate(unread, n_images, config.max_rejects, table):
+        _print_line(printable(line))
+    rejects |= unread
+    outside = None if outside is None else outside.without(rejects)
+    splits = _without_duplicates(splits.without(rejects))
+    trained.require_unseen(splits)
+    if warning := cluster_warning(splits, cluster):
+        print(f"warning: {warning}", file=sys.stderr)
+    if data.options.get("queries") == "new-labels":
+        _warn_of_new_labels(splits, trained)
+    with embedding("gallery", splits.gallery, embedder) as watched:
+        retriever = Retriever.build(
+            encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
+        )
+    data = replace(data, root=str(data_root(data)) if data.root else None)
+    retriever.origin = {
+        "data": asdict(data),
+        "queries": _digests(splits),
+        "run": run.mlflow_run,
+        "group": config.group,
+        "cluster": cluster,
+        "rejects": sorted(rejects),
+    }
+    with dropped_on_error(retriever.index):
+        searched = _search(retriever, data.name, splits, outside, embedder)
+    return replace(searched, training=training)
+
+
+def search_data_set(config: EvaluationConfig) -> SearchedSplits:
+    """Search the data set of a retriever that `rcir calibrate` made.
+
+    Raises:
+        InvalidConfig: `ood` is its own data set.
+        InvalidData: the retriever does not say which queries it was calibrated with, or its data
+            set now has other queries, or another gallery.
+        NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
+    """
+    place = config.retriever
+    retriever = api.load(place)
+    origin = retriever.origin
+    if not {"data", "queries"} <= origin.keys() or retriever.calibration is None:
+        raise InvalidData(f"{place} was not made by `rcir calibrate`: it does not name its queries")
+    if retriever.calibration.sequential:
+        raise InvalidData(
+            f"calibration queries were added to {place}: the test queries of its data set may be "
+            "among them"
+        )
+    if retriever.changes():
+        raise StaleCalibration(f"{place} has changed: calibrate again")
+    data = from_plain(DataConfig, origin["data"])
+    splits = _without_duplicates(load_splits(data, _print_line, origin.get("rejects", ())))
+    changed = None
+    if not _has_gallery(retriever, splits.gallery):
+        changed = f"another gallery than {place}"
+    elif origin["queries"] != _digests(splits):
+        changed = f"other queries than those that calibrated {place}"
+    if changed is not None:
+        raise InvalidData(
+            f"{data.name} has {changed}: restore the data set's files, or calibrate again"
+        )
+    outside = images_outside(data, config.ood)
+    training = tracking.find_tracked_run(origin.get("run", ""))
+    return replace(_search(retriever, data.name, splits, outside, Embedder()), training=training)
+
+
+def _search(
+    retriever: Retriever,
+    dataset: str,
+    splits: Splits,
+    outside: ImageSet | None,
+    embedder: Embedder,
+) -> SearchedSplits:
+    """Search the queries of a data set, and those of another one.
+
+    The origin of the retriever names the attributes that are their groups and clusters.
+    """
+    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
+    results, searched_outside = [], None
+    with embedder.open() as opened:
+        for name in QUERIES:
+            images = getattr(splits, name)
+            with (
+                embedding(f"{name} queries", images, opened) as watched,
+                warnings.catch_warnings(),
+            ):
+                # `search_run` has warned of all splits at once.
+                warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
+                results.append(retriever.search_labelled(images, group, watched, cluster))
+        if outside is not None:
+            with embedding("out-of-distribution queries", outside, opened) as watched:
+                searched_outside = retriever.search(outside.images, watched)
+    tuning, calibration, test = results
+    return SearchedSplits(
+        retriever,
+        dataset,
+        tuning,
+        calibration,
+        test,
+        calibration_ids=list(splits.calibration.ids),
+        images=splits.test,
+        outside=searched_outside,
+        data=splits,
+    )
+
+
+def _queried_data(data: DataConfig, config: CalibrationConfig, cluster: str | None) -> DataConfig:
+    """Return the data of a training, with its queries divided as the calibration asks."""
+    dataset = find_dataset(data.name)
+    if config.cluster and dataset.splitter and "cluster" not in dataset.options_of_reader():
+        raise InvalidConfig(
+            f"cluster is {config.cluster!r}, but queries of {data.name} have no clusters"
+        )
+    data = with_cluster(data, cluster)
+    if config.queries is not None:
+        data = replace(data, options={**data.options, "queries": config.queries})
+    return data
 
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:

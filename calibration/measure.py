@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.quality import Quality, assess, pixel_recall
-from calibration.sources import SearchedSplits
-from rcir.data import ImageSet
+from calibration.quality import Quality, assess
+from calibration.splits import SearchedSplits
 from rcir.errors import RiskUnattainable
 from rcir.options import ALPHA
 from rcir.retrieval.calibration import Calibration, CalibrationReport
@@ -28,13 +28,12 @@ from rcir.risk import (
     risk_interval,
     score,
 )
-from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.risk.losses import MISS
+from rcir.risk.request import Distinct
 from rcir.risk.results import widened
 from rcir.risk.selection import ComparedSizes
 
 CURVE_ALPHAS = tuple(round(0.02 * step, 2) for step in range(1, 21))
-CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
 DECILES = 10
 SHOWN_CLASSES = 10  # classes, those that are missed most
 # What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
@@ -135,7 +134,6 @@ class Evaluation:
         rows: the miss risk at the requested levels.
         others: further guarantees at the requested levels.
         curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
-        curve_sizes: mean set size at each level of `curve`, with intervals.
         comparison, uncertainties, encoder_ratio: mean sizes that were compared on the tuning split,
             see `CalibrationReport`; without "encoder" if the encoder has no uncertainty.
         quality: of rankings and uncertainties.
@@ -162,7 +160,6 @@ class Evaluation:
     rows: list[RiskResult]
     others: list[RiskResult]
     curve: list[RiskResult]
-    curve_sizes: list[Estimate]
     comparison: ComparedSizes
     uncertainties: ComparedSizes
     encoder_ratio: float | None
@@ -186,7 +183,7 @@ class Evaluation:
     @property
     def headline(self) -> RiskResult | None:
         """The certified miss risk at the level nearest to `ALPHA`; None if none is certified."""
-        return min(self.certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
+        return _headline(self.rows)
 
     @property
     def refusal(self) -> str | None:
@@ -241,8 +238,7 @@ class Evaluation:
 
 
 def measure(
-    retriever: Retriever,
-    queries: SearchedSplits,
+    splits: SearchedSplits,
     alphas: Sequence[float],
     delta: float,
     report: CalibrationReport | None = None,
@@ -250,21 +246,16 @@ def measure(
     """Measure a calibrated retriever on test queries.
 
     Args:
-        retriever: that searched the queries.
-        queries: with the uncertainty that it was calibrated with.
+        splits: with the uncertainty that the retriever was calibrated with.
         alphas, delta: levels to measure; delta is divided by `Calibration.chosen_among`, so that
             the measured sets are those that the retriever returns.
         report: of its calibration, if known.
     """
-    calibration, test = retriever.require_calibration(), queries.test
-    rule = calibration.main
+    retriever, test = splits.retriever, splits.test
+    calibration = retriever.require_calibration()
     delta = corrected(delta, calibration.chosen_among)
     rows, others, curve = measure_guarantees(retriever, test, alphas, delta)
-    outside = None if queries.outside is None else queries.outside.uncertainty
-    quality = assess(retriever, test, queries.images, outside)
-    baseline = None if queries.splits is None else pixel_recall(queries.splits)
-    if baseline is not None:
-        quality.numbers["recall_at_1_pixels"] = baseline
+    quality = assess(splits)
     uncertainties = {} if report is None else dict(report.uncertainties)
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
@@ -272,26 +263,26 @@ def measure(
     if retriever.encoder is not None:
         encoder = retriever.encoder.config.method
     share = _calibrated_share(calibration, test)
-    population = rule.calibration.population
-    in_clusters = population.clusters is not None
-    evaluation = Evaluation(
-        dataset=queries.dataset,
+    calibrated = calibration.main.calibration.population
+    in_clusters = calibrated.clusters is not None
+    headline = _headline(rows)
+    return Evaluation(
+        dataset=splits.dataset,
         encoder=encoder,
         uncertainty=calibration.uncertainty,
-        n_calibration=len(rule.calibration),
+        n_calibration=len(calibrated),
         n_test=len(test),
         rows=rows,
         others=others,
         curve=curve,
-        curve_sizes=curve_sizes(rule, test, curve),
         comparison={} if report is None else report.comparison[None],
         uncertainties=uncertainties,
         encoder_ratio=None if report is None else report.encoder_ratio,
         quality=quality,
-        parts=[],
-        parts_alpha=None,
-        cluster=population.cluster_word,
-        n_clusters=population.n_units if in_clusters else None,
+        parts=[] if headline is None else subgroups(splits, float(headline.threshold or 0)),
+        parts_alpha=None if headline is None else headline.alpha,
+        cluster=calibrated.cluster_word,
+        n_clusters=calibrated.n_units if in_clusters else None,
         n_test_clusters=test.population.n_units if in_clusters else None,
         beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
         chosen_among=calibration.chosen_among,
@@ -299,10 +290,12 @@ def measure(
         left_out=calibration.left_out,
         other_labels=f"{test.population.label_word}s" if share == 0 else None,
     )
-    if (headline := evaluation.headline) is None:
-        return evaluation
-    parts = subgroups(retriever, test, queries.images, float(headline.threshold or 0))
-    return replace(evaluation, parts=parts, parts_alpha=headline.alpha)
+
+
+def _headline(rows: Sequence[RiskResult]) -> RiskResult | None:
+    """Return the certified row at the level nearest to `ALPHA`; None if none is certified."""
+    certified = (row for row in rows if row.certified)
+    return min(certified, key=lambda row: abs(row.alpha - ALPHA), default=None)
 
 
 def measure_guarantees(
@@ -313,35 +306,36 @@ def measure_guarantees(
     The third list is the miss risk at `CURVE_ALPHAS` and each alpha, where it is certified.
     """
     calibration = retriever.require_calibration()
-    scored: dict[int, ScoredResults] = {}  # the test queries, by the rule that scored them
+
+    @cache
+    def scored(rule: SetRule, distinct: Distinct) -> tuple[ScoredResults, ScoredResults]:
+        """Score the test queries by a rule, and by the same rule of constant size."""
+        results = retriever.searcher.judged(test, rule.uncertainty)
+        queries = score(
+            rule.score_function, results if distinct is None else results.first_of_each_label()
+        )
+        return queries, queries.of_constant_size()
 
     def measure_levels(
-        guarantee: str, options: RequestOptions, levels: Sequence[float] = alphas
+        guarantee: str, options: RequestOptions, levels: Sequence[float]
     ) -> list[RiskResult]:
         requests = [make_request(alpha, delta, **options) for alpha in levels]
         rule = calibration.rule_for(requests[0])
-        if id(rule) not in scored:
-            results = retriever.searcher.judged(test, rule.uncertainty)
-            if requests[0].distinct is not None:
-                results = results.first_of_each_label()
-            scored[id(rule)] = score(rule.score_function, results)
-        queries = scored[id(rule)]
-        baseline = None
-        if not requests[0].abstain:
-            baseline = rule.of_constant_size(), queries.of_constant_size()
+        constant = rule.of_constant_size()
         rows = []
         for request, alpha in zip(requests, levels, strict=True):
+            queries, of_constant_size = scored(rule, request.distinct)
             row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
-            row = _measure(row, request, rule, queries)
-            if baseline is not None:
-                row = replace(row, constant_size=_constant_size(request, *baseline))
-            rows.append(row)
+            if not request.abstain:
+                size = _constant_size(request, constant, of_constant_size)
+                row = replace(row, constant_size=size)
+            rows.append(_measure(row, request, rule, queries))
         return rows
 
     others = [
         row
         for guarantee, options in _further_requests(calibration).items()
-        for row in measure_levels(guarantee, options)
+        for row in measure_levels(guarantee, options, alphas)
     ]
     curve = measure_levels("miss", {}, sorted({*CURVE_ALPHAS, *alphas}))
     by_alpha = {row.alpha: row for row in curve}
@@ -411,26 +405,11 @@ def _constant_size(request: Request, rule: SetRule, test: ScoredResults) -> floa
         return None
 
 
-def curve_sizes(
-    rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
-) -> list[Estimate]:
-    """Return the mean set size at each level of a curve, with its bootstrap interval.
-
-    Sizes certified by clusters of queries or by another bound than the binomial have no interval.
-    """
-    if rule.calibration.population.clusters is not None or rule.bound != "binomial":
-        return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
-    scores = score(rule.score_function, test).require("scores")
-    parts = [Certified(rule.calibration.match_score, scores)]
-    return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
-
-
-def subgroups(
-    retriever: Retriever, test: LabelledResults, images: ImageSet, threshold: float
-) -> list[Part]:
+def subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     """Count misses by decile of uncertainty, class (those missed most) and group."""
+    test, images = splits.test, splits.images
     population = test.population
-    scored = score(retriever.require_calibration().main.score_function, test)
+    scored = score(splits.retriever.require_calibration().main.score_function, test)
     sizes = scored.sizes(threshold)
     missed, in_clusters = scored.require("match_rank") > sizes, population.clusters is not None
 

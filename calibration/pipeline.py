@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from calibration.config import (
@@ -17,20 +19,26 @@ from calibration.config import (
 from calibration.measure import Evaluation, measure
 from calibration.progress import step
 from calibration.report import draw_figures, render
-from calibration.sources import SearchedSplits, Source, VectorFiles
+from calibration.splits import SearchedSplits
+from calibration.vectors import search_vectors
 from rcir import api, figures, tracking
-from rcir.data import ImageSet, Splits
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
 from rcir.index import dropped_on_error
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
-from rcir.risk import Certified, LabelledResults, score
+from rcir.risk import Certified, score
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
 from rcir.store.folder import check_place
+from rcir.tracking import TrackedRun
 
 PAGE = "report.html"
+KINDS = {  # of the runs in MLflow
+    CalibrationConfig: "calibration",
+    CertificationConfig: "certification",
+    EvaluationConfig: "evaluation",
+}
 
 
 @dataclass(frozen=True)
@@ -38,84 +46,102 @@ class Outcome:
     """The outcome of a calibration, or of an evaluation.
 
     Attributes:
-        retriever: calibrated, as it is on disk.
-        folder: where it is on disk.
+        splits: the retriever, and the queries that calibrated and tested it.
+        folder: where the retriever is on disk.
         report: the report's page.
         evaluation: what was measured on the test queries.
-        test: search results of the test queries.
-        splits: the data they come from; None for files of vectors.
         mlflow_run: id of its own run in MLflow, below the training's; None if it is not tracked.
     """
 
-    retriever: Retriever
+    splits: SearchedSplits
     folder: Path
     report: Path
     evaluation: Evaluation
-    test: LabelledResults
-    splits: Splits | None
     mlflow_run: str | None
+
+    @property
+    def retriever(self) -> Retriever:
+        """The calibrated retriever, as it is on disk."""
+        return self.splits.retriever
 
 
 def calibrate(config: CalibrationConfig) -> Outcome:
-    """Give a trained encoder a guarantee: see `run` and `TrainedRun`."""
-    from calibration.data_sets import TrainedRun  # imports torch, as the next one
+    """Give a trained encoder a guarantee, measure it on test queries, and save and track both.
+
+    Raises:
+        InvalidData: the output holds something else.
+        CorruptRetriever: the retriever's place holds something else. In both cases nothing was
+            written, and a new index on a server is dropped.
+        RcirError: others are those of `calibration.data_sets.search_run`.
+    """
+    from calibration.data_sets import search_run  # imports torch, as the next ones
+    from rcir.encoders.embedder import Embedder
     from rcir.runs.folder import find_run
 
     output = Path(config.output) if config.output else find_run(config.run).path
-    return run(TrainedRun(config, output), output, config)
+    # Embeddings are kept until the retriever is saved.
+    embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
+    outcome = _calibrate(config, output, partial(search_run, config, output, embedder))
+    embedder.clear()
+    return outcome
 
 
 def certify(config: CertificationConfig) -> Outcome:
-    """Give vectors in files a guarantee: see `run` and `VectorFiles`.
+    """Give vectors in files a guarantee, measure it, and save both; see `calibrate`.
 
     If a tracking store was chosen, a run of its own holds the outcome in MLflow.
+
+    Raises:
+        TrackingUnavailable: a tracking store is chosen, and cannot be used.
+        RcirError: others are those of `calibration.vectors.search_vectors`.
     """
-    return run(VectorFiles(config), Path(config.output), config)
+    is_tracked = tracking.is_chosen()
+    if is_tracked:
+        tracking.require_experiment()  # fail now, not when the results are logged
+    return _calibrate(config, Path(config.output), partial(search_vectors, config), is_tracked)
 
 
-def run(source: Source, output: Path, config: CalibrationConfig | CertificationConfig) -> Outcome:
-    """Calibrate a retriever, measure it, and save, publish and track both.
+def _calibrate(
+    config: CalibrationConfig | CertificationConfig,
+    output: Path,
+    search: Callable[[], SearchedSplits],
+    is_tracked: bool = True,
+) -> Outcome:
+    """Calibrate and measure a retriever; `search` is called if the output can be written to.
 
     The score function is fitted on the tuning split, the calibration queries certify, and what is
     reported is measured on the test queries; no query is in two of them.
-
-    Raises:
-        InvalidData: the output holds something else; others are those of the source. Nothing was
-            written, and a new index on a server is dropped.
-        CorruptRetriever: the retriever's place holds something else.
     """
     started, place = time.monotonic(), output / "retriever"
     check_output(output)
     check_place(place)
     after = earlier_calibration(place)  # the past of the queries
-    retriever = source.open()
+    splits = search()
+    retriever = splits.retriever
     with dropped_on_error(retriever.index):
-        queries = source.search(retriever)
         with step("calibration"):
             retriever.calibration, report = fit_and_certify(
                 retriever.searcher,
-                queries.tuning,
-                queries.calibration,
+                splits.tuning,
+                splits.calibration,
                 calibration_options(config),
                 after=after,
             )
-        queries = queries.with_uncertainty_of(retriever)
+        splits = splits.with_calibrated_uncertainty()
         with step("evaluation"):
-            evaluation = measure(retriever, queries, config.alphas, config.delta, report)
-        tracked = source.start_run(output, evaluation.encoder, evaluation.dataset)
+            evaluation = measure(splits, config.alphas, config.delta, report)
+        tracked = _start_run(config, output, evaluation, splits.training) if is_tracked else None
     with tracked.active() if tracked else nullcontext():
         if tracked is not None:
             retriever.origin["calibration"] = tracked.id
         retriever.save(place)
-        page = publish(output, retriever, evaluation, queries, tracked, started)
-        results = comparable_results(retriever, evaluation, queries)
+        page = publish(output, evaluation, splits, tracked, started)
+        results = comparable_results(evaluation, splits)
         results.write(output / TEST)
         if tracked is not None:
-            _track_results(tracked, source.training, evaluation, results)
-            _log_model(tracked, output, retriever, queries.images)
-    source.close()
-    identity = None if tracked is None else tracked.id
-    return Outcome(retriever, place, page, evaluation, queries.test, queries.splits, identity)
+            _track_results(tracked, splits.training, evaluation, results)
+            _log_model(tracked, output, splits)
+    return Outcome(splits, place, page, evaluation, tracked.id if tracked else None)
 
 
 def evaluate_retriever(config: EvaluationConfig) -> Outcome:
@@ -124,9 +150,10 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     Raises:
         InvalidConfig: the retriever is not a folder, and no output is named.
         NoRetriever: there is no such retriever.
-        InvalidData: the output holds something else; others are those of `CalibratedRetriever`.
+        InvalidData: the output holds something else.
+        RcirError: others are those of `calibration.data_sets.search_data_set`.
     """
-    from calibration.data_sets import CalibratedRetriever  # imports torch
+    from calibration.data_sets import search_data_set  # imports torch
 
     started, folder = time.monotonic(), Path(config.retriever)
     if config.output is None and not folder.is_dir():
@@ -134,16 +161,40 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
         raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
     output = Path(config.output or folder.absolute().parent / "evaluation")
     check_output(output)
-    source = CalibratedRetriever(config)
-    retriever = source.open()
-    queries = source.search(retriever)
+    splits = search_data_set(config)
     with step("evaluation"):
-        evaluation = measure(retriever, queries, config.alphas, config.delta)
-    tracked = source.start_run(output, evaluation.encoder, evaluation.dataset)
+        evaluation = measure(splits, config.alphas, config.delta)
+    tracked = None
+    if splits.training is not None:
+        tracked = _start_run(config, output, evaluation, splits.training)
     with tracked.active() if tracked else nullcontext():
-        page = publish(output, retriever, evaluation, queries, tracked, started)
-    identity = None if tracked is None else tracked.id
-    return Outcome(retriever, folder, page, evaluation, queries.test, queries.splits, identity)
+        page = publish(output, evaluation, splits, tracked, started)
+    return Outcome(splits, folder, page, evaluation, tracked.id if tracked else None)
+
+
+def _start_run(
+    config: CalibrationConfig | CertificationConfig | EvaluationConfig,
+    output: Path,
+    evaluation: Evaluation,
+    training: TrackedRun | None,
+) -> TrackedRun:
+    """Start a run in MLflow below that of the training, with the parameters of both."""
+    from rcir.config import flatten  # imports jsonargparse
+    from rcir.runs.folder import FOLDER_TAG  # imports torch
+
+    params, kind = training.params if training else {}, KINDS[type(config)]
+    name = f"{output.resolve().name} ({kind})"
+    if isinstance(config, CalibrationConfig) and config.output is None:
+        name = f"{evaluation.encoder} {evaluation.dataset} seed {params.get('seed', 0)}"
+    tags = {
+        FOLDER_TAG: str(output.absolute()),
+        tracking.KIND_TAG: kind,
+        tracking.ENCODER_TAG: evaluation.encoder,
+        tracking.DATASET_TAG: evaluation.dataset,
+    }
+    run = tracking.start_run(name, tags, training)
+    run.log_params(params | flatten(asdict(config)))
+    return run
 
 
 def check_output(output: Path) -> None:
@@ -163,15 +214,14 @@ def check_output(output: Path) -> None:
 
 def publish(
     output: Path,
-    retriever: Retriever,
     evaluation: Evaluation,
-    queries: SearchedSplits,
-    tracked: tracking.TrackedRun | None,
+    splits: SearchedSplits,
+    tracked: TrackedRun | None,
     started: float,
 ) -> Path:
     """Write report and numbers, and track them with every figure; return the page."""
     with step("report"):
-        drawings = draw_figures(retriever, evaluation, queries)
+        drawings = draw_figures(evaluation, splits)
         pictures = {name: figures.to_svg(figure) for name, figure in drawings.items()}
         text = render(evaluation, pictures)
     page, results = output / PAGE, output / RESULTS
@@ -196,19 +246,17 @@ def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
 
 
-def comparable_results(
-    retriever: Retriever, evaluation: Evaluation, queries: SearchedSplits
-) -> RunResults:
+def comparable_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResults:
     """Return the results by which `rcir compare` compares retrievers."""
-    rule = retriever.require_calibration().main
+    rule = splits.retriever.require_calibration().main
     parts = []
     # Sizes that clusters certify are not order statistics, and cannot be compared.
     if rule.calibration.population.clusters is None:
-        scores = score(rule.score_function, queries.test).require("scores")
+        scores = score(rule.score_function, splits.test).require("scores")
         parts = [Certified(rule.calibration.match_score, scores)]
     return RunResults(
         "test",
-        names_digest([*queries.calibration_ids, *queries.images.ids]),
+        names_digest([*splits.calibration_ids, *splits.images.ids]),
         parts,
         evaluation.quality.numbers,
         rule.score_function.name,
@@ -216,8 +264,8 @@ def comparable_results(
 
 
 def _track_results(
-    tracked: tracking.TrackedRun,
-    training: tracking.TrackedRun | None,
+    tracked: TrackedRun,
+    training: TrackedRun | None,
     evaluation: Evaluation,
     results: RunResults,
 ) -> None:
@@ -231,14 +279,13 @@ def _track_results(
         training.log_metrics(dict(sizes[:1]))
 
 
-def _log_model(
-    tracked: tracking.TrackedRun, output: Path, retriever: Retriever, images: ImageSet
-) -> None:
+def _log_model(tracked: TrackedRun, output: Path, splits: SearchedSplits) -> None:
     """Log a calibration as a model, with one of its queries as the example."""
     # imports torch
     from rcir.registry.logged_model import image_example, log_calibration, vector_example
 
+    retriever = splits.retriever
     is_encoded = retriever.encoder is not None
-    example = image_example(images.images[0]) if is_encoded else vector_example(retriever)
+    example = image_example(splits.images.images[0]) if is_encoded else vector_example(retriever)
     with step("model"):
         log_calibration(tracked, output, retriever, example)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from calibration.splits import SearchedSplits
 from rcir.autologging import without_autologging
 from rcir.data import ImageSet, Splits
 from rcir.index import build_index
@@ -53,19 +54,12 @@ class Quality:
     sparsification: Sparsification
 
 
-def assess(
-    retriever: Retriever,
-    test: LabelledResults,
-    images: ImageSet,
-    outside: NDArray[np.float64] | None = None,
-) -> Quality:
-    """Measure rankings and uncertainties of test queries.
+def assess(splits: SearchedSplits) -> Quality:
+    """Measure rankings and uncertainties of the test queries.
 
-    Args:
-        retriever: that searched them; its tuning split gives the range of uncertainties.
-        test, images: the test queries.
-        outside: (m,) uncertainties of out-of-distribution queries, if there are any.
+    The range of uncertainties is that of the tuning split.
     """
+    retriever, test, images = splits.retriever, splits.test, splits.images
     searcher = retriever.searcher
     tuning = retriever.require_calibration().main.tuning.require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
@@ -101,9 +95,11 @@ def assess(
         rows = matched[:FULL_QUERIES]
         numbers |= _whole_rankings(retriever, test, images, rows)
         whole = len(rows)
-    if outside is not None:
-        detection = OutOfDistribution.of(every_uncertainty, outside)
+    if splits.outside is not None:
+        detection = OutOfDistribution.of(every_uncertainty, splits.outside.uncertainty)
         numbers |= {"ood_auroc": detection.auroc, "ood_auprc": detection.auprc}
+    if splits.data is not None and (baseline := pixel_recall(splits.data)) is not None:
+        numbers["recall_at_1_pixels"] = baseline
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
     return Quality(numbers, scores.unmatched, whole, diagram, sparse)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
@@ -14,20 +15,21 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from calibration import sentences
-from calibration.measure import Evaluation
+from calibration.measure import Evaluation, RiskResult
 from calibration.quality import KS
-from calibration.sources import SearchedSplits
+from calibration.splits import SearchedSplits
 from rcir import figures
 from rcir.data import ImageSet
 from rcir.errors import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
+from rcir.risk import LabelledResults, SetRule, score
+from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.risk.results import set_sizes
 
 SHOWN_QUERIES = 4
 SET_COLUMNS = 8
 PROJECTED = 600
+CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
 # Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
     **{f"recall_at_{k}": f"R@{k}" for k in KS},
@@ -53,38 +55,31 @@ NUMBER_TITLES = {
 }
 
 
-def draw_figures(
-    retriever: Retriever, evaluation: Evaluation, queries: SearchedSplits
-) -> dict[str, Figure]:
-    """Draw all figures, by name, in the order in which the page shows them.
-
-    Args:
-        retriever, evaluation: what was measured.
-        queries: those that measured it.
-    """
+def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
+    """Draw all figures, by name, in the order in which the page shows them."""
     return (
-        _draw_sizes(retriever, evaluation, queries.test)
-        | _draw_uncertainty(evaluation, queries)
-        | _draw_queries(retriever, evaluation, queries)
+        _draw_sizes(evaluation, splits)
+        | _draw_uncertainty(evaluation, splits)
+        | _draw_queries(evaluation, splits)
     )
 
 
-def _draw_sizes(
-    retriever: Retriever, evaluation: Evaluation, test: LabelledResults
-) -> dict[str, Figure]:
-    score_function = retriever.require_calibration().main.score_function
+def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
+    rule = splits.retriever.require_calibration().main
     drawn = {}
     if evaluation.curve:
         alphas, risk, lows, highs, constant = (
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)
             for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
         )
-        sizes = [astuple(size) for size in evaluation.curve_sizes]
+        sizes = [astuple(size) for size in curve_sizes(rule, splits.test, evaluation.curve)]
         size, low, high = np.array(sizes, np.float64).T
         drawn["size"] = figures.size_curve(alphas, size, low, high, constant)
         drawn["risk"] = figures.risk_curve(alphas, risk, lows, highs)
     sets = {
-        f"alpha = {row.alpha:g}": score_function.sizes(test.results, float(row.threshold or 0))
+        f"alpha = {row.alpha:g}": rule.score_function.sizes(
+            splits.test.results, float(row.threshold or 0)
+        )
         for row in evaluation.certified
     }
     if sets:
@@ -92,8 +87,22 @@ def _draw_sizes(
     return drawn
 
 
-def _draw_uncertainty(evaluation: Evaluation, queries: SearchedSplits) -> dict[str, Figure]:
-    quality, results = evaluation.quality, queries.test.results
+def curve_sizes(
+    rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
+) -> list[Estimate]:
+    """Return the mean set size at each level of a curve, with its bootstrap interval.
+
+    Sizes certified by clusters of queries or by another bound than the binomial have no interval.
+    """
+    if rule.calibration.population.clusters is not None or rule.bound != "binomial":
+        return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
+    scores = score(rule.score_function, test).require("scores")
+    parts = [Certified(rule.calibration.match_score, scores)]
+    return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
+
+
+def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
+    quality, results = evaluation.quality, splits.test.results
     sparse = quality.sparsification
     curves = {
         evaluation.encoder: sparse.curve,
@@ -104,29 +113,27 @@ def _draw_uncertainty(evaluation: Evaluation, queries: SearchedSplits) -> dict[s
         "reliability": figures.reliability_diagram(quality.reliability),
         "sparsification": figures.sparsification_curves(sparse.fractions, curves),
     }
-    if queries.outside is not None:
-        drawn["outside"] = figures.in_and_out(results.uncertainty, queries.outside.uncertainty)
+    if splits.outside is not None:
+        drawn["outside"] = figures.in_and_out(results.uncertainty, splits.outside.uncertainty)
     n, dim = results.require("vectors").shape
     if n >= 4 and dim >= 2:
         points, rows = figures.project(results.require("vectors"), limit=PROJECTED)
-        names = _class_names(queries.images)
+        names = _class_names(splits.images)
         drawn["projection"] = figures.projection(
             points, None if names is None else names[rows], results.uncertainty[rows]
         )
     return drawn
 
 
-def _draw_queries(
-    retriever: Retriever, evaluation: Evaluation, queries: SearchedSplits
-) -> dict[str, Figure]:
+def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
     """Draw the most and least certain queries with their sets, at the level nearest to `ALPHA`."""
-    row, images, test = evaluation.headline, queries.images, queries.test
-    if row is None or queries.splits is None or not images.pictures:
+    row, images, test = evaluation.headline, splits.images, splits.test
+    if row is None or splits.data is None or not images.pictures:
         return {}
     from rcir.data import read_image
 
-    gallery = queries.splits.gallery
-    ranking = retriever.require_calibration().main.score_function.rank(test.results)
+    gallery = splits.data.gallery
+    ranking = splits.retriever.require_calibration().main.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
     positions = ranking.take(test.results.require("positions"))
     relevant = ranking.take(test.relevant)

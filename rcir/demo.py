@@ -72,8 +72,8 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     print_table(evaluation)
     example = _show_queries(outcome, output / "queries")
     write_results(output / "results.json", evaluation, time.monotonic() - started)
-    assert outcome.splits is not None
-    unseen = len(np.unique(np.asarray(outcome.splits.test.labels)))
+    assert outcome.splits.data is not None
+    unseen = len(np.unique(np.asarray(outcome.splits.data.test.labels)))
     limit = (
         f"The {unseen} numbers of the gallery and the test queries are new to the encoder, but "
         "not to the calibration, which used queries of the same numbers: the promise does not "
@@ -112,9 +112,9 @@ def _clear(output: Path) -> None:
 
 def _show_queries(outcome: Outcome, folder: Path) -> Path:
     """Retrieve for three test queries, easy to hard; save them as PNG; return the hardest."""
-    assert outcome.splits is not None
-    test = outcome.splits.test
-    order = np.argsort(outcome.test.results.uncertainty, kind="stable")
+    assert outcome.splits.data is not None
+    test = outcome.splits.data.test
+    order = np.argsort(outcome.splits.test.results.uncertainty, kind="stable")
     folder.mkdir()
     print(f"\nThree test queries and their sets at alpha = {ALPHA}:")
     for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):

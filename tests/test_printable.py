@@ -45,7 +45,7 @@ def test_report_shows_names_of_classes_as_text(tiny, tmp_path):
     outcome = calibrate(CalibrationConfig(str(run.path.absolute()), alphas=(0.5,), delta=0.5))
     page = outcome.report.read_text(encoding="utf-8")
     cells = set(re.findall(r'<td class="left">(.*?)</td>', page))
-    for name in outcome.splits.test.label_names.values():
+    for name in outcome.splits.data.test.label_names.values():
         text = printable(name)
         for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
             text = text.replace(character, entity)

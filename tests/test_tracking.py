@@ -153,7 +153,7 @@ def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny, capsy
     outcome = calibrate(CalibrationConfig(run.mlflow_run))
     loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
     local = rcir.load(outcome.folder)
-    queries = list(outcome.splits.test.images[:20])
+    queries = list(outcome.splits.data.test.images[:20])
     for answer, expected in zip(
         loaded.retrieve(queries, 0.2, 0.1), local.retrieve(queries, 0.2, 0.1), strict=True
     ):

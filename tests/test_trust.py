@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rcir
-from calibration import CertificationConfig, pipeline
+from calibration import CertificationConfig, certify
 from rcir import cluster, tracking, trust
 from rcir.cli import main
 from rcir.errors import InvalidConfig, UntrustedFolder
@@ -89,9 +89,8 @@ def test_an_own_class_needs_a_permission_unless_the_program_names_it(tmp_path, c
 
 def test_the_retriever_that_a_calibration_replaces_is_checked_before_the_work(place):
     named(place, {"kind": "antigravity:X", "options": {}})
-    source = SimpleNamespace(open=lambda: pytest.fail("the work began"))
     with pytest.raises(UntrustedFolder, match="antigravity"):
-        pipeline.run(source, place.parent, CertificationConfig("gallery.npz"))
+        certify(CertificationConfig("missing.npz", output=str(place.parent)))
 
 
 def test_training_into_a_folder_does_not_import_the_method_of_its_run(tmp_path):

@@ -145,7 +145,7 @@ def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_p
     assert loaded.calibration.main.calibration.population.clusters is None
     # The test queries of the data set may have extended the calibration.
     with pytest.warns(UserWarning, match="cluster='cluster'"):
-        loaded.extend_calibration(loaded.search_labelled(outcome.splits.test))
+        loaded.extend_calibration(loaded.search_labelled(outcome.splits.data.test))
     folder = loaded.save(tmp_path / "grown")
     with pytest.raises(InvalidData, match="were added"):
         evaluate_retriever(EvaluationConfig(str(folder), alphas=(0.6,)))
@@ -159,11 +159,11 @@ def test_queries_of_new_labels_are_found_again_by_the_origin(run, tmp_path, caps
         CalibrationConfig(str(run.path), folder, "constant", queries="new-labels", alphas=levels)
     )
     assert "no test query has the label of a calibration query" in capsys.readouterr().err
-    splits = outcome.splits
+    splits = outcome.splits.data
     labels = [set(part.labels) for part in (splits.tuning, splits.calibration, splits.test)]
     assert sum(map(len, labels)) == len(set.union(*labels))
     evaluated = evaluate_retriever(EvaluationConfig(str(outcome.folder), alphas=levels))
-    assert evaluated.splits.test.ids == splits.test.ids
+    assert evaluated.splits.data.test.ids == splits.test.ids
     assert evaluated.evaluation.rows == outcome.evaluation.rows
 
 

@@ -87,7 +87,7 @@ def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, o
         for row in each["rows"] + each["others"]:  # advice of a command names flags
             row["refusal"] = row["refusal"] is not None
     quality = results.pop("quality")
-    inside = outcome.test.results.uncertainty
+    inside = outcome.splits.test.results.uncertainty
     outside = rcir.load(outcome.folder).search(NOISE).uncertainty
     positive, score = np.repeat([0, 1], [len(inside), 60]), np.r_[inside, outside]
     ood = {name: quality.pop(name) for name in ("ood_auroc", "ood_auprc")}
@@ -238,7 +238,7 @@ def number_of(name):
 def test_images_without_one_label_are_retrieved_with_the_guarantee(table):
     """True matches counted by the numbers in the names of the files."""
     kind, folder, outcome = table
-    test = outcome.splits.test
+    test = outcome.splits.data.test
     row = outcome.evaluation.rows[1]
     loaded = rcir.load(folder / outcome.folder)
     answers = loaded.retrieve(list(test.images), 0.5, 0.1)

@@ -10,8 +10,9 @@ from scipy.stats import binom, binomtest
 from sklearn.metrics import roc_auc_score
 
 import rcir
-from calibration.measure import CURVE_ALPHAS, curve_sizes
-from calibration.quality import assess, pixel_recall
+from calibration.measure import CURVE_ALPHAS
+from calibration.quality import pixel_recall
+from calibration.report import curve_sizes
 from rcir.runs.results import RunResults
 
 DEPTH, DELTA = 150, 0.05
@@ -29,7 +30,7 @@ def ranks_of(labels, found):
 @pytest.fixture(scope="module")
 def searched(outcome):
     """Uncertainty and first-match rank of each query of the three splits, by name."""
-    retriever, splits = rcir.load(outcome.folder), outcome.splits
+    retriever, splits = rcir.load(outcome.folder), outcome.splits.data
     values = {}
     for name in ("tuning", "calibration", "test"):
         queries = getattr(splits, name)
@@ -84,21 +85,21 @@ def test_the_curve_has_the_rows_and_sizes_of_more_levels(outcome):
     assert levels == sorted({*levels, 0.2, 0.3})
     assert set(np.round(np.arange(0.06, 0.401, 0.02), 2)) <= set(levels) < {*CURVE_ALPHAS, 0.3}
     assert [row for row in evaluation.curve if row.alpha in (0.2, 0.3)] == evaluation.certified
-    sizes = dict(zip(levels, evaluation.curve_sizes, strict=True))
+    rule, test = outcome.retriever.calibration.main, outcome.splits.test
+    sizes = dict(zip(levels, curve_sizes(rule, test, evaluation.curve), strict=True))
     for row in evaluation.curve:
         size = sizes[row.alpha]
         assert size.value == pytest.approx(row.mean_size)
         assert size.low < size.value < size.high
-    rule = replace(outcome.retriever.calibration.main, bound="hoeffding")
-    (estimate,) = curve_sizes(rule, outcome.test, evaluation.curve[:1])
+    (estimate,) = curve_sizes(replace(rule, bound="hoeffding"), test, evaluation.curve[:1])
     assert (estimate.value, estimate.low) == (evaluation.curve[0].mean_size, None)
 
 
 def test_quality_is_that_of_the_test_split(outcome, searched):
     """Check which queries are measured; `test_quality.py` checks each number."""
     uncertainty, ranks = searched["test"]
-    images, evaluation = outcome.splits.test, outcome.evaluation
-    numbers = dict(evaluation.quality.numbers)
+    images, evaluation = outcome.splits.data.test, outcome.evaluation
+    numbers = evaluation.quality.numbers
     assert numbers["recall_at_1"] == np.mean(ranks == 1)
     assert numbers["auroc_miss"] == pytest.approx(roc_auc_score(ranks > 1, uncertainty))
     occluded = roc_auc_score(images.attributes["occluded"], uncertainty)
@@ -106,8 +107,7 @@ def test_quality_is_that_of_the_test_split(outcome, searched):
     assert evaluation.beyond_depth == np.isinf(ranks).sum()
     assert evaluation.quality.unmatched == 0
     assert (evaluation.n_calibration, evaluation.n_test) == (300, 300)
-    assert numbers.pop("recall_at_1_pixels") == pixel_recall(outcome.splits)
-    assert numbers == assess(outcome.retriever, outcome.test, images).numbers
+    assert numbers["recall_at_1_pixels"] == pixel_recall(outcome.splits.data)
 
 
 GUARANTEES = {
@@ -127,7 +127,7 @@ GUARANTEES = {
 
 def test_every_guarantee_is_measured_on_what_the_retriever_on_disk_returns(outcome):
     """Risk, size and share of answers of every guarantee, counted label by label."""
-    splits = outcome.splits
+    splits = outcome.splits.data
     loaded, test = rcir.load(outcome.folder), splits.test
     carrying = {label: np.sum(splits.gallery.labels == label) for label in test.labels.tolist()}
     rows = iter([*outcome.evaluation.rows, *outcome.evaluation.others])
@@ -175,7 +175,7 @@ def test_every_guarantee_is_measured_on_what_the_retriever_on_disk_returns(outco
 
 def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched):
     found = RunResults.read(outcome.folder.parent / "test.safetensors")
-    splits = outcome.splits
+    splits = outcome.splits.data
     names = [*splits.calibration.ids, *splits.test.ids]
     assert found.queries == hashlib.sha256(json.dumps(names).encode()).hexdigest()
     assert (found.on, found.score_function) == ("test", "minmax")
@@ -192,7 +192,7 @@ def test_what_others_are_compared_with_follows_from_the_splits(outcome, searched
 
 
 def test_what_a_group_needs_follows_from_its_calibration_queries_alone(outcome, searched):
-    occluded = outcome.splits.calibration.attributes["occluded"]
+    occluded = outcome.splits.data.calibration.attributes["occluded"]
     uncertainty, ranks = searched["calibration"]
     for row in outcome.evaluation.others:
         if not row.guarantee.startswith("miss, group"):

@@ -48,7 +48,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
             assert row.mean_size == pytest.approx(row.constant_size)
         if row.guarantee == "miss":
             assert row.mean_size == row.threshold + 1
-    images = list(exact.splits.test.images[:9])
+    images = list(exact.splits.data.test.images[:9])
     assert len({each.size for each in rcir.load(exact.folder).retrieve(images, 0.3, 0.1)}) == 1
     assert loose.evaluation.rows[0].threshold > exact.evaluation.rows[0].threshold
     assert rcir.load(loose.folder).calibration.main.bound == "hoeffding"
@@ -64,7 +64,7 @@ def test_run_group_score_function_and_index_are_named_on_the_command_line(traine
     printed = " ".join(capsys.readouterr().out.split())
     assert "(learned)" in printed
     assert "retriever: grouped/retriever" in printed
-    occluded = outcome.splits.calibration.attributes["occluded"]
+    occluded = outcome.splits.data.calibration.attributes["occluded"]
     loaded = rcir.load("grouped/retriever")
     index = IndexConfig.of(loaded.index)
     assert (index.kind, index.options["nlist"]) == ("ivf", 4)
@@ -286,7 +286,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, outcome, mon
     assert "calibration queries: 300 images embedded (128 of them before)" in shown
     searchers = [each.retriever.searcher for each in (again, outcome)]
     assert searchers[0].fingerprints() == searchers[1].fingerprints()
-    assert (again.test.results.vectors == outcome.test.results.vectors).all()
+    assert (again.splits.test.results.vectors == outcome.splits.test.results.vectors).all()
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -298,7 +298,7 @@ def test_sizes_depend_on_the_chosen_uncertainty(trained, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "the uncertainty 'vote'" in shown
     assert ("better than chance" in shown) == (numbers["auroc_miss"] < 0.55)
-    answer = rcir.load(outcome.folder).retrieve(outcome.splits.test.images[3], 0.4, 0.1)
+    answer = rcir.load(outcome.folder).retrieve(outcome.splits.data.test.images[3], 0.4, 0.1)
     assert answer.uncertainty == pytest.approx(
-        outcome.test.results.uncertainty[3], rel=1e-4, abs=1e-6
+        outcome.splits.test.results.uncertainty[3], rel=1e-4, abs=1e-6
     )

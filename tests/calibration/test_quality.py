@@ -15,6 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.metrics.pairwise import cosine_distances
 
 from calibration.quality import Quality, assess, pixel_recall
+from calibration.splits import SearchedSplits
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import WithinRadius
 from rcir.embedding import Embedding
@@ -28,7 +29,7 @@ from rcir.metrics import (
     sparsification,
 )
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
+from rcir.risk import SearchResults
 
 OUTSIDE = np.random.default_rng(5).gamma(2.0, 0.3, 70)
 SIZES = {"gallery": 150, "test": 125, "tuning": 60, "calibration": 60}
@@ -74,9 +75,7 @@ class Table(Encoder):
 
 @dataclass(frozen=True)
 class Case:
-    retriever: Retriever
-    test: LabelledResults
-    images: ImageSet
+    splits: SearchedSplits
     cross: np.ndarray  # (queries, gallery) whether they match, pair by pair
     quality: Quality
 
@@ -109,8 +108,8 @@ def cases():
         parts = [retriever.search_labelled(sets[part]) for part in ("tuning", "calibration")]
         retriever.calibrate_splits(*parts, "minmax", query_uncertainty="encoder")
         test = retriever.search_labelled(sets["test"])
-        quality = assess(retriever, test, sets["test"], outside)
-        return Case(retriever, test, sets["test"], cross, quality)
+        searched = SearchedSplits(retriever, "", *parts, test, [], sets["test"], outside)
+        return Case(searched, cross, assess(searched))
 
     rows = np.flatnonzero(NUMBERS["gallery"] % 5 > 0)
     by_label = images | {"gallery": images["gallery"].subset(rows)}
@@ -121,16 +120,21 @@ def cases():
     }
     same = NUMBERS["test"][:, None] == NUMBERS["gallery"][rows]
     near = np.abs(places["test"][:, None] - places["gallery"]).sum(axis=2) <= 1
+    outside = SearchResults(OUTSIDE, depth=40)
     return {
-        "labels": case(Table(every, draws, uncertainty), by_label, same, 40, OUTSIDE),
+        "labels": case(Table(every, draws, uncertainty), by_label, same, 40, outside),
         "places": case(Table(every), by_place, near, 3),
     }
 
 
 def ranked(case):
     """Queries with a match, their whole rankings: positions, matches, and average precisions."""
-    _, order = case.retriever.index.search(case.test.results.vectors, case.cross.shape[1])
-    np.testing.assert_array_equal(order[:, : case.retriever.depth], case.test.results.positions)
+    _, order = case.splits.retriever.index.search(
+        case.splits.test.results.vectors, case.cross.shape[1]
+    )
+    np.testing.assert_array_equal(
+        order[:, : case.splits.retriever.depth], case.splits.test.results.positions
+    )
     rows = np.flatnonzero(case.cross.any(axis=1))
     rankings = np.take_along_axis(case.cross, order, axis=1)[rows]
     nearer = -np.arange(case.cross.shape[1])
@@ -139,7 +143,7 @@ def ranked(case):
 
 def expected_numbers(case):
     """All numbers, from searches of whole rankings."""
-    retriever, test = case.retriever, case.test
+    retriever, test = case.splits.retriever, case.splits.test
     outside = None if retriever.labels is None else OUTSIDE
     rows, order, rankings, whole = ranked(case)
     totals, right = rankings.sum(axis=1), rankings[:, 0].astype(float)
@@ -169,7 +173,7 @@ def expected_numbers(case):
         expected |= {
             "map_at_r": score_rankings(rankings, totals, (1,)).map_at_r,
             "map_macro": np.mean(whole),  # there are as many queries of each label
-            "auroc_occlusion": roc_auc_score(case.images.attributes["occluded"], queries),
+            "auroc_occlusion": roc_auc_score(case.splits.images.attributes["occluded"], queries),
             "ood_auroc": roc_auc_score(*apart),
             "ood_auprc": average_precision_score(*apart),
         }
@@ -194,8 +198,9 @@ def test_queries_without_a_match_are_counted_and_left_out(cases):
 
 def of_queries(case, rows):
     """The numbers of some of the queries."""
-    images = case.images.subset(np.array(rows))
-    return assess(case.retriever, case.retriever.search_labelled(images), images).numbers
+    images = case.splits.images.subset(np.array(rows))
+    test = case.splits.retriever.search_labelled(images)
+    return assess(replace(case.splits, test=test, images=images)).numbers
 
 
 def test_few_queries_leave_out_what_needs_many(cases):
@@ -210,7 +215,7 @@ def test_few_queries_leave_out_what_needs_many(cases):
 def test_large_galleries_are_not_ranked_as_a_whole(cases, monkeypatch):
     case = cases["labels"]
     monkeypatch.setattr("calibration.quality.FULL_GALLERY", case.cross.shape[1] - 1)
-    quality = assess(case.retriever, case.test, case.images)
+    quality = assess(case.splits)
     assert quality.whole == 0
     assert not {"map", "map_macro", "pearson_average_precision"} & set(quality.numbers)
 
@@ -218,33 +223,33 @@ def test_large_galleries_are_not_ranked_as_a_whole(cases, monkeypatch):
 def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
     monkeypatch.setattr("calibration.quality.FULL_QUERIES", 50)
     case = cases["labels"]
-    quality = assess(case.retriever, case.test, case.images)
+    quality = assess(case.splits)
     assert quality.whole == 50
     rows, _, _, whole = (each[:50] for each in ranked(case))
     assert quality.numbers["map"] == pytest.approx(np.mean(whole))
-    labels = case.images.labels[rows].tolist()
+    labels = case.splits.images.labels[rows].tolist()
     macro = np.average(whole, weights=[1 / labels.count(label) for label in labels])
     assert quality.numbers["map_macro"] == pytest.approx(macro) != np.mean(whole)
-    expected = np.corrcoef(case.test.results.uncertainty[rows], whole)[0, 1]
+    expected = np.corrcoef(case.splits.test.results.uncertainty[rows], whole)[0, 1]
     assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
 
 
 def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
     case = cases["places"]
-    assert (case.test.n_relevant > 0).all()
-    tuning = case.retriever.calibration.main.tuning.uncertainty
+    assert (case.splits.test.n_relevant > 0).all()
+    tuning = case.splits.retriever.calibration.main.tuning.uncertainty
     uncertainty = np.full(125, np.median(tuning))
     uncertainty[:20], uncertainty[20:50] = tuning.max() + 1, tuning.min() - 1
     uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()
-    test = case.test.with_uncertainty(uncertainty)
-    numbers = assess(case.retriever, test, case.images).numbers
+    test = case.splits.test.with_uncertainty(uncertainty)
+    numbers = assess(replace(case.splits, test=test)).numbers
     assert numbers["outside_range"] == 0.4
 
 
 def test_one_kind_of_outcome_has_no_auroc(cases):
     """If every first image is right, there are no wrong ones to distinguish from them."""
     case = cases["places"]
-    right = np.flatnonzero(case.test.ranks == 1)
+    right = np.flatnonzero(case.splits.test.ranks == 1)
     assert len(right) > 20
     numbers = of_queries(case, right)
     assert "auroc_miss" not in numbers

@@ -100,6 +100,6 @@ def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(
     assert client.get_run(second).data.tags["kind"] == "recalibration"
     tracked = rcir.load(f"runs:/{second}/retriever")
     assert len(tracked.ids) == len(outcome.retriever.ids) - 5
-    image = outcome.splits.test.images[0]
+    image = outcome.splits.data.test.images[0]
     local = rcir.load("out/retriever").retrieve(image, 0.3, 0.1)
     assert tracked.retrieve(image, 0.3, 0.1).to_dict() == local.to_dict()

@@ -63,7 +63,8 @@ def test_every_figure_is_drawn_and_the_extreme_queries_are_named(outcome, pictur
     drawn = [drawing(source) for source in pictures.values()]
     assert all(len(list(svg.iter(f"{SVG}path"))) > 5 for svg in drawn)
     shown = {e.text.strip() for svg in drawn for e in svg.iter() if e.tag is ElementTree.Comment}
-    for end in (outcome.test.results.uncertainty.min(), outcome.test.results.uncertainty.max()):
+    uncertainty = outcome.splits.test.results.uncertainty
+    for end in (uncertainty.min(), uncertainty.max()):
         assert any(each.startswith(f"u = {end:.4f}") for each in shown)
     assert len(list(drawn[-1].iter(f"{SVG}image"))) >= 8, "pictures are in the sets"
 

@@ -23,7 +23,7 @@ def assert_counted(part, missed, sizes):
 
 
 def test_parts_are_deciles_of_uncertainty_classes_missed_most_and_groups(outcome):
-    evaluation, images = outcome.evaluation, outcome.splits.test
+    evaluation, images = outcome.evaluation, outcome.splits.data.test
     assert evaluation.parts_alpha == 0.2  # of the certified levels, 0.2 and 0.3, nearest to 0.1
     answers = rcir.load(outcome.folder).retrieve(list(images.images), 0.2, DELTA)
     pairs = zip(images.labels, answers, strict=True)
@@ -54,9 +54,9 @@ def test_parts_are_deciles_of_uncertainty_classes_missed_most_and_groups(outcome
 
 @pytest.mark.parametrize("threshold", [0.0, float("inf")])
 def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outcome, threshold):
-    test = outcome.test
+    test = outcome.splits.test
     lost = np.isinf(test.ranks) if np.isinf(threshold) else test.ranks > 1
-    parts = subgroups(outcome.retriever, test, outcome.splits.test, threshold)
+    parts = subgroups(outcome.splits, threshold)
     assert sum(part.missed for part in parts if part.kind == "uncertainty") == lost.sum()
     for part in parts:
         exact = binomtest(part.missed, part.n).proportion_ci(0.95, method="exact")
@@ -67,15 +67,16 @@ def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outc
 
 def test_no_interval_is_claimed_for_queries_in_clusters(outcome):
     """They depend on each other, so their misses are not binomial."""
-    test = in_population(outcome.test, clusters=np.repeat([*"abcdef"], 50), cluster_word="drawer")
-    plain = subgroups(outcome.retriever, outcome.test, outcome.splits.test, 10.0)
-    clustered = subgroups(outcome.retriever, test, outcome.splits.test, 10.0)
+    clusters = np.repeat([*"abcdef"], 50)
+    test = in_population(outcome.splits.test, clusters=clusters, cluster_word="drawer")
+    plain = subgroups(outcome.splits, 10.0)
+    clustered = subgroups(replace(outcome.splits, test=test), 10.0)
     assert clustered == [replace(part, low=None, high=None) for part in plain]
 
 
 def test_each_of_fewer_queries_than_ten_is_a_part(outcome):
-    images = outcome.splits.test.subset(np.arange(4))
+    images = outcome.splits.data.test.subset(np.arange(4))
     test = outcome.retriever.search_labelled(images)
-    parts = subgroups(outcome.retriever, test, images, 10.0)
+    parts = subgroups(replace(outcome.splits, test=test, images=images), 10.0)
     assert [part.n for part in parts if part.kind == "uncertainty"] == [1] * 4
     assert not [part for part in parts if part.kind == "group"]

@@ -59,7 +59,7 @@ def calibrated(run):
 @pytest.mark.usefixtures("no_figures", "photos")
 def test_a_folder_that_is_as_it_was_calibrates_all_of_its_queries(grown, capsys):
     outcome = calibrated(grown[0])
-    assert outcome.evaluation.n_calibration == len(outcome.splits.calibration) == 7
+    assert outcome.evaluation.n_calibration == len(outcome.splits.data.calibration) == 7
     assert "left out" not in capsys.readouterr().out
 
 
@@ -84,7 +84,7 @@ def test_queries_that_trained_are_refused_by_name(grown, photos):
 @pytest.mark.usefixtures("no_figures")
 def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     """Pictures of classes that are asked about are in two others of these too."""
-    before = calibrated(grown[0]).splits
+    before = calibrated(grown[0]).splits.data
     for name in before.calibration.ids:
         for kind in "kh":
             shutil.copy(photos / name, photos / kind / f"copy-{name.replace('/', '-')}")
@@ -95,11 +95,11 @@ def test_duplicates_of_queries_are_left_out_and_counted(grown, photos, capsys):
     measured = evaluate_retriever(EvaluationConfig(str(outcome.folder), "again", (0.5,)))
     assert line in capsys.readouterr().out
     assert measured.evaluation.rows == outcome.evaluation.rows
-    parts = (outcome.splits.gallery, outcome.splits.tuning)
+    parts = (outcome.splits.data.gallery, outcome.splits.data.tuning)
     contents = [{path.read_bytes() for path in part.images} for part in parts]
     asked = [
         path.read_bytes()
-        for part in (outcome.splits.calibration, outcome.splits.test)
+        for part in (outcome.splits.data.calibration, outcome.splits.data.test)
         for path in part.images
     ]
     assert len(asked) == len({*asked})

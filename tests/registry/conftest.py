@@ -84,7 +84,7 @@ def pictured(trained, tracking_uri, tmp_path_factory):
             str(trained.path), str(output), score_function="minmax", alphas=(0.2, 0.3)
         )
         outcome = calibrate(config)
-        return logged(outcome, list(outcome.splits.test.images[:5]))
+        return logged(outcome, list(outcome.splits.data.test.images[:5]))
 
 
 @pytest.fixture(scope="session")

@@ -59,10 +59,10 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     assert row.threshold is not None
     loaded = rcir.load(outcome.folder)
     assert (loaded.searcher.item_uncertainty is None) == (method in CERTAIN)
-    answers = loaded.retrieve(list(outcome.splits.test.images[:100]), 0.9, 0.1)
+    answers = loaded.retrieve(list(outcome.splits.data.test.images[:100]), 0.9, 0.1)
     rule = loaded.calibration.main
     _, expected = rule.sets(
-        outcome.test.results[:100], rule.guarantee(rcir.risk.make_request(0.9, 0.1))
+        outcome.splits.test.results[:100], rule.guarantee(rcir.risk.make_request(0.9, 0.1))
     )
     assert [answer.size for answer in answers] == expected.tolist()
 

@@ -1,40 +1,31 @@
-"""Sources of a retriever and its queries, such as files of vectors; without PyTorch."""
+"""Files of vectors: a gallery, and labelled queries that are divided into splits."""
 
 from __future__ import annotations
 
 import math
-import sys
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.config import (
-    NO_CLUSTERS,
-    CalibrationConfig,
-    CertificationConfig,
-    EvaluationConfig,
-    calibration_options,
-)
+from calibration.config import NO_CLUSTERS, CertificationConfig, calibration_options
 from calibration.progress import step
-from rcir import tracking
-from rcir.data import ImageSet, Splits
+from calibration.splits import SearchedSplits, warn_of_other_labels
+from rcir.data import ImageSet
 from rcir.data.bursts import MOMENT_SECONDS
 from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
 from rcir.data.tables import missing_column
 from rcir.data.vector_files import CLUSTER, VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.index import dropped_on_error
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import Tuning, chosen_tuning, divide_rows
-from rcir.risk import LabelledResults, SearchResults, required_calibration
+from rcir.retrieval.tuning import chosen_tuning, divide_rows
+from rcir.risk import required_calibration
 from rcir.risk.guarantee import in_plural
-from rcir.risk.population import LABEL
 from rcir.terminal import console
 
 SPLIT_NOTE = (
@@ -47,151 +38,39 @@ SHARES_ON_GALLERY = {"calibration": 0.75}
 SHOWN_MOMENTS = 3
 
 
-@dataclass(frozen=True)
-class SearchedSplits:
-    """The queries of a source in three splits, searched.
-
-    Attributes:
-        dataset: name of the data, for the report.
-        tuning, calibration, test: the splits; without tuning queries the gallery's items tune.
-        calibration_ids: names of the calibration queries.
-        images: the test queries.
-        outside: queries of another data set, if any.
-        splits: the data set that the queries come from; None for files of vectors.
-    """
-
-    dataset: str
-    tuning: LabelledResults | None
-    calibration: LabelledResults
-    test: LabelledResults
-    calibration_ids: list[str]
-    images: ImageSet
-    outside: SearchResults | None = None
-    splits: Splits | None = None
-
-    def with_uncertainty_of(self, retriever: Retriever) -> Self:
-        """Return the splits with the uncertainty that a retriever was calibrated with."""
-        uncertainty, searcher = retriever.require_calibration().uncertainty, retriever.searcher
-        test, outside = searcher.judged(self.test, uncertainty), self.outside
-        if outside is not None:
-            outside = searcher.judged(outside, uncertainty)
-        return replace(self, test=test, outside=outside)
-
-
-class Source(ABC):
-    """A source of a retriever and its queries.
-
-    Attributes:
-        kind: of the runs in MLflow that track the outcome, if `is_tracked`.
-        config: of the command.
-        training: the run in MLflow of the training, if there is one; `open` finds it.
-    """
-
-    kind: ClassVar[str]
-    config: CalibrationConfig | EvaluationConfig | CertificationConfig
-    is_tracked: bool = True
-    training: tracking.TrackedRun | None = None
-
-    @abstractmethod
-    def open(self) -> Retriever:
-        """Return the retriever, built or loaded."""
-
-    @abstractmethod
-    def search(self, retriever: Retriever) -> SearchedSplits:
-        """Search the queries."""
-
-    def start_run(self, output: Path, encoder: str, dataset: str) -> tracking.TrackedRun | None:
-        """Start a run in MLflow below that of the training, with the parameters of both."""
-        if not self.is_tracked:
-            return None
-        from rcir.config import flatten  # imports jsonargparse
-        from rcir.runs.folder import FOLDER_TAG  # imports torch
-
-        params = self.training.params if self.training else {}
-        name = f"{output.resolve().name} ({self.kind})"
-        if self.config.output is None and self.kind == "calibration":
-            name = f"{encoder} {dataset} seed {params.get('seed', 0)}"
-        tags = {
-            FOLDER_TAG: str(output.absolute()),
-            tracking.KIND_TAG: self.kind,
-            tracking.ENCODER_TAG: encoder,
-            tracking.DATASET_TAG: dataset,
-        }
-        run = tracking.start_run(name, tags, self.training)
-        run.log_params(params | flatten(asdict(self.config)))
-        return run
-
-    def close(self) -> None:  # noqa: B027
-        """Remove what was kept in case of an interruption."""
-
-
-class VectorFiles(Source):
-    """Vectors of any model in files: a gallery, and labelled queries that are divided.
+def search_vectors(config: CertificationConfig) -> SearchedSplits:
+    """Index the gallery in a file, divide the labelled queries in another one, and search them.
 
     Of queries with the very same vector the first is kept. A quarter of those kept fits the set
     sizes, half of them certify these, and the others measure; where queries have a column
     `cluster`, whole clusters are drawn. If the gallery's items tune, three quarters certify.
+
+    Raises:
+        DataUnavailable: there is no such file.
+        InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
+            the levels.
     """
-
-    kind = "certification"
-    config: CertificationConfig
-
-    def __init__(self, config: CertificationConfig) -> None:
-        self.config = config
-        self.is_tracked = tracking.is_chosen()
-
-    def open(self) -> Retriever:
-        """Index the gallery.
-
-        Raises:
-            DataUnavailable: there is no such file.
-            InvalidData: of a file, or of what it holds.
-            TrackingUnavailable: a tracking store is set, and cannot be used.
-        """
-        if self.is_tracked:
-            tracking.require_experiment()  # fail now, not when the results are logged
-        file = Path(self.config.queries or self.config.gallery)
-        self._table = read_all_vectors(file, self.config.cluster_column)
-        if "split" in self._table.columns:
-            console.print(SPLIT_NOTE.format(self._table.file), soft_wrap=True)
-        with step("index"):
-            return _build(self.config, self._table)
-
-    def search(self, retriever: Retriever) -> SearchedSplits:
-        """Divide the queries and search them.
-
-        Raises:
-            InvalidData: there are too few queries to certify any of the levels.
-        """
-        config, searcher = self.config, retriever.searcher
-        queries = _label(retriever, config, self._table)
-        names = np.array(self._table.ids or [each.hex() for each in digests(queries.vectors)])
-        different = _distinct(queries)
-        queries, names = queries[different], names[different]
-        options = calibration_options(config)
-        tuning = chosen_tuning(searcher, queries, config.tuning, options)
-        if tuning == "labels":
-            warn_of_other_labels(queries.population.label_word)
-        rows = _divide(searcher, queries, names, config, tuning)
+    table = read_all_vectors(Path(config.queries or config.gallery), config.cluster_column)
+    if "split" in table.columns:
+        console.print(SPLIT_NOTE.format(table.file), soft_wrap=True)
+    with step("index"):
+        retriever = _build(config, table)
+    with dropped_on_error(retriever.index):
+        queries = _label(retriever, config, table)
+        names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
+        rows = _distinct_rows(queries)
+        queries, names = queries[rows], names[rows]
+        *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
         with step("search"):
-            *tuned, calibration, test = (retriever.search_labelled(queries[part]) for part in rows)
-        return SearchedSplits(
-            dataset=Path(config.gallery).stem,
-            tuning=tuned[0] if tuned else None,
-            calibration=calibration,
-            test=test,
-            calibration_ids=names[rows[-2]].tolist(),
-            images=_image_set(retriever, queries[rows[-1]], names[rows[-1]].tolist()),
-        )
-
-
-def warn_of_other_labels(label: str = LABEL) -> None:
-    """Warn that no test query has the label of a calibration query."""
-    print(
-        f"warning: no test query has the {label} of a calibration query; guarantees for the "
-        f"{label}s of the calibration queries are measured on queries of other {label}s",
-        file=sys.stderr,
-    )
+            return SearchedSplits(
+                retriever,
+                Path(config.gallery).stem,
+                retriever.search_labelled(queries[tuning[0]]) if tuning else None,
+                retriever.search_labelled(queries[calibration]),
+                retriever.search_labelled(queries[test]),
+                calibration_ids=names[calibration].tolist(),
+                images=_image_set(retriever, queries[test], names[test].tolist()),
+            )
 
 
 def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
@@ -313,7 +192,7 @@ def _matching_ids(path: Path, query_table: VectorTable) -> list[list[str]]:
     return list(matches.values())
 
 
-def _distinct(queries: Queries) -> NDArray[np.int64]:
+def _distinct_rows(queries: Queries) -> NDArray[np.int64]:
     """Return the rows of queries with distinct vectors, the first of each."""
     rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
     if len(rows) < len(queries):
@@ -326,17 +205,16 @@ def _distinct(queries: Queries) -> NDArray[np.int64]:
 
 
 def _divide(
-    searcher: Searcher,
-    queries: Queries,
-    names: NDArray[np.str_],
-    config: CertificationConfig,
-    tuning: Tuning,
+    searcher: Searcher, queries: Queries, names: NDArray[np.str_], config: CertificationConfig
 ) -> list[NDArray[np.int64]]:
-    """Return the rows that tune, if any do, that calibrate, and that measure.
+    """Return the rows that tune, unless the gallery's items do, that calibrate, and that measure.
 
     Names divide the queries, so that vectors of several models are measured on the same ones. Of
     gallery items, one of each cluster calibrates or measures.
     """
+    tuning = chosen_tuning(searcher, queries, config.tuning, calibration_options(config))
+    if tuning == "labels":
+        warn_of_other_labels(queries.population.label_word)
     shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
     query_units = searcher.units(queries)
     clusters = None if query_units is None else query_units[0]

@@ -1,0 +1,58 @@
+"""Labelled queries in three splits, searched: what every command calibrates or measures with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rcir.data import ImageSet, Splits
+from rcir.retrieval.retriever import Retriever
+from rcir.risk import LabelledResults, SearchResults
+from rcir.risk.population import LABEL
+from rcir.tracking import TrackedRun
+
+
+@dataclass(frozen=True)
+class SearchedSplits:
+    """A retriever, and the queries that tune, calibrate and test it.
+
+    Attributes:
+        retriever: that searched the queries.
+        dataset: name of the data, for the report.
+        tuning, calibration, test: the splits; without tuning queries the gallery's items tune.
+        calibration_ids: names of the calibration queries.
+        images: the test queries.
+        outside: queries of another data set, if any.
+        data: the data set that the queries come from; None for files of vectors.
+        training: the run in MLflow that trained the encoder, if there is one.
+    """
+
+    retriever: Retriever
+    dataset: str
+    tuning: LabelledResults | None
+    calibration: LabelledResults
+    test: LabelledResults
+    calibration_ids: list[str]
+    images: ImageSet
+    outside: SearchResults | None = None
+    data: Splits | None = None
+    training: TrackedRun | None = None
+
+    def with_calibrated_uncertainty(self) -> Self:
+        """Return the splits with the uncertainty that the retriever was calibrated with."""
+        searcher = self.retriever.searcher
+        uncertainty = self.retriever.require_calibration().uncertainty
+        test, outside = searcher.judged(self.test, uncertainty), self.outside
+        if outside is not None:
+            outside = searcher.judged(outside, uncertainty)
+        return replace(self, test=test, outside=outside)
+
+
+def warn_of_other_labels(label: str = LABEL) -> None:
+    """Warn that no test query has the label of a calibration query."""
+    print(
+        f"warning: no test query has the {label} of a calibration query; guarantees for the "
+        f"{label}s of the calibration queries are measured on queries of other {label}s",
+        file=sys.stderr,
+    )
