@@ -1,9 +1,10 @@
-"""Print the size of the project; fail if it exceeds the budget in pyproject.toml.
+"""Print the size and the structure of the project; fail if it exceeds the budget in pyproject.toml.
 
     python -m tests.size_budget
 
 A line of code is neither blank nor a comment, nor part of a docstring or an import. Whoever raises
-a budget says why in the commit.
+a budget says why in the commit. Structure is the share of possible imports between the files of a
+package, and the functions with many positional parameters.
 """
 
 from __future__ import annotations
@@ -12,10 +13,18 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
+from itertools import permutations
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ["rcir", "training", "calibration", "tuning"]
+SMALL_PACKAGE = range(3, 8)  # files
+MAX_SMALL_SHARE = 0.6  # of the possible imports between files
+MAX_SHARES = {"rcir.risk": 0.35}
+MAX_POSITIONAL = 6
 
 
 def main() -> int:
@@ -41,7 +50,56 @@ def main() -> int:
             f"error: over budget: {', '.join(exceeded)}; delete something, or raise the budget in "
             "pyproject.toml and say why in the commit"
         )
+    _check_structure()
     return 1 if exceeded else 0
+
+
+def _check_structure() -> list[str]:
+    """Print how the packages are connected; return what is beyond the limits."""
+    beyond = []
+    for package, (n_files, n_imports) in sorted(_sibling_imports().items()):
+        share = n_imports / (n_files * (n_files - 1) / 2)
+        limit = MAX_SHARES.get(package, MAX_SMALL_SHARE if n_files in SMALL_PACKAGE else 1)
+        print(f"{package:20}{n_files:>4} files, {n_imports:>3} imports: {share:>4.0%} of possible")
+        if share > limit:
+            beyond.append(f"{package} has {share:.0%} of the possible imports, above {limit:.0%}")
+    for path in _tracked(*(f"{part}/*.py" for part in PRODUCT)):
+        for name in _with_many_parameters(path.read_text()):
+            beyond.append(
+                f"{name} in {path.relative_to(ROOT)} has more than {MAX_POSITIONAL} positional "
+                "parameters"
+            )
+    print("\n".join(beyond))
+    return beyond
+
+
+def _sibling_imports() -> dict[str, tuple[int, int]]:
+    """Return the numbers of files and of imports between them, by package of three or more."""
+    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
+    packages = defaultdict(list)
+    for module in graph.modules:
+        if "." in module and not graph.find_children(module):
+            packages[module.rpartition(".")[0]].append(module)
+    return {
+        package: (len(files), sum(_imports(graph, *pair) for pair in permutations(files, 2)))
+        for package, files in packages.items()
+        if len(files) >= SMALL_PACKAGE.start
+    }
+
+
+def _imports(graph: grimp.ImportGraph, importer: str, imported: str) -> bool:
+    return graph.direct_import_exists(importer=importer, imported=imported)
+
+
+def _with_many_parameters(source: str) -> list[str]:
+    """Return the names of the functions with more than `MAX_POSITIONAL` positional parameters."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            parameters = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+            if len(parameters) - (parameters[:1] in (["self"], ["cls"])) > MAX_POSITIONAL:
+                names.append(node.name)
+    return names
 
 
 def _tracked(*patterns: str) -> list[Path]:
