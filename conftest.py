@@ -179,9 +179,14 @@ def new_store(shared_folder: Path) -> Callable[[Path], str]:
 
 
 @pytest.fixture(scope="session")
-def tracking_uri(new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the address of a tracking store for all tests without one of their own."""
-    return new_store(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
+def tracking_uri(
+    new_store: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Return the address of the chosen tracking store, for all tests without one of their own."""
+    uri = new_store(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        yield uri
 
 
 @pytest.fixture(scope="session")
@@ -215,7 +220,6 @@ def _isolated(
     tracking_uri: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Run in an empty folder, or in the demo's, with a tracking store of the tests."""
+    """Run in an empty folder, or in the demo's, with the tracking store of the tests."""
     is_demo_example = request.node.path.name in DEMO_EXAMPLES
     monkeypatch.chdir(request.getfixturevalue("demo") if is_demo_example else tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)

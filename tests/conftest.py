@@ -167,7 +167,6 @@ def trained(tiny, tracking_uri, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("trained"))
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         return train(tiny(seed=4))
 
 

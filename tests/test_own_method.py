@@ -45,9 +45,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(config, tracking_uri):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        return train(config)
+    return train(config)
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,18 @@ from calibration import CalibrationConfig, calibrate
 def outcome(trained, tracking_uri, tmp_path_factory):
     """The tiny training run, calibrated with alphas of which the first cannot be certified."""
     output = tmp_path_factory.mktemp("calibrated")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-        return calibrate(
-            CalibrationConfig(
-                str(trained.path),
-                str(output),
-                score_function="minmax",
-                query_uncertainty="encoder",
-                group="occluded",
-                depth=150,
-                alphas=(0.001, 0.2, 0.3),
-                delta=0.05,
-            )
+    return calibrate(
+        CalibrationConfig(
+            str(trained.path),
+            str(output),
+            score_function="minmax",
+            query_uncertainty="encoder",
+            group="occluded",
+            depth=150,
+            alphas=(0.001, 0.2, 0.3),
+            delta=0.05,
         )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +28,6 @@ def chosen(trained, tracking_uri, tmp_path_factory):
     """The same run, calibrated as by default: the score function is chosen."""
     output = tmp_path_factory.mktemp("chosen")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         return calibrate(CalibrationConfig(str(trained.path), str(output), alphas=(0.2, 0.3)))
 

@@ -17,7 +17,7 @@ from calibration.__main__ import main
 from rcir.cli import main as rcir_command
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 from rcir.runs.results import TEST, RunResults
 from training import train
 
@@ -46,7 +46,6 @@ def run(splits, tiny, tracking_uri, tmp_path_factory):
     data = DataConfig("table", root=str(folder), options={"path": "table.csv"})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         return train(tiny("drawn", epochs=1, data=data, encoder=EncoderConfig(dim=8)))
 
 
@@ -56,7 +55,6 @@ def clustered(run, tracking_uri, tmp_path_factory):
     output, screen = tmp_path_factory.mktemp("clustered"), io.StringIO()
     command = ["--run", str(run.path), "--output", str(output), "--depth", "60"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         assert main([*command, *LEVELS, "--cluster", "cluster", "--group", "group"]) == 0
     return output, screen.getvalue()
@@ -165,9 +163,3 @@ def test_queries_of_new_labels_are_found_again_by_the_origin(run, tmp_path, caps
     evaluated = evaluate_retriever(EvaluationConfig(str(outcome.folder), alphas=levels))
     assert evaluated.splits.data.test.ids == splits.test.ids
     assert evaluated.evaluation.rows == outcome.evaluation.rows
-
-
-@pytest.mark.usefixtures("never_embedded")
-def test_a_cluster_that_the_queries_do_not_have_is_refused(run):
-    with pytest.raises(InvalidConfig, match="'video'"):
-        calibrate(CalibrationConfig(str(run.path), "refused", cluster="video"))

@@ -59,8 +59,7 @@ def evaluated(outcome, tracking_uri, tmp_path_factory):
     """The files and output of `rcir evaluate` for the retriever of the tiny run."""
     output = tmp_path_factory.mktemp("evaluated")
     screen = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+    with redirect_stdout(screen):
         command = ["evaluate", "--retriever", str(outcome.folder), "--output", str(output)]
         assert main([*command, *LEVELS, "--ood", "noise"]) == 0
     return output, json.loads((output / "results.json").read_text()), screen.getvalue()
@@ -222,7 +221,6 @@ def table(request, splits, tiny, tracking_uri, tmp_path_factory):
     data = DataConfig("table", root=str(folder), options=options)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         run = train(tiny(request.param, epochs=1, data=data, encoder=EncoderConfig(dim=4)))
         config = CalibrationConfig(

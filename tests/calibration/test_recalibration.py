@@ -1,5 +1,7 @@
 """`rcir recalibrate`, and `rcir retrieve` of vectors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -20,9 +22,8 @@ def drawn(n, seed):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder():
     """A calibrated retriever in the folder `own`, and vectors that are to come."""
-    monkeypatch.chdir(tmp_path)
     vectors, labels = drawn(300, 1)
     own = rcir.Retriever.from_embeddings(vectors, labels=labels, model="m")
     own.calibrate(*drawn(500, 2), "quantile")
@@ -67,7 +68,7 @@ def test_ids_to_remove_must_be_text(folder, capsys):
         ({"vector": np.zeros((60, 6))}, "zero"),
         ({"vector": drawn(500, 2)[0][:60]}, "pictures of the gallery"),
     ],
-    ids=range(6),
+    ids=["ids of the gallery", "no labels", "other model", "no ids", "zeros", "queries"],
 )
 def test_invalid_additions_leave_the_folder_as_it_was(folder, columns, word):
     def contents():
@@ -84,15 +85,11 @@ def test_invalid_additions_leave_the_folder_as_it_was(folder, columns, word):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(
-    trained, tmp_path, monkeypatch, tracking_uri
-):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
-    monkeypatch.chdir(tmp_path)
+def test_a_tracked_calibration_is_followed_by_a_run_of_its_own(trained, tracking_uri):
     outcome = calibrate(CalibrationConfig(str(trained.path), "out", alphas=(0.3,)))
     first = outcome.retriever.origin["calibration"]
     gone = outcome.retriever.ids[:5].tolist()
-    (tmp_path / "gone.txt").write_text("\n".join(gone))
+    Path("gone.txt").write_text("\n".join(gone))
     main(["recalibrate", "out/retriever", "--remove", "gone.txt"])
     second = rcir.load("out/retriever").origin["calibration"]
     assert second != first

@@ -37,7 +37,6 @@ def grown(tiny, tracking_uri, tmp_path_factory):
     data = DataConfig("folder", root=str(folder), options={"path": "photos"})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         run = train(tiny("grown", epochs=1, data=data, encoder=EncoderConfig(dim=4)))
     return run, folder / "photos"
 

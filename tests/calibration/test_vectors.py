@@ -31,11 +31,10 @@ QUICK = {"alphas": (0.3,), "score_function": "constant"}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """A gallery and queries in files, where commands are given."""
     change(tmp_path, "gallery")
     change(tmp_path, "queries")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -57,11 +57,10 @@ def test_no_refusal_advises_a_division_that_would_be_refused(tmp_path, classes, 
     assert "ask for less" not in message
 
 
-def test_a_training_is_refused_before_it_begins(tmp_path, monkeypatch, tiny):
+def test_a_training_is_refused_before_it_begins(tmp_path, tiny):
     from training import train
 
     (tmp_path / "pictures").mkdir()
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidData, match="have more images"):
         train(tiny("small", data=folder(tmp_path / "pictures", 4, 5)))
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]

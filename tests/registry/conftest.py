@@ -65,7 +65,6 @@ def certifications(tracking_uri, tmp_path_factory):
     embeddings = write(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         return {
             name: logged(certified(folder, name), vectors[1][:20].astype(np.float32))
@@ -78,7 +77,6 @@ def pictured(trained, tracking_uri, tmp_path_factory):
     """Calibrated pictures; to be read only."""
     output = tmp_path_factory.mktemp("pictured")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         config = CalibrationConfig(
             str(trained.path), str(output), score_function="minmax", alphas=(0.2, 0.3)

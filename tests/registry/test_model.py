@@ -73,7 +73,6 @@ def downloaded(uri):
 @pytest.fixture(scope="module")
 def models(both, tracking_uri):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
         return {name: mlflow.pyfunc.load_model(one.uri) for name, one in both.items()}
 

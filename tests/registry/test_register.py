@@ -63,7 +63,6 @@ def test_the_first_version_has_its_card_tags_and_alias(certifications, client, n
 
 
 def test_an_untracked_calibration_is_logged_first(name, client, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     write(tmp_path)
     with monkeypatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI")

@@ -27,7 +27,6 @@ def calibrations(trained, tiny, tracking_uri, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrations")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         skip_figures(patch)
         config = tiny("other", seed=4)

@@ -25,7 +25,6 @@ def train_apart(tracking_uri, tmp_path_factory):
     def trained(config):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path_factory.mktemp("apart"))
-            patch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
             skip_figures(patch)
             return train(config)
 

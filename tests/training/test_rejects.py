@@ -43,9 +43,7 @@ def data_of(folder):
 
 
 @pytest.fixture
-def config(tiny, photos, tracking_uri, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+def config(tiny, photos, tmp_path):
     data, encoder = data_of(photos[0]), EncoderConfig(dim=4)
     return tiny("rejects", epochs=1, data=data, encoder=encoder, storage=str(tmp_path / "runs"))
 
