@@ -29,7 +29,7 @@ from rcir.risk import (
     score,
 )
 from rcir.risk.losses import MISS
-from rcir.risk.request import Distinct
+from rcir.risk.options import Distinct
 from rcir.risk.results import widened
 from rcir.risk.selection import ComparedSizes
 
