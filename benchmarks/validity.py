@@ -43,13 +43,13 @@ from rcir.risk import (
     find_risk,
     fit_score_function,
     make_request,
+    mean_loss,
     order_statistic,
     score,
     selective,
     smallest_certified,
 )
 from rcir.risk.bounds import p_value
-from rcir.risk.certification import mean_loss
 from rcir.risk.losses import Risk
 from rcir.risk.request import Mix, QueryLabels
 from rcir.risk.results import set_sizes, widened

@@ -12,10 +12,12 @@ from rcir.risk.bounds import (
     required_calibration,
     risk_interval,
 )
-from rcir.risk.certification import certify, mean_loss, minimum_alpha, order_statistic
+from rcir.risk.certification import certify
+from rcir.risk.exact import minimum_alpha, order_statistic
 from rcir.risk.guarantee import Guarantee, SetRule
 from rcir.risk.learned import Learned, MatchProbability, Reranked
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
+from rcir.risk.means import mean_loss
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.population import Population

@@ -112,12 +112,15 @@ class Risk:
     def check_losses(self, scored: ScoredResults) -> None:
         """Check, at a grid of thresholds, that the losses are what the attributes say.
 
-        A certificate evaluates few thresholds, and infers the losses at the others.
+        A certificate evaluates few thresholds, and infers the losses at the others. Those of the
+        miss risk need no check.
 
         Raises:
             InvalidData: see `query_losses`; or a loss rises as the set grows although the risk is
                 monotone; or it is not decided by the first match although the risk says so.
         """
+        if self.losses is miss_losses:
+            return
         thresholds = scored.size_thresholds(N_CHECKED)
         losses = self.query_losses(scored, thresholds)
         if self.monotone and (np.diff(losses, axis=1) > ROUNDING).any():

@@ -25,6 +25,7 @@ def learn_then_test(
     calibration: ScoredResults,
     tuning: ScoredResults,
     bound: Bound = "hoeffding-bentkus",
+    *,
     by_label: bool = False,
 ) -> Certificate:
     """Certify several risks together, or one that need not fall as sets grow.

@@ -153,8 +153,8 @@ def with_hits(hits, depth=4):
 
 def recall(alpha, delta, queries, bound="hoeffding-bentkus", weights=None):
     """The threshold of the recall risk, with the same queries as tuning split."""
-    arguments = (queries, queries, bound, weights)
-    return mean_loss(find_risk("recall"), alpha, delta, *arguments).threshold
+    arguments = (find_risk("recall"), alpha, delta, queries, queries, bound)
+    return mean_loss(*arguments, weights=weights).threshold
 
 
 def refusal(*arguments, certified=recall):

@@ -97,7 +97,7 @@ def test_simultaneous_levels_use_the_local_level(bound, alpha, delta, naive_loca
     scored = score_ranks(Constant(), results, ranks)
     level = naive_local_level(300, delta)
     allowed = naive_allowed_misses(300, alpha, level)
-    certificate = order_statistic(alpha, delta, scored, bound, simultaneous=True)
+    certificate = order_statistic(alpha, delta, scored, bound, holds="for all alphas")
     assert_smallest(Constant(), certificate.threshold, results, ranks, allowed)
     expected = beta.isf(level, allowed + 1, 300 - allowed)
     assert certificate.risk_bound == pytest.approx(expected, rel=1e-6)
@@ -118,18 +118,16 @@ def test_anytime_levels_use_the_mean_likelihood_ratio(bound, alpha, delta):
         return quad(ratio, 0, alpha, points=[min(alpha, misses / 300)], limit=200)[0]
 
     allowed = max(m for m in range(300) if wealth(m) >= 1 / delta)
-    certificate = order_statistic(alpha, delta, scored, bound, anytime=True)
+    certificate = order_statistic(alpha, delta, scored, bound, holds="at every moment")
     assert_smallest(Constant(), certificate.threshold, results, ranks, allowed)
     assert (certificate.risk_bound, certificate.bound) == (alpha, "anytime")
 
 
-def test_simultaneous_and_anytime_need_a_delta_and_exclude_each_other():
+@pytest.mark.parametrize("holds", ["for all alphas", "at every moment"])
+def test_levels_that_hold_together_need_a_delta(holds):
     scored = ScoredResults(np.zeros(100, np.float32), depth=5)
-    for option in ("simultaneous", "anytime"):
-        with pytest.raises(InvalidRiskLevel, match="delta"):
-            order_statistic(0.9, None, scored, **{option: True})
-    with pytest.raises(InvalidConfig, match="exclude"):
-        order_statistic(0.9, 0.1, scored, simultaneous=True, anytime=True)
+    with pytest.raises(InvalidRiskLevel, match="delta"):
+        order_statistic(0.9, None, scored, holds=holds)
 
 
 def test_one_miss_more_than_allowed_moves_the_threshold_to_the_next_rank():
@@ -195,9 +193,9 @@ def matched(served, unmatched=0):
     return ScoredResults(np.repeat(np.float32([0, np.inf]), [served, unmatched]), 50)
 
 
-def refusal(alpha, delta, scored, bound="binomial", **options):
+def refusal(alpha, delta, scored, bound="binomial", holds="once"):
     with pytest.raises(RiskUnattainable) as caught:
-        order_statistic(alpha, delta, scored, bound, **options)
+        order_statistic(alpha, delta, scored, bound, holds=holds)
     return caught.value
 
 
@@ -216,16 +214,16 @@ def test_minimum_alpha_is_attainable_and_slightly_less_is_not(served, unmatched,
     refusal(minimum - gap, delta, scored, bound)
 
 
-@pytest.mark.parametrize("options", [{}, {"simultaneous": True}, {"anytime": True}], ids=str)
+@pytest.mark.parametrize("holds", ["once", "for all alphas", "at every moment"])
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (196, 4), (96, 4)])
-def test_required_calibration_and_minimum_alpha_suffice(served, unmatched, options):
+def test_required_calibration_and_minimum_alpha_suffice(served, unmatched, holds):
     alpha, delta, scored = 0.05, 0.01, matched(served, unmatched)
-    error = refusal(alpha, delta, scored, **options)
+    error = refusal(alpha, delta, scored, holds=holds)
     lost = int(np.ceil(error.required_calibration * unmatched / (served + unmatched)))
     enough = matched(error.required_calibration - lost, lost)
-    assert order_statistic(alpha, delta, enough, **options).threshold == 0.0
-    assert order_statistic(error.minimum_alpha, delta, scored, **options).threshold == 0.0
-    refusal(error.minimum_alpha - 1e-7, delta, scored, **options)
+    assert order_statistic(alpha, delta, enough, holds=holds).threshold == 0.0
+    assert order_statistic(error.minimum_alpha, delta, scored, holds=holds).threshold == 0.0
+    refusal(error.minimum_alpha - 1e-7, delta, scored, holds=holds)
 
 
 def test_marginal_guarantee_needs_one_query_over_alpha():
@@ -245,7 +243,7 @@ def test_minimum_alpha_of_simultaneous_levels_uses_the_local_level(
     served, unmatched, naive_local_level
 ):
     n = served + unmatched
-    minimum = minimum_alpha(0.1, matched(served, unmatched), simultaneous=True)
+    minimum = minimum_alpha(0.1, matched(served, unmatched), holds="for all alphas")
     level = naive_local_level(n, 0.1)
     assert minimum == pytest.approx(beta.isf(level, unmatched + 1, n - unmatched), rel=1e-6)
 

@@ -355,8 +355,8 @@ def test_every_function_refuses_an_invalid_level(value):
         lambda: anytime_allowed_misses(100, 0.1, value),
         lambda: anytime_miss_rate_bound(1, 100, value),
         lambda: anytime_required_calibration(0.1, value),
-        lambda: order_statistic(0.1, value, scored, simultaneous=True),
-        lambda: order_statistic(0.1, value, scored, anytime=True),
+        lambda: order_statistic(0.1, value, scored, holds="for all alphas"),
+        lambda: order_statistic(0.1, value, scored, holds="at every moment"),
         lambda: check_exchangeability(scored, scored).contradicted(value),
     ]
     for bound in BOUNDS:

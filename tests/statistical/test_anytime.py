@@ -46,7 +46,7 @@ def test_the_risk_is_ever_above_alpha_with_probability_delta_at_most(scores, exc
     assert wrong.mean() > delta / 4  # the bound is not needlessly wide
 
 
-def largest_risks(scores, alpha, delta, anytime):
+def largest_risks(scores, alpha, delta, holds):
     """(streams,) the risk at the moment when sets are smallest; 0 where nothing is certified."""
     numbers = np.unique(np.geomspace(20, 600, 25).astype(int))
     risks = np.zeros(len(scores))
@@ -54,7 +54,7 @@ def largest_risks(scores, alpha, delta, anytime):
         for n in numbers:
             calibration = ScoredResults(row[:n], depth=5)
             try:
-                certificate = order_statistic(alpha, delta, calibration, anytime=anytime)
+                certificate = order_statistic(alpha, delta, calibration, holds=holds)
             except RiskUnattainable:
                 continue
             risks[stream] = max(risks[stream], 1 - certificate.threshold)
@@ -62,11 +62,11 @@ def largest_risks(scores, alpha, delta, anytime):
 
 
 def test_the_risk_holds_if_calibration_stops_when_the_sets_are_smallest(scores, excess):
-    assert excess(largest_risks(scores, 0.15, 0.1, anytime=True) > 0.15, 0.1) <= 3
+    assert excess(largest_risks(scores, 0.15, 0.1, holds="at every moment") > 0.15, 0.1) <= 3
 
 
 def test_a_plain_calibration_that_stops_when_the_sets_are_smallest_would_be_noticed(scores, excess):
-    assert excess(largest_risks(scores, 0.15, 0.1, anytime=False) > 0.15, 0.1) > 3
+    assert excess(largest_risks(scores, 0.15, 0.1, holds="once") > 0.15, 0.1) > 3
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.4])

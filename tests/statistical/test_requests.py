@@ -27,21 +27,21 @@ def calibrations(worlds, draws):
 def violated_anywhere(worlds, calibrations, thresholds_of, true_risk):
     """For each draw of calibration queries, True if the risk is above alpha at any alpha."""
 
-    def violated_anywhere(name, simultaneous):
+    def violated_anywhere(name, holds):
         risk = true_risk(worlds[name].population, "miss")
         samples = calibrations(name)
         anywhere = np.zeros(len(samples), bool)
         for alpha in ALPHAS:
-            certify = at(alpha, simultaneous=simultaneous)
+            certify = at(alpha, holds=holds)
             anywhere |= risk(thresholds_of(certify, samples, met=0)) > alpha
         return anywhere
 
     return violated_anywhere
 
 
-def at(alpha, delta=DELTA, **options):
+def at(alpha, delta=DELTA, holds="once"):
     """Return a function that certifies the miss risk at this level."""
-    return lambda calibration: order_statistic(alpha, delta, calibration, **options).threshold
+    return lambda calibration: order_statistic(alpha, delta, calibration, holds=holds).threshold
 
 
 @pytest.mark.slow  # each unattainable request computes the required number of queries
@@ -49,13 +49,13 @@ def at(alpha, delta=DELTA, **options):
 def test_the_risk_exceeds_an_alpha_chosen_after_looking_with_probability_at_most_delta(
     violated_anywhere, excess, name
 ):
-    assert excess(violated_anywhere(name, simultaneous=True), DELTA) <= 3
+    assert excess(violated_anywhere(name, holds="for all alphas"), DELTA) <= 3
 
 
 def test_an_alpha_chosen_after_looking_without_correction_would_be_noticed(
     violated_anywhere, excess
 ):
-    assert excess(violated_anywhere("learned", simultaneous=False), DELTA) > 3
+    assert excess(violated_anywhere("learned", holds="once"), DELTA) > 3
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(30, 0.15), (300, 0.1)])
