@@ -26,7 +26,6 @@ from rcir.risk.bootstrap import Estimate, compare_sizes
 from rcir.runs.results import TEST, RunResults
 from training import train
 from tuning import Records, TuningConfig, sweep
-from tuning.report import best_run
 
 MINUTE = sized({"training.epochs": 10, "trials": 10}, {"training.epochs": 1, "trials": 2})
 CONFIG = Path(__file__).parents[1] / "configs" / "tune-digits-btl.yaml"
@@ -74,7 +73,7 @@ def gain(config: TuningConfig, records: Records) -> tuple[Estimate, Estimate, Es
     """Certified sizes of the best trial, of the default, and their difference, on test queries."""
     name = f"{config.training.name}-default"
     default = train(replace(config.training, name=name, threads=1))
-    runs = (default, best_run(records))
+    runs = (default, records.best_run())
     for run in runs:
         calibrate(CalibrationConfig(str(run.path), alphas=(config.alpha,), delta=config.delta))
     results = [RunResults.read(run.path / TEST) for run in runs]

@@ -30,6 +30,12 @@ collect_ignore = ["simulated_gpu.py", "training/on_simulated_gpu.py"]
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
+def pytest_make_parametrize_id(config, val, argname):
+    """Name cases after plain values, which pytest would number."""
+    text = str(val)
+    return text[:60] if isinstance(val, dict | list | tuple) and " at 0x" not in text else None
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     import torch

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rcir.errors import reporting_errors
+from rcir.errors import printable, reporting_errors
 from rcir.imports import naming_extras
+from rcir.options import ALPHAS
+
+if TYPE_CHECKING:
+    from tuning import Records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,18 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = spell_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors(), naming_extras():
         from rcir.config import parse
-        from tuning.config import TuningConfig
+        from tuning import TuningConfig, sweep
 
         config = parse(TuningConfig, arguments, "rcir tune", "Sweep the options of a training.")
-        # Slow to import; `--help` and a wrong option need none.
-        from tuning.records import BEST_FILE
-        from tuning.report import best_run, print_sweep
-        from tuning.run import sweep
-
         records = sweep(config)
         print_sweep(records)
-        run = best_run(records)
-        print(f"best: {run.path}\nits configuration: {records.folder / BEST_FILE}")
+        run = records.best_run()
+        print(f"best: {run.path}\nits configuration: {records.best_file}")
         if not config.calibrate:
             print(f"next: rcir calibrate --run {run.path}")
             return 0
@@ -41,6 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         return print_outcome(outcome)
+
+
+def print_sweep(records: Records) -> None:
+    """Print the trials, best first, as `rcir compare` does, and their failures."""
+    from rcir.runs.compare import compare_runs
+    from rcir.runs.show import print_comparison
+    from rcir.terminal import console
+
+    alpha, delta = records.config["alpha"], records.config["delta"]
+    if any(trial.state == "finished" for trial in records.trials.values()):
+        levels = sorted({alpha, *ALPHAS})
+        print_comparison(compare_runs([str(records.folder)], levels, delta))
+    for trial in records.ranked():
+        if trial.confirmed:
+            deviation = trial.metrics.get("certified_size_deviation", float("nan"))
+            console.print(
+                f"{trial.name}: certified size {trial.certified_size:.2f}, the mean of "
+                f"{len(records.names(trial))} seeds, with standard deviation {deviation:.2f}",
+                soft_wrap=True,
+            )
+        if trial.reason:
+            again = "" if trial.final else " (the same command tries it again)"
+            console.print(f"{trial.name} failed: {printable(trial.reason)}{again}", soft_wrap=True)
 
 
 def spell_out(argv: Sequence[str]) -> list[str]:

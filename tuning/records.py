@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 from rcir.errors import InvalidData
 from rcir.files import write_json
+from rcir.runs.folder import RunFolder, read_run
 from rcir.tracking import TrackedRun, require_store, without_credentials
 
 SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
-BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
+TABLE_FILE = "trials.csv"
 State = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 
@@ -93,6 +94,11 @@ class Records:
         self.tracking_uri = without_credentials(self.tracking_uri)
 
     @property
+    def best_file(self) -> Path:
+        """The configuration of the best trial, once the sweep is published."""
+        return self.folder / "best.yaml"
+
+    @property
     def tracked(self) -> TrackedRun:
         """The sweep's run in MLflow; `UntrustedFolder` as `RunFolder.tracked`."""
         return TrackedRun(self.mlflow_run, require_store(self.tracking_uri))
@@ -108,6 +114,16 @@ class Records:
             return trial.state != "finished", not trial.confirmed, size, -recall, trial.number
 
         return sorted(self.trials.values(), key=key)
+
+    def best_run(self) -> RunFolder:
+        """Return the (first) training run of the best trial; `InvalidData` if none has finished."""
+        best = self.ranked()[0] if self.trials else None
+        run = read_run(self.folder / best.name) if best and best.state == "finished" else None
+        if run is None:
+            failed = [trial for trial in self.trials.values() if trial.reason]
+            why = f"; {failed[0].name} failed: {failed[0].reason}" if failed else ""
+            raise InvalidData(f"no trial of {self.folder} has finished{why}")
+        return run
 
     def names(self, trial: Trial) -> list[str]:
         """Return the names of a trial's training runs (and folders), one for each seed."""

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import ray
+import yaml
 from ray import tune
 from ray.exceptions import RayError
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
@@ -24,6 +26,7 @@ from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster, quiet
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData, RcirError
+from rcir.files import write_file
 from rcir.risk import required_calibration
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
 from rcir.terminal import console
@@ -39,9 +42,23 @@ from training.run import (
 )
 from training.validation import fold_roles
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
-from tuning.records import Records, Trial, read_records
-from tuning.report import TrialWatch, publish_sweep, recorded_metrics
-from tuning.trial import OBJECTIVE, Plan, failure_of, mean_metrics, run_trial, train_seed
+from tuning.records import (
+    SWEEP_FILE,
+    TABLE_FILE,
+    Records,
+    Trial,
+    read_records,
+)
+from tuning.trial import (
+    OBJECTIVE,
+    Plan,
+    failure_of,
+    mean_metrics,
+    recorded_metrics,
+    run_trial,
+    train_seed,
+)
+from tuning.watch import TrialWatch
 
 MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
 # Options that may change when a sweep continues.
@@ -189,7 +206,7 @@ def sweep(config: TuningConfig) -> Records:
         records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
             done = _run(config, records, values, at_once, rejects)
-            publish_sweep(records)
+            publish(records)
             records.finished = done
             records.write()
     return records
@@ -221,7 +238,7 @@ def _run(
     plan = Plan(
         replace(config, training=training), str(records.folder), records.tracked, ended, rejects
     )
-    watch = TrialWatch(config, records, total)
+    watch = TrialWatch(records, total)
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
     drawn = [{"number": number, **values} for number, values in enumerate(earlier)]
     tuner = tune.Tuner(
@@ -350,3 +367,32 @@ def start_sweep(config: TuningConfig, folder: Path) -> Records:
     # Its trials log the options of the training.
     tracked.log_params(flatten({name: plain[name] for name in plain if name != "training"}))
     return records
+
+
+def publish(records: Records) -> None:
+    """Write `best.yaml`, and log it with the table to MLflow."""
+    run, training = records.best_run(), records.config["training"]
+    # To be trained again with the storage, data and workers of the sweep.
+    config = run.config | {name: training[name] for name in ("storage", "num_workers", "use_gpu")}
+    config["name"] = f"{training['name']}-best"
+    config["data"] = config["data"] | {"root": training["data"]["root"]}
+    note = f"# The best of {len(records.trials)} trials, {run.path.name}, under another name.\n"
+    text = note + yaml.safe_dump(config, sort_keys=False)
+    write_file(records.best_file, text.encode())
+    best, tracked = records.ranked()[0], records.tracked
+    tracked.log_tags({"rcir.best": best.name})
+    tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
+    write_file(records.folder / TABLE_FILE, _table(records).to_csv(index=False).encode())
+    for file in (records.best_file, records.folder / TABLE_FILE, records.folder / SWEEP_FILE):
+        tracked.log_file(file)
+
+
+def _table(records: Records) -> pd.DataFrame:
+    """Return the trials, best first, with their metrics, options and failures."""
+    return pd.DataFrame(
+        [
+            {"trial": trial.name, "state": trial.state, "epochs": trial.epochs}
+            | {**trial.metrics, **trial.values, "reason": trial.reason}
+            for trial in records.ranked()
+        ]
+    )

@@ -26,7 +26,7 @@ from training.run import run_lock, train
 from tuning.config import TuningConfig, with_values
 from tuning.records import REPORTS_FILE, State, seeded, trial_name
 
-OBJECTIVE = "judged_size"  # its name in Ray Tune, and in stored reports
+OBJECTIVE = "compared_size"  # its name in Ray Tune, and in stored reports
 ORPHANS_END_S = 60  # the processes of a killed sweep live on for some seconds
 TRIAL_END_S = 120
 TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)  # a second attempt may succeed
@@ -197,6 +197,13 @@ def failure_of(error: Exception) -> dict[str, Any]:
     reason = " ".join(str(error).split()) or type(error).__name__
     final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
     return {"reason": f"{type(error).__name__}: {reason}", "final": final}
+
+
+def recorded_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a trial that its record keeps."""
+    names = [name for name in result if name.startswith("certified_size")]
+    names += ["recall_at_1", "ece", "auroc_miss"]
+    return {name: float(result[name]) for name in names if name in result}
 
 
 def read_reports(path: Path) -> dict[str, Any]:

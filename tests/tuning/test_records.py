@@ -10,7 +10,6 @@ from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
-from tuning.report import best_run
 from tuning.run import resources, trials_at_once
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
@@ -82,10 +81,10 @@ def test_the_best_is_a_run_that_finished(records):
     run = RunFolder(records.folder / "trial-004", {}, "id", "uri", finished=True)
     run.path.mkdir()
     run.write()
-    assert best_run(records).path == run.path
+    assert records.best_run().path == run.path
     records.trials = {number: records.trials[number] for number in (1, 3)}
     with pytest.raises(InvalidData, match="TrainingDiverged"):
-        best_run(records)
+        records.best_run()
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def nothing_starts(monkeypatch):
     def start(*args, **kwargs):
         raise AssertionError("it starts something")
 
-    for name in ("_run", "start_sweep", "join_cluster", "publish_sweep", "load_splits"):
+    for name in ("_run", "start_sweep", "join_cluster", "publish", "load_splits"):
         monkeypatch.setattr(sys.modules["tuning.run"], name, start)
 
 

@@ -1,30 +1,22 @@
-"""Reports on trials in the folder of the sweep, in MLflow and on the screen."""
+"""The records of a sweep while Ray Tune runs it: on disk, in MLflow and on the screen."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
-import yaml
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
 
 from rcir.cluster import free
-from rcir.errors import InvalidData, TrackingUnavailable, printable
-from rcir.files import write_file
-from rcir.options import ALPHAS
-from rcir.runs.compare import compare_runs
+from rcir.errors import TrackingUnavailable
 from rcir.runs.folder import RunFolder, read_run
-from rcir.runs.show import print_comparison
 from rcir.terminal import console
 from training.loop import PLACEMENT_GROUP
-from tuning.config import TuningConfig
-from tuning.records import BEST_FILE, REPORTS_FILE, SWEEP_FILE, TABLE_FILE, Records, Trial
-from tuning.trial import read_reports
+from tuning.records import REPORTS_FILE, Records, Trial
+from tuning.trial import read_reports, recorded_metrics
 
 # Metrics of each trial in MLflow; its runs have those of trainings too, and trials.csv has all.
 LOGGED = ("certified_size", "recall_at_1")
@@ -36,8 +28,7 @@ class TrialWatch(Callback):
     MLflow may be away meanwhile: `log` then logs what is missing.
     """
 
-    def __init__(self, config: TuningConfig, records: Records, total: int) -> None:
-        self._config = config
+    def __init__(self, records: Records, total: int) -> None:
         self._records = records
         self._total = total
         self._started: dict[int, float] = {}
@@ -123,7 +114,8 @@ class TrialWatch(Callback):
         return [run for run in runs if run is not None]
 
     def _log(self, trial: Trial) -> None:
-        tags = {"rcir.sweep": self._config.training.name, "rcir.trial": f"{trial.number:03d}"}
+        name = self._records.config["training"]["name"]
+        tags = {"rcir.sweep": name, "rcir.trial": f"{trial.number:03d}"}
         tags["rcir.state"] = f"{trial.state}: {trial.reason}" if trial.reason else trial.state
         for run in self._runs(trial):
             run.tracked.log_tags(tags)
@@ -154,73 +146,3 @@ def _free(trial: TuneTrial) -> None:
 
 def _values(trial: TuneTrial) -> dict[str, Any]:
     return {name: value for name, value in trial.config["drawn"].items() if name != "number"}
-
-
-def recorded_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a trial that its record keeps."""
-    names = [name for name in result if name.startswith("certified_size")]
-    names += ["recall_at_1", "ece", "auroc_miss"]
-    return {name: float(result[name]) for name in names if name in result}
-
-
-def best_run(records: Records) -> RunFolder:
-    """Return the (first) training run of the best trial.
-
-    Raises:
-        InvalidData: no trial has finished.
-    """
-    best = records.ranked()[0] if records.trials else None
-    run = read_run(records.folder / best.name) if best and best.state == "finished" else None
-    if run is None:
-        failed = [trial for trial in records.trials.values() if trial.reason]
-        why = f"; {failed[0].name} failed: {failed[0].reason}" if failed else ""
-        raise InvalidData(f"no trial of {records.folder} has finished{why}")
-    return run
-
-
-def publish_sweep(records: Records) -> None:
-    """Write `best.yaml`, and log it with the table to MLflow."""
-    run, training = best_run(records), records.config["training"]
-    # To be trained again with the storage, data and workers of the sweep.
-    config = run.config | {name: training[name] for name in ("storage", "num_workers", "use_gpu")}
-    config["name"] = f"{training['name']}-best"
-    config["data"] = config["data"] | {"root": training["data"]["root"]}
-    note = f"# The best of {len(records.trials)} trials, {run.path.name}, under another name.\n"
-    text = note + yaml.safe_dump(config, sort_keys=False)
-    write_file(records.folder / BEST_FILE, text.encode())
-    best, tracked = records.ranked()[0], records.tracked
-    tracked.log_tags({"rcir.best": best.name})
-    tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
-    write_file(records.folder / TABLE_FILE, table_of(records).to_csv(index=False).encode())
-    for file in (BEST_FILE, TABLE_FILE, SWEEP_FILE):
-        tracked.log_file(records.folder / file)
-
-
-def table_of(records: Records) -> pd.DataFrame:
-    """Return the trials, best first, with their metrics, options and failures."""
-    return pd.DataFrame(
-        [
-            {"trial": trial.name, "state": trial.state, "epochs": trial.epochs}
-            | {**trial.metrics, **trial.values, "reason": trial.reason}
-            for trial in records.ranked()
-        ]
-    )
-
-
-def print_sweep(records: Records) -> None:
-    """Print the trials, best first, as `rcir compare` does, and their failures."""
-    alpha, delta = records.config["alpha"], records.config["delta"]
-    if any(trial.state == "finished" for trial in records.trials.values()):
-        levels = sorted({alpha, *ALPHAS})
-        print_comparison(compare_runs([str(records.folder)], levels, delta))
-    for trial in records.ranked():
-        if trial.confirmed:
-            deviation = trial.metrics.get("certified_size_deviation", float("nan"))
-            console.print(
-                f"{trial.name}: certified size {trial.certified_size:.2f}, the mean of "
-                f"{len(records.names(trial))} seeds, with standard deviation {deviation:.2f}",
-                soft_wrap=True,
-            )
-        if trial.reason:
-            again = "" if trial.final else " (the same command tries it again)"
-            console.print(f"{trial.name} failed: {printable(trial.reason)}{again}", soft_wrap=True)
