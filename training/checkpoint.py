@@ -1,12 +1,12 @@
 """Checkpoints: a folder per epoch, and which epoch is kept; written aside, without a pickle.
 
-    model.safetensors         weights
-    optimizer.safetensors     tensors of the optimizer's state
-    validation.*              what the validation images showed
-    state.json                epoch, best epoch, numbers of the optimizer, seed
+    model.safetensors      weights
+    optimizer.safetensors  tensors of the optimizer's state
+    validation.*           results on the validation images
+    state.json             epoch, best epoch, numbers of the optimizer, seed
 
-Every random draw of an epoch comes from generators seeded by (seed, epoch), so these two are the
-random state: training that continues from a checkpoint draws what it would have drawn anyway.
+Every random draw of an epoch comes from generators seeded by (seed, epoch, ...), so a checkpoint
+needs no random state: training that continues draws what it would have drawn anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rcir.errors import CheckpointFailed, InvalidData
 from rcir.files import write_folder, write_json
 from rcir.store import codec
 from rcir.tracking import MetricQueue, TrackedRun
-from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
+from training.validation import Validation
 
 METRICS_FILE = "metrics.json"
 LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
@@ -43,9 +43,8 @@ class History:
     """Metrics by epoch and losses by step, in `metrics.json` of a run's folder and in MLflow.
 
     A thread logs them to MLflow, with the time at which the epoch or step ended ("time", in seconds
-    since 1970), so that training does not wait. What it could not log is logged by `log`, or by the
-    process that continues the run. No epoch or step is logged twice. As a context manager, it
-    closes its queue.
+    since 1970), so that training does not wait. `log`, or the process that continues the run, logs
+    what is missing then; nothing is logged twice. The context manager closes the queue.
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:
@@ -67,11 +66,7 @@ class History:
         self._queue.put(STEP_LOSS, step, {STEP_LOSS: loss}, self._losses[str(step)][1])
 
     def add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of an epoch and the losses of its steps, and queue them.
-
-        Raises:
-            CheckpointFailed: the disk is full, or refuses.
-        """
+        """Write the metrics of an epoch and the losses of its steps, and queue them."""
         steps = {"steps": self._losses} if self._losses else {}
         epochs = self._epochs | {str(epoch): {"time": time.time(), **metrics, **steps}}
         with _reporting_full_disk(self._file):
@@ -135,12 +130,12 @@ class TrainState:
 
     Attributes:
         epoch: number of complete epochs.
-        best_epoch: the one to keep so far, by `selection`; the last of several, 0 before the first.
-        best_size: its certified size; infinite if nothing is certified, or selected by recall.
-        best_precision: its mean average precision, or its recall at 1 if selected by recall.
-        improved_epoch: the last whose precision (or recall) exceeded the best before it by more
+        best_epoch: the one to keep so far, the last of several; 0 before the first.
+        best_size: its size, see `advance`.
+        best_score: its score.
+        improved_epoch: the last whose score exceeded that of the improved epoch before it by more
             than `min_delta`; patience counts from here.
-        improved: its precision (or recall).
+        improved: its score.
         seed: of the run.
         steps: number of optimizer steps.
     """
@@ -148,32 +143,19 @@ class TrainState:
     epoch: int = 0
     best_epoch: int = 0
     best_size: float = float("inf")
-    best_precision: float = -1.0
+    best_score: float = -1.0
     improved_epoch: int = 0
     improved: float = -1.0
     seed: int = 0
     steps: int = 0
 
-    def advance(
-        self, metrics: Mapping[str, float], min_delta: float, by_recall: bool = False
-    ) -> None:
-        """Note that another epoch is done, with these metrics of the validation images.
-
-        Example:
-            >>> state = TrainState()
-            >>> for precision in (0.5, 0.9, 0.9):
-            ...     state.advance({MEAN_AVERAGE_PRECISION: precision}, min_delta=0.0)
-            >>> state.best_epoch, state.improved_epoch
-            (3, 2)
-        """
+    def advance(self, size: float, score: float, min_delta: float) -> None:
+        """Note that another epoch is done; the smallest size, then the highest score is best."""
         self.epoch += 1
-        size, precision = metrics.get(CERTIFIED_SIZE, float("inf")), metrics[MEAN_AVERAGE_PRECISION]
-        if by_recall:
-            size, precision = float("inf"), metrics[RECALL]
-        if (-size, precision) >= (-self.best_size, self.best_precision):
-            self.best_epoch, self.best_size, self.best_precision = self.epoch, size, precision
-        if self.epoch == 1 or precision > self.improved + min_delta:
-            self.improved_epoch, self.improved = self.epoch, precision
+        if (-size, score) >= (-self.best_size, self.best_score):
+            self.best_epoch, self.best_size, self.best_score = self.epoch, size, score
+        if self.epoch == 1 or score > self.improved + min_delta:
+            self.improved_epoch, self.improved = self.epoch, score
 
 
 def checkpoint_folder(run: Path, epoch: int) -> Path:
@@ -188,11 +170,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     validation: Validation,
 ) -> None:
-    """Write the checkpoint of `state.epoch`, then drop all but it and the best.
-
-    Raises:
-        CheckpointFailed: the disk is full, or refuses; earlier checkpoints are kept.
-    """
+    """Write the checkpoint of `state.epoch`, then drop all but it and the best."""
     kept = optimizer.state_dict()
     tensors = {
         f"{index}.{name}": value

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 from rcir.config import from_plain
 from rcir.data import Augmentation, DataConfig, Preprocessing, data_root
 from rcir.data.rejects import check_max_rejects
-from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method, model_preprocessing
+from rcir.encoders import EncoderConfig, find_method, model_preprocessing
 from rcir.encoders.memory import check_memory
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
@@ -76,20 +75,10 @@ class OptimizerConfig:
         return torch.optim.Adam(weights, fused=True)
 
     def rate(self, epoch: int, epochs: int, batch: int | None = None, done: float = 1.0) -> float:
-        """Return the learning rate of a step.
+        """Return the learning rate of a step in an epoch, from 1 on.
 
-        Args:
-            epoch: of the step, from 1 on.
-            epochs: of the training.
-            batch: of the training; None for the reference batch.
-            done: share of the epoch that is complete after the step.
-
-        Example:
-            >>> optimizer = OptimizerConfig(lr=0.1, reference_batch=8, warmup=1)
-            >>> [round(optimizer.rate(epoch, 4), 3) for epoch in (1, 2, 3, 4)]
-            [0.1, 0.085, 0.05, 0.015]
-            >>> optimizer.rate(1, 4, batch=32, done=0.5)
-            0.1
+        `batch` is that of the training, None the reference batch; `done` is the share of the epoch
+        that is complete after the step.
         """
         rate = self.lr
         if batch is not None and self.reference_batch is not None:
@@ -290,26 +279,19 @@ class TrainingConfig:
                 raise InvalidConfig(f"changes at epoch {epoch}: {error}") from error
 
     def at(self, epoch: int) -> TrainingConfig:
-        """Return the configuration of one epoch, without changes.
-
-        Example:
-            >>> config = TrainingConfig("run", changes=(Change(3, {"optimizer.lr": 0.01}),))
-            >>> [config.at(epoch).optimizer.lr for epoch in (2, 3, 4)]
-            [0.001, 0.01, 0.01]
-        """
+        """Return the configuration of one epoch, without changes."""
         options: dict[str, Any] = {}
         for change in self.changes:
             if change.epoch <= epoch:
                 options |= change.options
-        return override(replace(self, changes=()), options)
+        unchanged = replace(self, changes=())
+        if not options:
+            return unchanged
+        changed = override(unchanged, options)
+        return replace(unchanged, **{group: getattr(changed, group) for group in CHANGING})
 
     def loss_options(self) -> Any:
-        """Return the options of the loss as an instance of the method's `LossOptions`.
-
-        Example:
-            >>> TrainingConfig("run", loss={"kl_scale": 1e-5}).loss_options()
-            BayesianTripletOptions(margin=0.0, kl_scale=1e-05, epsilon=0.0)
-        """
+        """Return the options of the loss as an instance of the method's `LossOptions`."""
         method = self.encoder.method
         kind = find_method(method).LossOptions
         require_options(f"loss of {method}", kind, self.loss)
@@ -320,6 +302,11 @@ class TrainingConfig:
         """What layers of batch normalisation keep, with the default filled in."""
         default: FreezeBatchNorm = "statistics" if self.encoder.starts_pretrained else "nothing"
         return self.freeze_batch_norm or default
+
+    @property
+    def has_members(self) -> bool:
+        """True if the encoder is made of others, which train instead of it."""
+        return bool(find_method(self.encoder.method).member_configs(self.encoder))
 
     @property
     def most_workers(self) -> int:
@@ -356,43 +343,27 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
         >>> override(TrainingConfig("run"), {"encoder.method": "deterministic"}).loss
         {'margin': 0.1, 'form': 'squared', 'scale': 10.0}
     """
-    encoder = config.encoder
-    groups: dict[str, Any] = {}  # as plain values
+    if not values:
+        return config
+    encoder, plain = config.encoder, asdict(config)
     if values.get("encoder.method", encoder.method) != encoder.method:
-        groups = _without_defaults(config)
-    other_backbone = values.get("encoder.backbone", encoder.backbone) != encoder.backbone
-    if other_backbone:
-        groups.setdefault("encoder", asdict(encoder))["architecture"] = {}
+        plain |= _without_defaults(config)
+    if values.get("encoder.backbone", encoder.backbone) != encoder.backbone:
+        plain["encoder"]["architecture"] = {}
+        chosen = any(name.startswith("preprocessing.") for name in values)
+        if not chosen and config.preprocessing == model_preprocessing(encoder):
+            plain["preprocessing"] = {"max_pixels": config.preprocessing.max_pixels}
+    if "batch" in values:
+        plain["batch_per_worker"] = None
     for name, value in values.items():
-        *path, option = name.split(".")
-        if not path:
-            continue
-        group, *inner = path
-        before = getattr(config, group, None)
-        if is_dataclass(before) and not isinstance(before, type):
-            before = asdict(before)
-        target = groups.setdefault(group, copy(before))
-        for part in inner:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None
+        *groups, option = name.split(".")
+        target = plain
+        for group in groups:
+            target = target.setdefault(group, {}) if isinstance(target, dict) else None
         if not isinstance(target, dict):
             raise InvalidConfig(f"{name} is not an option of a training")
         target[option] = value
-    changes = {name: value for name, value in values.items() if "." not in name}
-    if changes:
-        dependent = ("name", "batch", "micro_batches", "num_workers")  # checked against each other
-        present = {name: getattr(config, name) for name in dependent}
-        parsed = from_plain(TrainingConfig, present | changes)
-        changes = {name: getattr(parsed, name) for name in changes}
-        if "batch" in changes:
-            changes.setdefault("batch_per_worker", None)
-    for group, plain in groups.items():
-        before = getattr(config, group)
-        changes[group] = plain if isinstance(before, dict) else from_plain(type(before), plain)
-    other_backbone &= "preprocessing" not in changes
-    if other_backbone and config.preprocessing == model_preprocessing(encoder):
-        # As if left out.
-        changes["preprocessing"] = Preprocessing(max_pixels=config.preprocessing.max_pixels)
-    return replace(config, **changes)
+    return from_plain(TrainingConfig, plain)
 
 
 def _without_defaults(config: TrainingConfig) -> dict[str, Any]:
@@ -400,7 +371,7 @@ def _without_defaults(config: TrainingConfig) -> dict[str, Any]:
     method = find_method(config.encoder.method)
 
     def without(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-        defaults = {each.name: each.default for each in fields(kind)}
+        defaults = {option.name: option.default for option in fields(kind)}
         return {name: value for name, value in options.items() if value != defaults.get(name)}
 
     mining = asdict(config.mining)
@@ -414,18 +385,14 @@ def _without_defaults(config: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[TrainingConfig]:
-    """Return the trainings of an encoder's members; none if it is trained itself.
-
-    Args:
-        folder: of the run; those of its members lie in `members` in it.
-    """
+def member_configs(config: TrainingConfig, folder: Path) -> list[TrainingConfig]:
+    """Return the trainings of an encoder's members, below the folder of its run; often none."""
     members = find_method(config.encoder.method).member_configs(config.encoder)
     return [
         replace(
             config,
             name=f"member-{number}",
-            storage=config.storage if folder is None else str(folder / MEMBERS),
+            storage=str(folder / MEMBERS),
             # Ensembles of neighbouring seeds share no member.
             seed=int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0]),
             encoder=member,
@@ -433,15 +400,3 @@ def member_configs(config: TrainingConfig, folder: Path | None = None) -> list[T
         )
         for number, member in enumerate(members)
     ]
-
-
-def combine(config: TrainingConfig, members: Sequence[Encoder]) -> Encoder:
-    """Return the encoder of trained members."""
-    preprocessing = config.preprocessing
-    with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
-        encoder = build_encoder(
-            config.encoder.without_weights(), preprocessing.channels, preprocessing.size
-        )
-    encoder.take_members(members)
-    encoder.config = config.encoder
-    return encoder.eval()

@@ -46,12 +46,7 @@ def loaded(
 
 
 def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[NDArray[np.int64]]:
-    """Return rows of images to embed together, in batches of one size.
-
-    Raises:
-        InvalidConfig: batches need several images of a label, but images have several labels.
-        InvalidData: there are fewer labels than a batch needs.
-    """
+    """Return rows of images to embed together, in batches of one size."""
     rng = numpy_generator(config.seed, epoch, ORDER)
     if config.mining.samples_per_class is not None:
         if images.labels is None:
@@ -67,17 +62,7 @@ def image_batches(config: TrainingConfig, images: ImageSet, epoch: int) -> list[
 
 
 def number_labels(images: ImageSet) -> Tensor:
-    """Return the (n,) labels of images, numbered from 0 in ascending order.
-
-    Raises:
-        InvalidConfig: images have several labels.
-
-    Example:
-        >>> import numpy as np
-        >>> images = ImageSet(np.zeros((3, 8, 8), np.uint8), np.array([7, 3, 7]), ["a", "b", "c"])
-        >>> number_labels(images)
-        tensor([1, 0, 1])
-    """
+    """Return the (n,) labels of images, numbered from 0 in ascending order."""
     if images.relevance.single is None:
         raise InvalidConfig(
             "encoder.method needs one label for each training image: choose another, such as btl"
@@ -101,14 +86,10 @@ class FeaturePreprocessing(Preprocessing):
 def on_features(
     config: TrainingConfig, splits: Splits, encoder: Encoder, runs: Path, num_workers: int = 0
 ) -> tuple[TrainingConfig, Splits]:
-    """Replace the images of a training by the features of a frozen backbone.
+    """Replace training and validation images by their features if the encoder's backbone is frozen.
 
-    Args:
-        config: of the run.
-        splits: of its data set; training and validation images are replaced.
-        encoder: of the run; nothing changes unless its backbone is frozen.
-        runs: folder of runs, which caches the features.
-        num_workers: replicas that embed, see `Embedder`.
+    The features are cached in the folder `runs`. With `num_workers`, replicas compute them, see
+    `Embedder`.
     """
     frozen = frozen_backbone(encoder)
     if frozen is None:

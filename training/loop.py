@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from rcir.cluster import cpus_per_gpu, join_cluster, quiet
 from rcir.data import ImageSet, data_root, load_splits
 from rcir.data.rejects import REJECTS_FILE, read_rejects
 from rcir.embedding import Embedding
-from rcir.encoders import Encoder, build_encoder
+from rcir.encoders import build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.errors import RcirError, WorkersLost
 from rcir.runs.folder import RunFolder
@@ -36,7 +37,13 @@ from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
 from training.images import on_features
 from training.trainer import Trainer, freeze_affine
-from training.validation import TrainingWatch, validate
+from training.validation import (
+    CERTIFIED_SIZE,
+    MEAN_AVERAGE_PRECISION,
+    RECALL,
+    TrainingWatch,
+    validate,
+)
 from training.workers import LOG, EpochBar, Workers, add_line, follow
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
@@ -93,16 +100,41 @@ def _threads(number: int | None) -> Iterator[None]:
 def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None]) -> None:
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
     with _threads(job.config.threads), History(job.folder, job.tracked) as history:
-        _run_epochs(job, workers, history, report)
+        trainer, validation_images, state = _prepare(job, workers)
+        config, watch = trainer.config, TrainingWatch()
+        first = workers.rank == 0  # decides for all: other hardware might round differently
+        while not is_done(state, config):
+            epoch, started = state.epoch + 1, time.monotonic()
+            bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
+            with torch.random.fork_rng(_generators(workers)), bar:
+                trained = trainer.epoch(epoch, bar, history.step if first else None)
+            embedding = _embed_together(trainer, validation_images)
+            validation = validate(embedding, validation_images, workers)
+            metrics = workers.broadcast(validation.metrics() if first else None) | trained
+            metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
+            metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
+            if config.selection == "recall":
+                state.advance(math.inf, metrics[RECALL], config.min_delta)
+            else:
+                size = metrics.get(CERTIFIED_SIZE, math.inf)
+                state.advance(size, metrics[MEAN_AVERAGE_PRECISION], config.min_delta)
+            state.steps = trainer.steps
+            if first:
+                # Metrics first: with its checkpoint, an epoch is not repeated.
+                history.add(epoch, metrics)
+                checkpoint.save_checkpoint(
+                    job.folder, state, trainer.encoder, trainer.optimizer, validation
+                )
+                bar.summary(metrics)
+                watch.after(epoch, metrics, trainer.collapsed_loss())
+            report(metrics | {"epoch": epoch})
 
 
-def _run_epochs(
-    job: Job, workers: Workers, history: History, report: Callable[[dict[str, float]], None]
-) -> None:
+def _prepare(job: Job, workers: Workers) -> tuple[Trainer, ImageSet, TrainState]:
+    """Return the trainer, the validation images, and the state of the last checkpoint."""
     if workers.device.type == "cpu":
         keep_freed_memory()
     config, folder = job.config, job.folder
-
     splits = load_splits(config.data, rejects=read_rejects(folder / REJECTS_FILE))
     with torch.random.fork_rng(_generators(workers)):
         torch.manual_seed(config.seed)
@@ -128,28 +160,7 @@ def _run_epochs(
             model, move_to_device=False, parallel_strategy_kwargs=buffers
         )
     trainer = Trainer(config, encoder, model, optimizer, splits.train, workers, steps=state.steps)
-    first = workers.rank == 0  # decides for all: other hardware might round differently
-
-    watch = TrainingWatch()
-    while not is_done(state, config):
-        epoch, started = state.epoch + 1, time.monotonic()
-        bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
-        with torch.random.fork_rng(_generators(workers)), bar:
-            trained = trainer.epoch(epoch, bar, history.step if first else None)
-        embedding = _embed_with_all(config, encoder, splits.validation, workers)
-        validation = validate(embedding, splits.validation, workers)
-        metrics = workers.broadcast(validation.metrics() if first else None) | trained
-        metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
-        metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
-        state.advance(metrics, config.min_delta, config.selection == "recall")
-        state.steps = trainer.steps
-        if first:
-            # Metrics first: with its checkpoint, an epoch is not repeated.
-            history.add(epoch, metrics)
-            checkpoint.save_checkpoint(folder, state, encoder, optimizer, validation)
-            bar.summary(metrics)
-            watch.after(epoch, metrics, trainer.collapsed_loss())
-        report(metrics | {"epoch": epoch})
+    return trainer, splits.validation, state
 
 
 def is_done(state: TrainState, config: TrainingConfig) -> bool:
@@ -158,15 +169,14 @@ def is_done(state: TrainState, config: TrainingConfig) -> bool:
     return state.epoch >= config.epochs or 0 < config.patience <= waited
 
 
-def _embed_with_all(
-    config: TrainingConfig, encoder: Encoder, images: ImageSet, workers: Workers
-) -> Embedding:
+def _embed_together(trainer: Trainer, images: ImageSet) -> Embedding:
     """Return the embedding of images on every worker; each embeds a part."""
-    blocks = workers.shard(-(-len(images) // BATCH))
+    blocks = trainer.workers.shard(-(-len(images) // BATCH))
     rows = np.arange(len(images))[blocks.start * BATCH : blocks.stop * BATCH]
     not_empty = rows if len(rows) else np.zeros(1, np.int64)  # an empty batch would have no shape
-    part = embed(encoder, config.preprocessing, images.pick(not_empty))[: len(rows)]
-    return part.map(workers.all_gather)
+    pixels = images.pick(not_empty)
+    part = embed(trainer.encoder, trainer.config.preprocessing, pixels)[: len(rows)]
+    return part.map(trainer.workers.all_gather)
 
 
 def _generators(workers: Workers) -> list[torch.device]:
@@ -180,15 +190,7 @@ def launch(
     """Train until the run's checkpoints hold all epochs, on Ray or in this process and thread.
 
     Lost workers are replaced, as far as the cluster has room, and continue from the last
-    checkpoint.
-
-    Args:
-        callback: called after every epoch, see `training.train`.
-
-    Raises:
-        InvalidConfig: a GPU is requested and the cluster has none.
-        WorkersLost: `config.max_failures` times in a row without a new checkpoint.
-        RcirError: raised by a worker; it is not tried again.
+    checkpoint. An `RcirError` of a worker is raised, and not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), run.path, run.tracked)
@@ -253,17 +255,11 @@ def scaling_config(
 ) -> ray.train.ScalingConfig:
     """Return the workers to start, in the cluster that this process joins.
 
-    A worker with a GPU also gets its share of the CPUs, to read images.
-
-    Args:
-        config: of the training.
-        report: called with a line if the cluster is too small as yet.
-
-    Raises:
-        InvalidConfig: a GPU is requested and the cluster has none.
+    A worker with a GPU also gets its share of the CPUs, to read images. `report` gets a line if the
+    cluster is too small as yet.
     """
     join_cluster()
-    each = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else {}
+    resources = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else None
     kind = "GPU" if config.use_gpu else "CPU"
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
     available = ray.cluster_resources().get(kind, 0)
@@ -272,18 +268,16 @@ def scaling_config(
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,
-        resources_per_worker=each or None,
+        resources_per_worker=resources,
     )
 
 
-def side_by_side(jobs: Sequence[Callable[[], Result]], on_ray: bool) -> list[Result]:
-    """Run jobs, on Ray all at once, else in turn in this process; return their results.
+def run_side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run jobs all at once on Ray; return their results.
 
     The jobs only wait for workers of their own, which Ray starts where CPUs and GPUs are free.
     When one fails, the others are finished first.
     """
-    if not on_ray:
-        return [job() for job in jobs]
     join_cluster()
     task: Any = ray.remote(num_cpus=0)(_call)
     running = [task.remote(job) for job in jobs]

@@ -35,9 +35,9 @@ from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
 from rcir.terminal import console, progress_bar
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
-from training.config import MEMBERS, TrainingConfig, combine, member_configs
+from training.config import MEMBERS, TrainingConfig, member_configs
 from training.images import image_batches, number_labels, on_features
-from training.loop import is_done, launch, side_by_side
+from training.loop import is_done, launch, run_side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
 from training.workers import LOG, follow
 
@@ -108,12 +108,7 @@ def create_run(
 def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
     """Keep other processes from training in a folder, which is created if it does not exist.
 
-    Args:
-        folder: of the run.
-        patience: seconds to wait for another process. The lock ends with the process.
-
-    Raises:
-        InvalidConfig: another process trains in it.
+    Wait for another process so many seconds. The lock ends with the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -218,19 +213,10 @@ def readable_splits(
     folder: Path,
     rejects: Mapping[str, str] | None = None,
 ) -> tuple[Splits, Mapping[str, str]]:
-    """Leave out the training and validation images that cannot be read.
+    """Leave out training and validation images that cannot be read; list them in the folder.
 
-    Args:
-        config: of the training.
-        splits: of its data set.
-        folder: of `rejects.csv`.
-        rejects: the unreadable images; None to find them by decoding all images.
-
-    Returns:
-        The splits, and the ids of the images left out, with the reasons.
-
-    Raises:
-        InvalidImage: more images than `config.max_rejects` cannot be read.
+    `rejects` has their ids and the reasons; None to find them by decoding all images. They are
+    returned with the splits.
     """
     parts = (splits.train, splits.validation)
     if rejects is None:
@@ -264,10 +250,12 @@ def _train_and_log(
         if members:
             jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
             with follow({folder_of(member) / LOG: f"{member.name}: " for member in members}):
-                finished = side_by_side(jobs, on_ray=config.most_workers > 0)
-            encoder = combine(config, [member.encoder(trust_code=True) for member in finished])
+                together = config.most_workers > 0
+                finished = run_side_by_side(jobs) if together else [job() for job in jobs]
+            encoder = _build_without_weights(config)
+            encoder.take_members([member.encoder(trust_code=True) for member in finished])
         elif not _trains(_build_on_meta(config)):
-            encoder = _build(config, config.encoder).eval()
+            encoder = _build(config, config.encoder)
         else:
             encoder, validation = _train_epochs(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
@@ -328,7 +316,7 @@ def check_encoder(config: TrainingConfig) -> None:
     # A method that only fits a trained base afterwards has no epochs.
     if not _trains(encoder) and type(encoder).fit_posthoc is Encoder.fit_posthoc:
         raise InvalidConfig(f"{method} has no weights to train: choose another encoder.method")
-    has_base = member_configs(config) or config.encoder.options.get("base_weights")
+    has_base = config.has_members or config.encoder.options.get("base_weights")
     if not (_trains(encoder) or has_base or config.encoder.starts_pretrained):
         raise InvalidConfig(
             f"the backbone of {method} is random: give encoder.pretrained, "
@@ -362,11 +350,10 @@ def _train_epochs(
     # All epochs may be trained if the tracking server was away at the end.
     if not (checkpoint.last_epoch(run.path) and is_done(checkpoint.read_state(run.path), config)):
         launch(config, run, callback)
-    encoder = _build(config, config.encoder.without_weights())
-    encoder.config = config.encoder
+    encoder = _build_without_weights(config)
     best = checkpoint.read_state(run.path).best_epoch
     checkpoint.restore_weights(run.path, best, encoder)
-    return encoder.eval(), checkpoint.restore_validation(run.path, best)
+    return encoder, checkpoint.restore_validation(run.path, best)
 
 
 def within_memory(config: TrainingConfig) -> TrainingConfig:
@@ -374,9 +361,9 @@ def within_memory(config: TrainingConfig) -> TrainingConfig:
 
     A configured number is kept, as is the default where the result depends on it.
     """
-    if config.micro_batches is not None or config.encoder.freeze or member_configs(config):
+    if config.micro_batches is not None or config.encoder.freeze or config.has_members:
         return config
-    encoder = _build(config, config.encoder.without_weights()).train()
+    encoder = _build_without_weights(config).train()
     if not _trains(encoder):
         return config
     normalises = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
@@ -407,14 +394,22 @@ def within_memory(config: TrainingConfig) -> TrainingConfig:
 
 def _build(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
     """Build an encoder for the images of a training; leave the caller's random numbers alone."""
+    preprocessing = config.preprocessing
     with torch.random.fork_rng(devices=[]):
-        return build_encoder(encoder, config.preprocessing.channels, config.preprocessing.size)
+        return build_encoder(encoder, preprocessing.channels, preprocessing.size).eval()
+
+
+def _build_without_weights(config: TrainingConfig) -> Encoder:
+    """Build the encoder of a training for weights that are not those of its configuration."""
+    encoder = _build(config, config.encoder.without_weights())
+    encoder.config = config.encoder
+    return encoder
 
 
 def _build_on_meta(config: TrainingConfig) -> Encoder:
     """Build the encoder of a training without memory for its weights."""
     with torch.device("meta"):
-        return _build(config, config.encoder.without_weights())
+        return _build_without_weights(config)
 
 
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:

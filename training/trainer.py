@@ -49,13 +49,9 @@ class GhostBatchStatistics:
     Here each micro-batch writes its statistics to tensors of its own; `finish` averages them over
     all workers. With one micro-batch, the result is torch's.
 
-    Args:
-        encoder: its layers of batch normalisation count, except those of a frozen backbone, which
-            keep their statistics.
-        workers: among which the micro-batches are divided.
-        keep: all layers keep their statistics, as is best with pretrained weights: a few hundred
-            steps of small batches would replace those of the millions of images that the weights
-            belong to (Roth et al., ICML 2020, train so).
+    A frozen backbone keeps its statistics. With `keep`, all layers do, as is best with pretrained
+    weights: a few hundred steps of small batches would replace those of the millions of images that
+    the weights belong to (Roth et al., ICML 2020, train so).
     """
 
     def __init__(self, encoder: nn.Module, workers: Workers, keep: bool = False) -> None:
@@ -136,7 +132,7 @@ class Objective(NamedTuple):
             its positive and its negatives), or n images, with m = 1.
         losses: returns the losses of a micro-batch, (b,), for the step, a slice of the batch, and
             its embedding, ordered as in `EmbeddedTuples`. None if tuples are mined within each
-            batch of images, once all of it is embedded.
+            batch of images, after all of it is embedded.
     """
 
     batches: Sequence[NDArray[np.int64]]
@@ -151,14 +147,8 @@ class Trainer:
     the p-th on, and belongs to worker p mod the number of workers. Its dropout is drawn for it, and
     its batch normalisation uses it alone, so the steps do not depend on the number of workers.
 
-    Attributes:
-        config: of the run; `options` is the configuration of the epoch being trained.
-        encoder: what is trained.
-        model: the encoder, wrapped so that gradients are averaged over the workers.
-        optimizer: of the encoder's weights.
-        images: to train on.
-        workers: this process and the others.
-        steps: number of optimizer steps so far.
+    `options` is the configuration of the epoch being trained, `model` the encoder, wrapped so that
+    gradients are averaged over the workers, and `steps` the number of optimizer steps so far.
     """
 
     config: TrainingConfig
@@ -177,30 +167,22 @@ class Trainer:
             self.encoder, self.workers, self.config.frozen_batch_norm == "statistics"
         )
         self.options = self.config
-        self._loss_options = self.config.loss_options()
         if self.encoder.by_label:
             self._labels = number_labels(self.images)
 
     def epoch(
         self, epoch: int, bar: EpochBar, log: Callable[[int, float], None] | None = None
     ) -> dict[str, float]:
-        """Train for an epoch.
+        """Train for an epoch, from 1 on.
 
-        Args:
-            epoch: from 1 on.
-            bar: shows the progress.
-            log: called every `LOSS_INTERVAL` steps, or less often in a long run, with the number of
-                the step and the mean loss of the steps of this epoch since the last call.
+        `log` gets the number of a step and the mean loss of the steps since the last call, every
+        `LOSS_INTERVAL` steps, or less often in a long run.
 
         Returns:
             The mean "loss", the number of "tuples" (by label: of images), the number of "images"
             in all batches, and the last learning rate, "lr".
-
-        Raises:
-            TrainingDiverged: the loss became NaN or infinite.
         """
         self.options = self.config.at(epoch)
-        self._loss_options = self.options.loss_options()
         objective = self._objective(epoch)
         bar.start(len(objective.batches))
         all_steps = self.config.epochs * len(objective.batches)
@@ -263,19 +245,19 @@ class Trainer:
             valid = torch.ones(1, self.options.mining.num_negatives, dtype=torch.bool)
             same = embedding[torch.zeros(2 + valid.numel(), dtype=torch.int64)]
             tuples = EmbeddedTuples(same, valid.to(self.workers.device))
-            losses = self.encoder.loss(tuples, self._loss_options)
+            losses = self.encoder.loss(tuples, self.options.loss_options())
         return float(losses.item())
 
     def _objective(self, epoch: int) -> Objective:
         """Return the batches of an epoch: mined tuples, images to mine in, or labelled images."""
-        options = self.options
+        options, loss_options = self.options, self.options.loss_options()
         if self.encoder.by_label:
             labelled = image_batches(options, self.images, epoch)
 
             def label_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
                 labels = self._labels[labelled[step][part]]
                 labels = labels.to(self.workers.device, non_blocking=True)
-                return self.encoder.label_loss(embedding, labels, self._loss_options)
+                return self.encoder.label_loss(embedding, labels, loss_options)
 
             return Objective([batch[:, None] for batch in labelled], label_losses)
         if options.mining.scope == "batch":
@@ -288,7 +270,7 @@ class Trainer:
 
         def tuple_losses(step: int, part: slice, embedding: Embedding) -> Tensor:
             valid = mined[step].valid[part].to(self.workers.device, non_blocking=True)
-            return self.encoder.loss(EmbeddedTuples(embedding, valid), self._loss_options)
+            return self.encoder.loss(EmbeddedTuples(embedding, valid), loss_options)
 
         return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
 
@@ -328,10 +310,8 @@ class Trainer:
             first, stop = max(shard.start, start), min(shard.stop, start + ANCHOR_BLOCK)
             if first < stop:
                 generator = torch_generator(config.seed, epoch, MINING, number)
-                block, part = (
-                    anchors[start : start + ANCHOR_BLOCK],
-                    slice(first - start, stop - start),
-                )
+                block = anchors[start : start + ANCHOR_BLOCK]
+                part = slice(first - start, stop - start)
                 parts.append(mine(cache, relevance, block, config.mining, generator, part))
         parts = parts or [mine(cache, relevance, anchors[:0], config.mining, order)]
         columns = [torch.cat([members_of(part), part.valid], 1) for part in parts]
@@ -381,11 +361,7 @@ class Trainer:
     def _step_within(
         self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int
     ) -> tuple[Tensor, int]:
-        """Mine within a batch (n, 1) of images and compute the gradients.
-
-        Returns:
-            The loss, and the number of tuples.
-        """
+        """Mine within a batch (n, 1) of images; return the loss and the number of tuples."""
         device = self.workers.device
         embedding = self._gather(own, len(batch))
         mined = None
@@ -404,7 +380,7 @@ class Trainer:
         members = EmbeddedTuples(embedding[torch.from_numpy(rows).to(device)], valid.to(device))
         # The loss draws the same numbers on every worker.
         torch.manual_seed(seed(self.config.seed, epoch, LOSS, step))
-        loss = self.encoder.loss(members, self._loss_options).mean()
+        loss = self.encoder.loss(members, self.options.loss_options()).mean()
         loss.backward()
         return loss.detach(), len(valid)
 

@@ -65,8 +65,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
     not a query of a gallery without a match for it. Where the relevance says which images are
     searched (`WithinRadius.database`), these are, and the others are divided into three folds.
 
-    Returns:
-        Four or three roles; none if there are too few images.
+    There are no roles if there are too few images.
     """
     database = database_of(images.relevance)
     if database is None:
@@ -109,13 +108,9 @@ def certify_folds(
     images: ImageSet,
     workers: Workers = ALONE,
 ) -> list[Certified]:
-    """Calibrate in each of the `fold_roles`.
+    """Calibrate in each of the `fold_roles`, which the workers share.
 
-    Args:
-        vectors: (n, d) embeddings.
-        uncertainty: (n,) of the encoder, or None.
-        images: the n images.
-        workers: share the folds.
+    `vectors` are (n, d) embeddings, `uncertainty` is the (n,) uncertainty of the encoder or None.
     """
     folds, norms = fold_roles(images), lengths(vectors)
 
@@ -222,10 +217,6 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
         embedding: of the images.
         images: the validation images.
         workers: share searches and calibrations. All have the same embedding, and return the same.
-
-    Raises:
-        InvalidData: there are fewer than 3 images, or none matches another.
-        TrainingDiverged: an embedding or uncertainty is NaN or infinite.
     """
     if len(images) < 3:
         raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")

@@ -112,8 +112,7 @@ class Workers:
     def share(self, n: int, function: Callable[[int], Message]) -> list[Message]:
         """Divide the calls of a function with 0, ..., n - 1 among the processes.
 
-        Returns:
-            Its n values (without GPU tensors), on every process.
+        Every process gets all n values, which must not contain GPU tensors.
         """
         results = [function(number) for number in range(self.rank, n, self.count)]
         everyone: list[Any] = [results]
@@ -156,8 +155,7 @@ def add_line(log: Path, line: str) -> None:
 def follow(logs: Mapping[Path, str]) -> Iterator[None]:
     """Print lines that are appended to files inside the block; Ray would not forward all of them.
 
-    Args:
-        logs: files, which need not exist yet, and a prefix for their lines.
+    `logs` has the files, which need not exist yet, and a prefix for their lines.
     """
     read = {log: log.stat().st_size if log.is_file() else 0 for log in logs}
     ended = Event()

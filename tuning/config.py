@@ -16,7 +16,7 @@ from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
-from training.config import TrainingConfig, member_configs, override, require_at_least
+from training.config import TrainingConfig, override, require_at_least
 
 METHOD = "encoder.method"
 KINDS = ("uniform", "loguniform", "choice", "grid")
@@ -202,7 +202,7 @@ class TuningConfig:
             raise InvalidConfig(f"space.{grids[0]} is a grid, which tpe cannot search: use choice")
         if self.scheduler == "none":
             return
-        if any(map(member_configs, [self.training, *variations(self.training, self.space)])):
+        if any(t.has_members for t in (self.training, *variations(self.training, self.space))):
             raise InvalidConfig(
                 "asha compares trials by epochs, and an ensemble has none: set scheduler to none"
             )

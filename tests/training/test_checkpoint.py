@@ -29,13 +29,11 @@ FILES = [
 ]
 
 
-def precisions(*values, min_delta=0.0, sizes=()):
-    """The state of a training with these mean average precisions and certified sizes."""
+def advanced(values, sizes=None, min_delta=0.0):
+    """The state of a training with these scores and sizes."""
     state = TrainState()
-    for number, value in enumerate(values):
-        size = sizes[number] if sizes else None
-        certified = {} if size is None else {"validation/certified_size_0.1": size}
-        state.advance({MEAN_AVERAGE_PRECISION: value} | certified, min_delta)
+    for value, size in zip(values, sizes or [np.inf] * len(values), strict=True):
+        state.advance(size, value, min_delta)
     return state
 
 
@@ -44,16 +42,15 @@ def precisions(*values, min_delta=0.0, sizes=()):
     [
         ((1.4, 1.2, 1.3), (0.5, 0.6, 0.7), 2),  # sizes decide
         ((1.4, 1.0, 1.0), (0.5, 0.7, 0.6), 2),  # of equal sizes, the precision
-        ((None, 9.0, None), (0.5, 0.6, 0.7), 2),  # a size is better than none
+        ((np.inf, 9.0, np.inf), (0.5, 0.6, 0.7), 2),  # a size is better than none
         ((1.0, 1.0, 1.0), (0.7, 0.7, 0.7), 3),  # of equal epochs, the last
-        ((None,), (0.0,), 1),
+        ((np.inf,), (0.0,), 1),
     ],
 )
 def test_the_best_epoch_has_the_smallest_certified_sets(sizes, values, best):
-    state = precisions(*values, sizes=sizes)
+    state = advanced(values, sizes)
     assert (state.epoch, state.best_epoch) == (len(values), best)
-    assert state.best_precision == values[best - 1]
-    assert state.best_size == (np.inf if sizes[best - 1] is None else sizes[best - 1])
+    assert (state.best_size, state.best_score) == (sizes[best - 1], values[best - 1])
 
 
 @pytest.mark.parametrize(
@@ -65,18 +62,9 @@ def test_the_best_epoch_has_the_smallest_certified_sets(sizes, values, best):
     ],
 )
 def test_patience_counts_from_the_last_improvement(values, min_delta, improved):
-    state = precisions(*values, min_delta=min_delta)
+    state = advanced(values, min_delta=min_delta)
     assert state.improved_epoch == improved
     assert state.improved == values[improved - 1]
-
-
-def test_by_recall_the_best_epoch_has_the_highest_recall_at_1():
-    state = TrainState()
-    for recall, size in ((0.5, 1.0), (0.7, 3.0), (0.72, 2.0), (0.6, 1.0)):
-        metrics = {RECALL: recall, MEAN_AVERAGE_PRECISION: 1 - recall, CERTIFIED_SIZE: size}
-        state.advance(metrics, 0.05, by_recall=True)
-    assert (state.best_epoch, state.best_precision) == (3, 0.72)
-    assert (state.improved_epoch, state.improved) == (2, 0.7)
 
 
 def model_of(seed):
@@ -130,7 +118,7 @@ def test_only_the_last_and_the_best_checkpoint_are_kept(tmp_path):
     for number, (precision, kept) in enumerate(
         [(0.5, {1}), (0.6, {2}), (0.4, {2, 3}), (0.5, {2, 4}), (0.7, {5})], 1
     ):
-        state.advance({MEAN_AVERAGE_PRECISION: precision}, 0.0)
+        state.advance(np.inf, precision, 0.0)
         save(tmp_path, state)
         assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
             f"epoch-{epoch:04d}" for epoch in kept
@@ -153,7 +141,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     save(tmp_path, TrainState(1, 1))
     path = checkpoint_folder(tmp_path, 1) / "state.json"
     numbers = json.loads(path.read_text())
-    numbers["train_state"]["best"] = numbers["train_state"].pop("best_precision")
+    numbers["train_state"]["best"] = numbers["train_state"].pop("best_score")
     path.write_text(json.dumps(numbers))
     with pytest.raises(InvalidData, match="version"):
         restore(tmp_path, 1, *model_of(1))
@@ -183,15 +171,20 @@ def test_a_run_that_learns_nothing_stops_and_is_finished(tiny):
     assert read_state(run.path).best_epoch == 3  # the last of equal epochs
 
 
-def test_a_run_stops_when_its_patience_ends_and_ships_its_best_weights(tiny, monkeypatch):
+@pytest.mark.parametrize("selection", ["certified-size", "recall"])
+def test_a_run_stops_when_its_patience_ends_and_ships_its_best_weights(
+    tiny, monkeypatch, selection
+):
     left = [0.5, 0.54, 0.56, 0.58, 0.57, 0.58, 0.7]
 
     def metrics(self):
-        precision = left.pop(0) if len(left) > 1 else left[0]
-        return {MEAN_AVERAGE_PRECISION: precision, "validation/recall_at_1": precision}
+        score = left.pop(0) if len(left) > 1 else left[0]
+        if selection == "recall":  # by which sizes and precision do not count
+            return {RECALL: score, MEAN_AVERAGE_PRECISION: 1 - score, CERTIFIED_SIZE: 8 - len(left)}
+        return {MEAN_AVERAGE_PRECISION: score, RECALL: 1 - score}
 
     monkeypatch.setattr(Validation, "metrics", metrics)
-    run = train(tiny(epochs=7, patience=2, min_delta=0.05))
+    run = train(tiny(epochs=7, patience=2, min_delta=0.05, selection=selection))
     assert steps(run) == [1, 2, 3, 4, 5]  # neither 0.58 nor 0.57 is above 0.56 + 0.05
     assert read_state(run.path).best_epoch == 4
     assert {path.name for path in (run.path / "checkpoints").iterdir()} == {
