@@ -63,7 +63,7 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
         loss={"kl_scale": 1e-5} if method == "btl" else {},
         optimizer=OptimizerConfig(clip_norm=100),
     )
-    _clear(output)
+    clear_output(output)
     print(f"Training: {method} on pictures of two-digit numbers, digits hidden in part at random")
     trained = train(config)
     print("\nCalibration: on numbers that training has not seen, half of the digits hidden in part")
@@ -89,7 +89,7 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     print(f"  {sys.argv[0]} serve {outcome.folder}")
 
 
-def _clear(output: Path) -> None:
+def clear_output(output: Path) -> None:
     """Remove the output of an earlier demo, killed or not; refuse a folder with anything else.
 
     A marker file, written first and removed last, shows that the folder is the demo's.

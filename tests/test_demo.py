@@ -14,7 +14,7 @@ from PIL import Image
 import rcir
 from rcir.cli import main
 from rcir.data import DataConfig, load_splits
-from rcir.demo import _clear, run
+from rcir.demo import clear_output, run
 from rcir.errors import InvalidConfig
 
 
@@ -125,14 +125,14 @@ def create(folder, names):
 @pytest.mark.parametrize("names", PARTIAL, ids=str)
 def test_output_of_a_killed_demo_is_cleared_unless_a_foreign_file_is_there(tmp_path, names):
     create(tmp_path / "demo", names)
-    _clear(tmp_path / "demo")
+    clear_output(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [".rcir-demo"]
     for foreign in ("notes.txt", ".training", "training.zip"):
         folder = tmp_path / foreign
         create(folder, [*names, foreign])
         before = sorted(folder.rglob("*"))
         with pytest.raises(InvalidConfig, match="left alone"):
-            _clear(folder)
+            clear_output(folder)
         assert sorted(folder.rglob("*")) == before
 
 
@@ -141,8 +141,8 @@ def test_clearing_that_is_killed_can_be_repeated(tmp_path, kill):
     while died:
         output = tmp_path / str(steps)
         create(output, ["training/run.json", "queries/easy.png", "results.json", ".rcir-demo"])
-        died = kill(steps, lambda output=output: _clear(output))
-        _clear(output)
+        died = kill(steps, lambda output=output: clear_output(output))
+        clear_output(output)
         assert [path.name for path in output.iterdir()] == [".rcir-demo"]
         steps += 1
     assert steps > 5

@@ -23,9 +23,9 @@ from rcir.runs.folder import read_run
 from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
 from rcir.serving.store import StoreUnavailable
+from tests.kills import limited_file_size
 from tests.serving.conftest import drawn
 from tests.training.helpers import same_weights
-from tests.training.test_faults import limited_file_size
 from training.checkpoint import last_epoch
 
 SMALL = """

@@ -65,12 +65,6 @@ def evaluated(outcome, tracking_uri, tmp_path_factory):
     return output, json.loads((output / "results.json").read_text()), screen.getvalue()
 
 
-@pytest.fixture
-def copy(outcome, tmp_path):
-    """The retriever, in a folder of its own."""
-    return shutil.copytree(outcome.folder, tmp_path / "kept" / "retriever")
-
-
 def changed(outcome, tmp_path, change):
     """The folder of the retriever after a change of what is loaded."""
     loaded = rcir.load(outcome.folder)
@@ -187,7 +181,8 @@ def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, chang
     refused(changed(outcome, tmp_path, change), error, word)
 
 
-def test_its_own_data_set_is_not_out_of_distribution(copy):
+def test_options_that_do_not_fit_and_damaged_folders_are_refused(outcome, tmp_path):
+    copy = shutil.copytree(outcome.folder, tmp_path / "kept" / "retriever")
     refused(copy, InvalidConfig, "ood is digits", ood="digits")
     refused(copy, InvalidConfig, "birdsong", ood="birdsong")
     refused(copy, InvalidRiskLevel, "alphas", alphas=())

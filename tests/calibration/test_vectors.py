@@ -10,7 +10,6 @@ import pytest
 import rcir
 from calibration import CertificationConfig, certify, cost, progress, promise, recalibrate
 from rcir.cli import main
-from rcir.data.vector_files import write_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 
@@ -123,25 +122,6 @@ def test_a_retriever_that_was_chosen_is_measured_as_it_answers(folder):
     assert row.delta == pytest.approx(0.1 / 4)
     assert row.threshold == rcir.load(outcome.folder).guarantee(0.3, 0.1).threshold
     assert "at most 10%, also after the choice among 4" in promise(outcome.evaluation)
-
-
-def test_a_gallery_in_shards_is_that_of_one_file(folder):
-    (folder / "shards").mkdir()
-    ids, labels = np.array([f"gallery/{row}" for row in range(300)]), NAMES[LABELS]
-    for number, rows in enumerate((slice(0, 70), slice(70, 160), slice(160, 300))):
-        file = folder / "shards" / f"part-0000{number}.parquet"
-        columns = {"label": labels[rows].tolist()}
-        write_vectors(file, GALLERY[rows], ids[rows].tolist(), columns, model="m", shards=3)
-    change(folder, "gallery", model="m")
-    change(folder, "queries", model="m")
-    one, several = (
-        certify(config(gallery=place, output=f"out-{place}", **QUICK)).retriever
-        for place in ("gallery.npz", "shards")
-    )
-    assert several.ids.tolist() == one.ids.tolist()
-    assert several.index.version == one.index.version
-    answers = [each.retrieve(ASKED[:20], 0.3, 0.1, model="m") for each in (one, several)]
-    assert [each.to_dict() for each in answers[0]] == [each.to_dict() for each in answers[1]]
 
 
 def test_clusters_calibrate_by_cluster_and_are_warned_of_without_a_column(folder, capsys):
