@@ -111,11 +111,11 @@ def require_at_least(options: object, **least: float) -> None:
             raise InvalidConfig(f"encoder.options.{name} is {value}; it must be at least {minimum}")
 
 
-def require_choices(options: object, *names: str) -> None:
-    """Raise `InvalidConfig` for the first named option, a `Literal`, with another value."""
-    hints = get_type_hints(type(options))
+def require_not_negative(options: object, *names: str) -> None:
+    """Raise `InvalidConfig` for the first named option of a loss that is negative or NaN."""
     for name in names:
-        require_choice(f"encoder.options.{name}", getattr(options, name), hints[name])
+        if not (value := getattr(options, name)) >= 0:
+            raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:

@@ -54,9 +54,10 @@ def test_options_override_the_file_and_the_file_overrides_defaults(file):
     assert config.data.options == {"train": 300}
     assert config.mining.num_negatives == 1
     assert config.mining.pool == TrainingConfig("other").mining.pool
-    options = ("--encoder.dim", "4", "--name=mine", "--encoder.options.passes", "7")
+    options = ("--encoder.dim", "4", "--name=mine", "--encoder.options.variance_hidden", "7")
     config = parsed("--config", file, *options)
-    assert (config.encoder.dim, config.encoder.options["passes"], config.name) == (4, 7, "mine")
+    assert (config.encoder.dim, config.name) == (4, "mine")
+    assert config.encoder.options["variance_hidden"] == 7
     assert config.batch == 32
 
 

@@ -24,13 +24,21 @@ from common import spread as spread  # for the scripts
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
 from rcir.encoders.batches import BATCH, embed
+from rcir.encoders.btl import BayesianTriplet
+from rcir.encoders.deep_ensemble import DeepEnsemble
+from rcir.encoders.hib import HedgedInstance
+from rcir.encoders.lam import LaplacianMetric
+from rcir.encoders.mc_dropout import MCDropout
+from rcir.encoders.vmf import VonMisesFisher
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
+from rcir.losses.hedged import mixture_samples
 from rcir.metrics import OutOfDistribution, score_rankings, sparsification
 from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
 FEW_DIMENSIONS = 4
 BINS = 10  # of confidences
+DRAWS = 20  # of each image, unless the encoder states their number
 
 
 def options(description: str | None, encoders: tuple[str, ...] = ()) -> Namespace:
@@ -95,18 +103,46 @@ def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> floa
     The most frequent label is predicted, the smallest of several; its confidence is its share of
     the votes. Bins have equal width, and their mean confidence is expected of them.
     """
-    generator, parts = torch.Generator().manual_seed(0), []
+    rng, parts = np.random.default_rng(0), []
     for start in range(0, len(images), BATCH):
         batch = run.preprocessing(images.images[start : start + BATCH])
-        parts.append(encoder.samples(batch, generator))
-    if parts[0] is None:
-        return None
+        with torch.inference_mode():
+            part = draw_embeddings(encoder, batch, rng)
+        if part is None:
+            return None
+        parts.append(part)
     drawn = torch.cat(parts, dim=1)
     labels = np.asarray(images.labels)
     predicted, count = stats.mode([labels[_nearest_other(one)] for one in drawn], axis=0)
     share = count / len(drawn)
     bins = np.minimum((share * BINS).astype(np.int64), BINS - 1)
     return float(np.abs(np.bincount(bins, (predicted == labels) - share)).sum() / len(labels))
+
+
+def draw_embeddings(
+    encoder: Encoder, images: torch.Tensor, rng: np.random.Generator
+) -> torch.Tensor | None:
+    """Draw embeddings (draws, n, d) of images; None if the encoder has no distribution of them."""
+    if isinstance(encoder, DeepEnsemble):
+        return encoder.member_vectors(images)
+    if isinstance(encoder, MCDropout | LaplacianMetric):
+        return encoder.pass_vectors(images)
+    embedding = encoder.embed(images)
+    mean, variance, extra = embedding.vectors, embedding.variance, embedding.extra
+    if isinstance(encoder, VonMisesFisher):
+        pairs = zip(mean.double().numpy(), extra["concentration"][:, 0].tolist(), strict=True)
+        drawn = [
+            stats.vonmises_fisher(mu / np.linalg.norm(mu), kappa).rvs(DRAWS, rng)
+            for mu, kappa in pairs
+        ]
+        return torch.from_numpy(np.stack(drawn, axis=1)).float()
+    if variance is None or not isinstance(encoder, BayesianTriplet | HedgedInstance):
+        return None
+    means = extra.get("component_means", mean[:, None])
+    variances = extra.get("component_variances", variance[:, None].expand_as(means))
+    count = encoder.options.samples if isinstance(encoder, HedgedInstance) else DRAWS
+    noise = torch.from_numpy(rng.standard_normal((len(mean), count, mean.shape[1])))
+    return mixture_samples(means, variances, noise.float()).transpose(0, 1)
 
 
 def _nearest_other(vectors: torch.Tensor) -> NDArray[np.int64]:

@@ -172,7 +172,7 @@ class Encoder(nn.Module):
     - `reranks`, `rerank`: its own distances to the candidates of the index.
     - `draws`, `draw_distances`: distances of several draws of a query.
     - `member_configs`, `take_members`: it is made of separately trained encoders.
-    - `_embed`, `_samples`: embedding at test time beyond a forward pass, and draws of it.
+    - `_embed`: embedding at test time beyond a forward pass.
 
     `rcir.encoders.METHODS` has the methods of rcir. One of your own is named by its import path in
     ``encoder.method``, and works like the others wherever its module can be imported.
@@ -289,17 +289,6 @@ class Encoder(nn.Module):
     def _embed(self, images: Tensor) -> Embedding:
         embedding: Embedding = self(images)
         return embedding
-
-    def samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Draw embeddings (t, n, d) of images in evaluation mode; None if it has no uncertainty.
-
-        The generator of noise is on the CPU, the same one for all batches.
-        """
-        with self._evaluating():
-            return self._samples(images, generator)
-
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        return None
 
     def parts(self) -> tuple[list[Tensor], list[Callable[..., Any]]]:
         """Return weights and buffers, and forward hooks: all that decides what is computed."""

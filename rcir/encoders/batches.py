@@ -16,7 +16,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
 from rcir.encoders.memory import batch_within
 from rcir.errors import InvalidData, InvalidImage
-from rcir.losses.pairs import fuse_gaussians
+from rcir.losses.mutual_likelihood import fuse_gaussians
 
 BATCH = 128  # images in a forward pass at most
 FEW = 8  # images that are embedded together whatever memory they take
@@ -26,6 +26,8 @@ LENGTH_TOLERANCE = 1e-3  # of a unit vector, by rounding
 
 Source = TypeVar("Source")
 Embed: TypeAlias = Callable[[Encoder, Preprocessing, Images], Embedding]
+# The embedding of readable images, in their order, or None; the rows of the others, with reasons.
+Block: TypeAlias = tuple[Embedding | None, dict[int, str]]
 
 
 def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
@@ -46,24 +48,15 @@ def embed_readable(
     preprocessing: Preprocessing,
     images: Images,
     batch: int | None = None,
-    leave_out: bool = True,
-) -> tuple[Embedding | None, dict[int, str]]:
-    """Embed the readable images of a block.
+) -> Block:
+    """Embed the readable images of a block, which fits into memory as bytes.
 
-    Args:
-        encoder, preprocessing: embed the images.
-        images: few enough to fit into memory as bytes.
-        batch: images in a forward pass; None for as many as fit, see `batch_within`.
-        leave_out: False to raise `InvalidImage` if an image cannot be read.
-
-    Returns:
-        The embedding of the readable images, in their order, None without any; and the rows of the
-        others with the reasons.
+    `batch` is the number of images in a forward pass; None for as many as fit (`batch_within`).
     """
     try:
         return _embed_block(encoder, preprocessing, images, batch), {}
     except InvalidImage:
-        rejects = preprocessing.faults(images) if leave_out else {}
+        rejects = preprocessing.faults(images)
         if not rejects:
             raise
     readable = [images[row] for row in range(len(images)) if row not in rejects]

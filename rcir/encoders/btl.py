@@ -13,7 +13,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_variance
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
 Distance = Literal["mean", "expected"]
 
@@ -28,17 +28,14 @@ class BayesianTripletEncoderOptions:
             starts at 1 (Warburg et al., section 3; not in the code of Cai et al.).
         distance: "mean" ranks by the distance of means; "expected" re-ranks the candidates by the
             root of the expected squared distance, which moves uncertain gallery images back.
-        passes: number of draws of `samples`; at least 2.
     """
 
     variance_hidden: int = 128
     scaled: bool = False
     distance: Distance = "mean"
-    passes: int = 20
 
     def __post_init__(self) -> None:
-        require_at_least(self, variance_hidden=1, passes=2)
-        require_choices(self, "distance")
+        require_at_least(self, variance_hidden=1)
 
 
 class BayesianTriplet(Encoder):
@@ -63,8 +60,13 @@ class BayesianTriplet(Encoder):
             self.log_scale = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Embedding:
-        mean, variance = self._gaussian(images)
-        return Embedding(mean, variance, variance.squeeze(1))
+        feature_map = self.backbone(images).float()
+        with torch.autocast(images.device.type, enabled=False):
+            mean = F.normalize(self.mean_head(feature_map))
+            if self.options.scaled:
+                mean = mean * self.log_scale.exp()
+            variance = self.variance_head(feature_map)
+            return Embedding(mean, variance, variance.squeeze(1))
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
         variance = tuples.by_role(require_variance(tuples.images))
@@ -84,17 +86,3 @@ class BayesianTriplet(Encoder):
             candidates.vectors.view(n, -1, dim),
             require_variance(candidates).view(n, -1, 1),
         ).sqrt()
-
-    def _gaussian(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        feature_map = self.backbone(images).float()
-        with torch.autocast(images.device.type, enabled=False):
-            mean = F.normalize(self.mean_head(feature_map))
-            if self.options.scaled:
-                mean = mean * self.log_scale.exp()
-            return mean, self.variance_head(feature_map)
-
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        mean, variance = self._gaussian(images)
-        shape = (self.options.passes, *mean.shape)
-        noise = torch.randn(shape, generator=generator, device="cpu")
-        return mean + variance.sqrt() * noise.to(mean.device)

@@ -20,7 +20,7 @@ from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
 Combination = Literal["distance", "aligned", "reference"]
 ALIGNMENT_SAMPLE = 20_000  # images, many times what a rotation needs
@@ -40,7 +40,6 @@ class DeepEnsembleOptions:
 
     def __post_init__(self) -> None:
         require_at_least(self, members=2)
-        require_choices(self, "combination")
 
 
 class DeepEnsemble(Encoder):
@@ -92,9 +91,6 @@ class DeepEnsemble(Encoder):
         products = vectors.double().transpose(1, 2) @ vectors[0].double()
         left, _, right = torch.linalg.svd(products)
         self.rotations.copy_((left @ right).to(self.rotations))
-
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return self.member_vectors(images)
 
     def member_vectors(self, images: Tensor) -> Tensor:
         """Return the members' unit vectors of a batch, (members, n, dim)."""

@@ -7,11 +7,11 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from rcir.data.images import read_image
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import embed_readable, split_blocks
-from rcir.errors import InvalidConfig
+from rcir.encoders.batches import Block, embed_readable, split_blocks
+from rcir.errors import InvalidConfig, InvalidImage
 from rcir.files import write_file
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 PART = "part-"  # prefix of the file of a block
 REJECTS = "rejects"  # in its metadata: rows and reasons of unreadable images
-
-Block: TypeAlias = tuple[Embedding | None, dict[int, str]]  # the rows of rejects, with reasons
 
 
 @dataclass(frozen=True)
@@ -79,61 +77,65 @@ class Embedder:
             InvalidImage: an image cannot be read.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
-        embedding, _ = self.embed_readable(encoder, preprocessing, images, leave_out=False)
-        assert embedding is not None
-        return embedding
+        done: dict[int, Embedding] = {}
+        finished = self._finish_blocks(encoder, preprocessing, split_blocks(images))
+        for number, (embedding, rejects) in finished:
+            if rejects:
+                raise InvalidImage(next(iter(rejects.values())))
+            assert embedding is not None
+            done[number] = embedding
+        return Embedding.concatenate([done[number] for number in range(len(done))])
 
     def embed_readable(
-        self,
-        encoder: Encoder,
-        preprocessing: Preprocessing,
-        images: Images,
-        leave_out: bool = True,
+        self, encoder: Encoder, preprocessing: Preprocessing, images: Images
     ) -> Block:
         """Embed the readable images; see `rcir.encoders.batches.embed_readable`.
 
         Raises:
-            InvalidImage: an image cannot be read, and `leave_out` is false.
             InvalidConfig: Ray's cluster has no GPU to use.
         """
         blocks = split_blocks(images)
+        done = dict(self._finish_blocks(encoder, preprocessing, blocks))
+        embeddings: list[Embedding] = []
+        all_rejects: dict[int, str] = {}
+        start = 0
+        for number, block in enumerate(blocks):
+            embedding, rejects = done[number]
+            if embedding is not None:
+                embeddings.append(embedding)
+            all_rejects |= {start + row: reason for row, reason in rejects.items()}
+            start += len(block)
+        return Embedding.concatenate(embeddings) if embeddings else None, all_rejects
+
+    def _finish_blocks(
+        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
+    ) -> Iterator[tuple[int, Block]]:
+        """Yield the number and the content of each block, in any order, once it is stored."""
         parts: dict[int, Path] = {}  # the file of each block
         if self.folder is not None:
             digests = digest_blocks(encoder, preprocessing, blocks)
             parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
-        done: dict[int, Block] = {}
+        incomplete: dict[int, Block] = {}
         missing: dict[int, Images] = dict(enumerate(blocks))
         for number, part in parts.items():
             stored = _read(part, len(blocks[number]))
             if stored is None:
                 continue
-            done[number] = stored
             if stored[1]:  # these may be readable by now, with a higher limit of pixels
+                incomplete[number] = stored
                 missing[number] = [blocks[number][row] for row in stored[1]]
             else:
                 del missing[number]
                 self.progress(len(blocks[number]), True)
+                yield number, stored
         with self.open() as opened:
-            embedded = opened._embed_blocks(encoder, preprocessing, missing, leave_out)
-            for number, embedding, rejects in embedded:
-                if number in done:
-                    embedding, rejects = _complete(*done[number], embedding, rejects)
-                done[number] = embedding, rejects
+            for number, block in opened._embed_blocks(encoder, preprocessing, missing):
+                if number in incomplete:
+                    block = _complete(incomplete[number], block)
                 if number in parts:
-                    parts[number].parent.mkdir(parents=True, exist_ok=True)
-                    arrays = {} if embedding is None else embedding.arrays()
-                    metadata = {REJECTS: json.dumps(rejects)} if rejects else None
-                    write_file(parts[number], save(arrays, metadata))
+                    _write(parts[number], block)
                 self.progress(len(blocks[number]), False)
-        ordered = [done[number] for number in range(len(blocks))]
-        starts = np.cumsum([0, *map(len, blocks)]).tolist()
-        all_rejects = {
-            start + row: reason
-            for start, (_, rejects) in zip(starts, ordered, strict=False)
-            for row, reason in rejects.items()
-        }
-        embeddings = [embedding for embedding, _ in ordered if embedding is not None]
-        return Embedding.concatenate(embeddings) if embeddings else None, all_rejects
+                yield number, block
 
     @contextmanager
     def open(self) -> Iterator[Embedder]:
@@ -159,26 +161,20 @@ class Embedder:
             self.folder.rmdir()
 
     def _embed_blocks(
-        self,
-        encoder: Encoder,
-        preprocessing: Preprocessing,
-        blocks: Mapping[int, Images],
-        leave_out: bool,
-    ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
-        """Yield the number, the embedding and the rejects of each block, in any order."""
+        self, encoder: Encoder, preprocessing: Preprocessing, blocks: Mapping[int, Images]
+    ) -> Iterator[tuple[int, Block]]:
+        """Yield the number and the content of each block, in any order."""
         # A single block on a CPU is not worth a replica.
         if self.replicas is not None and blocks and (self.use_gpu or len(blocks) > 1):
-            yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch, leave_out)
+            yield from self.replicas.embed(encoder, preprocessing, blocks, self.batch)
             return
         if self.use_gpu:
             encoder = copy.deepcopy(encoder).cuda()
-        for number, block in blocks.items():
-            embedding, rejects = embed_readable(
-                encoder, preprocessing, block, self.batch, leave_out
-            )
-            if embedding is not None:
+        for number, images in blocks.items():
+            embedding, rejects = embed_readable(encoder, preprocessing, images, self.batch)
+            if embedding is not None:  # with tensors that can be differentiated
                 embedding = Embedding.from_arrays(embedding.arrays())
-            yield number, embedding, rejects
+            yield number, (embedding, rejects)
 
 
 def digest_blocks(
@@ -212,21 +208,25 @@ def _contents(images: Images, channels: int) -> Iterator[Any]:
             yield np.ascontiguousarray(pixels)
 
 
-def _complete(
-    stored: Embedding | None,
-    stored_rejects: Mapping[int, str],
-    embedding: Embedding | None,
-    rejects: Mapping[int, str],
-) -> Block:
-    """Return a stored block and its rejects after its rejected images were read again."""
+def _complete(stored: Block, again: Block) -> Block:
+    """Return a stored block after its rejected images were read again."""
+    (before, stored_rejects), (embedding, rejects) = stored, again
     tried = list(stored_rejects)
     remaining = {tried[row]: reason for row, reason in rejects.items()}
-    if embedding is None or stored is None:
-        return stored if embedding is None else embedding, remaining
-    n = len(stored) + len(tried)
+    if embedding is None or before is None:
+        return before if embedding is None else embedding, remaining
+    n = len(before) + len(tried)
     rows = [row for row in range(n) if row not in stored_rejects]
     rows += [row for row in tried if row not in remaining]
-    return Embedding.concatenate([stored, embedding])[np.argsort(rows)], remaining
+    return Embedding.concatenate([before, embedding])[np.argsort(rows)], remaining
+
+
+def _write(part: Path, block: Block) -> None:
+    """Write a finished block and its rejects."""
+    embedding, rejects = block
+    part.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {} if embedding is None else embedding.arrays()
+    write_file(part, save(arrays, {REJECTS: json.dumps(rejects)} if rejects else None))
 
 
 def _read(part: Path, images: int) -> Block | None:

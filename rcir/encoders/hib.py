@@ -15,7 +15,7 @@ from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_v
 from rcir.encoders.features import MeanHead, build_features, floored_softplus
 from rcir.errors import InvalidConfig
 from rcir.losses import kl_to_prior, mean_of_valid
-from rcir.losses.pairs import (
+from rcir.losses.hedged import (
     HedgedOptions,
     match_logits,
     match_nll,
@@ -24,7 +24,7 @@ from rcir.losses.pairs import (
     mixture_samples,
     soft_contrastive_loss,
 )
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
 _Ranking = Literal["match", "mean"]
 INITIAL_DEVIATION = 0.1  # of every Gaussian, in each dimension
@@ -55,7 +55,6 @@ class HedgedInstanceOptions:
                 f"encoder.options.samples is {self.samples}; it must be a multiple of components, "
                 f"{self.components}"
             )
-        require_choices(self, "distance")
 
 
 class HedgedInstance(Encoder):
@@ -182,13 +181,6 @@ class HedgedInstance(Encoder):
             parts.append(match_nll(match_logits(query_samples, item_samples, scale, shift)))
         return torch.cat(parts).view(n, k)
 
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        if not self.options.components:
-            return None
-        shape = (len(images), *self.noise.shape[1:])
-        noise = torch.randn(shape, generator=generator, device="cpu")
-        return _samples_of(self(images), noise).transpose(0, 1)
-
 
 def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
     """Return two sets of standard normal numbers, (2, samples, dim), always the same.
@@ -217,7 +209,7 @@ def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
 
 
 def _samples_of(embedding: Embedding, noise: Tensor) -> Tensor:
-    """Return samples (n, k, d) by noise (k, d) for all images, or (n, k, d)."""
+    """Return samples (n, k, d) of n images by noise (k, d), the same for all."""
     means, variances = _mixture(embedding)
     return mixture_samples(means, variances, noise.to(means.device))
 

@@ -7,7 +7,7 @@ gives a Gaussian of weights. The spread of embeddings under draws is the uncerta
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -21,10 +21,8 @@ from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, TrainingI
 from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
-from rcir.losses.pairs import HessianGeometry, pair_hessian_diagonal
-from rcir.options import require_at_least, require_choice, require_choices
-
-Variant = Literal["full", "fixed", "positive"]
+from rcir.losses.curvature import HessianGeometry, PairCurvature, Variant
+from rcir.options import require_at_least
 
 FIT_BATCH = 256  # images whose pairs a post-hoc fit uses
 ONLINE_SCALE = 1e6
@@ -38,7 +36,7 @@ class LaplacianMetricOptions:
     Args:
         online: train under draws of the last layer, and track its curvature; by default, it is
             computed once, after training.
-        hessian: "euclidean" or "arccos", see `rcir.losses.pairs.pair_hessian_blocks`.
+        hessian: "euclidean" or "arccos", see `rcir.losses.curvature.pair_hessian_blocks`.
         variant: "full", "fixed" or "positive", see `PairCurvature`.
         negatives_weight: at least 0, of pairs within the margin that do not match; "auto" is
             their share of all pairs that do not match (online: of the pairs of different anchors).
@@ -62,19 +60,15 @@ class LaplacianMetricOptions:
     passes: int = 20
 
     def __post_init__(self) -> None:
-        require_choices(self, "hessian", "variant")
         for name in ("scale", "initial", "prior_precision", "negatives_weight"):
-            value, may_be_0 = getattr(self, name), name == "negatives_weight"
+            value, can_be_0 = getattr(self, name), name == "negatives_weight"
             if isinstance(value, int | float) and not (
-                0 < value <= MAX_SCALE or (may_be_0 and value == 0)
+                0 < value <= MAX_SCALE or (can_be_0 and value == 0)
             ):
-                least = "at least 0" if may_be_0 else "above 0"
+                least = "at least 0" if can_be_0 else "above 0"
                 raise InvalidConfig(
                     f"encoder.options.{name} is {value}; it must be {least}, at most {MAX_SCALE:g}"
                 )
-        if isinstance(self.negatives_weight, str):
-            name = "encoder.options.negatives_weight"
-            require_choice(name, self.negatives_weight, Literal["auto"])
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
         require_at_least(self, passes=2)
@@ -90,14 +84,7 @@ class LaplacianLossOptions(PointLossOptions):
             Warburg et al.
     """
 
-    form: Any = "contrastive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in ("contrastive", "contrastive-linear"):
-            raise InvalidConfig(
-                f"loss.form of lam is {self.form!r}; it must be contrastive or contrastive-linear"
-            )
+    form: Literal["contrastive", "contrastive-linear"] = "contrastive"
 
 
 class LaplacianMetric(Encoder):
@@ -223,14 +210,11 @@ class LaplacianMetric(Encoder):
         if self.prior_precision == 0:
             embedding: Embedding = self(images)
             return embedding
-        samples = self._passes(images)
+        samples = self.pass_vectors(images)
         vectors = F.normalize(samples.mean(dim=0))
         return Embedding(vectors, samples.var(dim=0), inverse_concentration(samples))
 
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor | None:
-        return None if self.prior_precision == 0 else self._passes(images)
-
-    def _passes(self, images: Tensor) -> Tensor:
+    def pass_vectors(self, images: Tensor) -> Tensor:
         """Return the unit vectors under draws of the layer, (passes, n, dim)."""
         draws = self._noise
         if draws is None or draws.device != self.hessian.device:
@@ -263,99 +247,6 @@ class LaplacianMetric(Encoder):
 def _extended(features: Tensor) -> Tensor:
     """Return features with a constant one, whose weight is the bias."""
     return F.pad(features, (0, 1), value=1.0)
-
-
-def _zero() -> Tensor:
-    """Return zero on the CPU, which can be added to tensors of any device."""
-    return torch.zeros((), dtype=torch.float64, device="cpu")
-
-
-@dataclass
-class PairCurvature:
-    """Sums of Hessian diagonals over pairs that match, and over others within the margin.
-
-    Attributes:
-        geometry: see `rcir.losses.pairs.pair_hessian_blocks`.
-        variant: "full", all pairs and terms; "fixed", without mixed derivatives; "positive", only
-            pairs that match.
-        margin: of the loss; pairs that do not match and are farther apart have no curvature.
-        sums: (2, d, f + 1) float64, of pairs that match and of others; () before the first pair.
-        counts: (2,) float64, numbers of pairs that match, and of others within the margin.
-        unmined: (2,) float64, number of pairs that were not chosen by their distance, and of those
-            of them within the margin: the weight of pairs that do not match.
-    """
-
-    geometry: HessianGeometry
-    variant: Variant
-    margin: float
-    sums: Tensor = field(default_factory=_zero)
-    counts: Tensor = field(default_factory=_zero)
-    unmined: Tensor = field(default_factory=_zero)
-
-    def add(
-        self,
-        features: Tensor,
-        outputs: Tensor,
-        pairs: Tensor,
-        match: Tensor,
-        counted: Tensor | None = None,
-    ) -> None:
-        """Add pairs (p, 2).
-
-        Args:
-            features, outputs, pairs: see `rcir.losses.pairs.pair_hessian_diagonal`.
-            match: (p,) bool.
-            counted: (p,) bool, pairs that count, among them all that match. Others are summed with
-                weight 0, so that the CPU does not wait for a GPU. By default all count, and only
-                those with a curvature are computed.
-        """
-        features, outputs = features.double(), outputs.double()
-        inside = ~match & self._inside(outputs, pairs)
-        if counted is not None:
-            inside &= counted
-        cross, sums = self.variant != "fixed", []
-        for mask in (match, torch.zeros_like(inside) if self.variant == "positive" else inside):
-            chosen, weights = pairs, mask.double()
-            if counted is None:
-                chosen, weights = pairs[mask], weights[mask]
-            sums.append(
-                pair_hessian_diagonal(features, outputs, chosen, weights, self.geometry, cross)
-            )
-        counts = torch.stack([match.sum(), inside.sum()]).double()
-        self.sums, self.counts = self.sums + torch.stack(sums), self.counts + counts
-
-    def add_unmined(self, outputs: Tensor, pairs: Tensor) -> None:
-        """Add pairs (p, 2) that were not chosen by their distance, with few matches or none."""
-        inside = self._inside(outputs, pairs)
-        counts = torch.stack([inside.new_full((), len(inside), dtype=torch.int64), inside.sum()])
-        self.unmined = self.unmined + counts.double()
-
-    def _inside(self, outputs: Tensor, pairs: Tensor) -> Tensor:
-        """Return which pairs are closer than the margin."""
-        units = F.normalize(outputs)
-        distances: Tensor = (units[pairs[:, 0]] - units[pairs[:, 1]]).norm(dim=1)
-        return distances < self.margin
-
-    def all_reduce(self) -> None:
-        """Add up the sums of all workers of a training, each of which has added pairs."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for values in (self.sums, self.counts, self.unmined):
-                torch.distributed.all_reduce(values)
-
-    def mean(self, negatives_weight: float | None) -> Tensor:
-        """Return the Hessian diagonal of the mean loss, (d, f + 1); entries can be negative.
-
-        Args:
-            negatives_weight: weight of the mean over pairs within the margin that do not match,
-                which is subtracted. None is the share of unmined pairs within the margin, which
-                gives the Hessian of the mean over all pairs that do not match.
-        """
-        matching, inside = self.counts.clamp(min=1)
-        weight: Tensor | float | None = negatives_weight
-        if weight is None:
-            weight = self.unmined[1] / self.unmined[0].clamp(min=1)
-        mean: Tensor = self.sums[0] / matching - weight * self.sums[1] / inside
-        return mean
 
 
 def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:

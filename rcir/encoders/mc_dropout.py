@@ -22,7 +22,7 @@ from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
 from rcir.errors import InvalidConfig
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
 Masks = Literal["shared", "independent"]
 MAX_JOINT = 64  # images times passes in one forward pass, unless the images alone are more
@@ -52,7 +52,6 @@ class MCDropoutOptions:
         if not 0 < self.dropout < 1:
             raise InvalidConfig(f"encoder.options.dropout is {self.dropout}; it must lie in (0, 1)")
         require_at_least(self, passes=2)
-        require_choices(self, "masks")
 
 
 class DropoutConv(nn.Module):
@@ -213,10 +212,7 @@ class MCDropout(Encoder):
         embedding: Embedding = self.network(images)
         return embedding
 
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return self._passes(images)
-
-    def _passes(self, images: Tensor) -> Tensor:
+    def pass_vectors(self, images: Tensor) -> Tensor:
         """Return the unit vectors of the passes, (passes, n, dim)."""
         pixels = images  # not features, which are rounded differently in each batch
         if (frozen := frozen_backbone(self)) is not None:
@@ -244,7 +240,7 @@ class MCDropout(Encoder):
         return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:
-        stacked = self._passes(images)
+        stacked = self.pass_vectors(images)
         mean, variance = stacked.mean(dim=0), stacked.var(dim=0)
         vectors = F.normalize(mean) if self.options.unit else mean
         return Embedding(vectors, variance, variance.mean(dim=1))

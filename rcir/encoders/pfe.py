@@ -33,9 +33,9 @@ from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import Pretrained, frozen_backbone
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
-from rcir.losses.pairs import mutual_likelihood_loss, mutual_likelihood_score
+from rcir.losses.mutual_likelihood import mutual_likelihood_loss, mutual_likelihood_score
 from rcir.mining import genuine_batches
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
 _Ranking = Literal["mean", "mls"]
 MIN_VARIANCE = 1e-6
@@ -86,7 +86,6 @@ class ProbabilisticFaceEmbeddingOptions:
                 f"encoder.options.base {self.base} is not trained by the triplet loss: train it "
                 "first, and set encoder.options.base_weights to encoder.safetensors of that run"
             )
-        require_choices(self, "distance")
         require_at_least(self, steps=1, samples_per_class=2)
         group = self.samples_per_class
         if self.batch % group or self.batch < 2 * group:

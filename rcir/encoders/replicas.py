@@ -18,7 +18,7 @@ from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.base import Encoder, Images
-from rcir.encoders.batches import embed_readable
+from rcir.encoders.batches import Block, embed_readable
 from rcir.errors import RcirError, WorkersLost
 from rcir.torch_settings import keep_freed_memory
 
@@ -28,7 +28,7 @@ MAX_DEATHS = 4  # of replicas that embed the same block
 class Replicas:
     """Processes on Ray's workers that embed blocks of images in parallel, by any encoder.
 
-    They start with the first blocks, stay from call to call, and end with the `with` block. A
+    They start with the first blocks, stay from call to call, and end with the `with` statement. A
     replica that dies is replaced, and its block embedded again, up to `MAX_DEATHS` times. Ray is
     started, or the cluster that RAY_ADDRESS names is joined, unless the process has done so.
 
@@ -55,19 +55,13 @@ class Replicas:
         preprocessing: Preprocessing,
         blocks: Mapping[int, Images],
         batch: int | None = None,
-        leave_out: bool = False,
-    ) -> Iterator[tuple[int, Embedding | None, dict[int, str]]]:
-        """Yield the number, the embedding and the rejects of each block as it is finished.
+    ) -> Iterator[tuple[int, Block]]:
+        """Yield the number and the content of each block as it is finished, see `embed_readable`.
 
         Replicas read paths; arrays travel through Ray's object store, one block per replica at a
         time.
 
-        Args:
-            encoder, preprocessing, batch, leave_out: see `rcir.encoders.batches.embed_readable`.
-            blocks: images, each block small enough for the memory of a replica.
-
         Raises:
-            InvalidImage: an image cannot be read, and is not left out.
             InvalidConfig: the cluster has no GPU to use.
             WorkersLost: a block has ended `MAX_DEATHS` replicas.
         """
@@ -93,14 +87,14 @@ class Replicas:
                     f"{MAX_DEATHS} replicas died, one after the other, as they {what}: {advice}"
                 ) from error
             if (following := next(numbers, None)) is not None:
-                result = replica.embed.remote(model, _absolute(blocks[following]), leave_out)
+                result = replica.embed.remote(model, _absolute(blocks[following]))
                 pending[result] = (replica, following)
             if number is not None:
                 n_missing -= 1
                 # Copied, since the memory of Ray's object store is read-only.
                 arrays, rejects = block
                 copied = {k: v.copy() for k, v in arrays.items()}
-                yield number, Embedding.from_arrays(copied) if copied else None, rejects
+                yield number, (Embedding.from_arrays(copied) if copied else None, rejects)
 
     def _start(self, count: int) -> None:
         """Start replicas until there are so many."""
@@ -130,24 +124,20 @@ class Replica:
         """Return once the process has started."""
 
     def embed(
-        self, model: list[ray.ObjectRef[Any]], images: Images, leave_out: bool
+        self, model: list[ray.ObjectRef[Any]], images: Images
     ) -> tuple[dict[str, NDArray[Any]], dict[int, str]]:
         """Return the arrays of the embedding of a block, and the rejects.
 
-        Args:
-            model: holds the reference to encoder, preprocessing and batch in Ray's object store,
-                which are loaded once.
-            images: the block.
-            leave_out: see `Replicas.embed`.
+        `model` holds the reference to encoder, preprocessing and batch in Ray's object store, which
+        are loaded once.
         """
         if model[0] != self._reference:
-            self._encoder, self._preprocessing, self._batch = ray.get(model[0])
+            self._model = ray.get(model[0])
             if ray.get_gpu_ids():
-                self._encoder.cuda()
+                self._model[0].cuda()
             self._reference = model[0]
-        embedding, rejects = embed_readable(
-            self._encoder, self._preprocessing, images, self._batch, leave_out
-        )
+        encoder, preprocessing, batch = self._model
+        embedding, rejects = embed_readable(encoder, preprocessing, images, batch)
         return {} if embedding is None else embedding.arrays(), rejects
 
 

@@ -23,9 +23,8 @@ from rcir.losses import (
     vmf_expected_squared_distance,
     vmf_tuple_loss,
 )
-from rcir.options import require_at_least, require_choices
+from rcir.options import require_at_least
 
-MAX_CONCENTRATION = 1e10  # float64 cannot distinguish draws of larger ones from their mean
 INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
@@ -38,16 +37,13 @@ class VonMisesFisherEncoderOptions:
         distance: "mean" ranks by the distance of mean directions; "expected" re-ranks the
             candidates by the root of the expected squared distance, which moves uncertain gallery
             images towards the middle.
-        passes: number of draws of `samples`; at least 2.
     """
 
     concentration_hidden: int = 128
     distance: Distance = "mean"
-    passes: int = 20
 
     def __post_init__(self) -> None:
-        require_at_least(self, concentration_hidden=1, passes=2)
-        require_choices(self, "distance")
+        require_at_least(self, concentration_hidden=1)
 
 
 class VonMisesFisher(Encoder):
@@ -106,68 +102,8 @@ class VonMisesFisher(Encoder):
             _concentration(candidates).view(n, -1, 1),
         ).sqrt()
 
-    def _samples(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        embedding: Embedding = self(images)
-        return draw_von_mises_fisher(
-            embedding.vectors, _concentration(embedding), self.options.passes, generator
-        )
-
 
 def _concentration(embedding: Embedding) -> Tensor:
     if "concentration" not in embedding.extra:
         raise InvalidConfig('vMF encoders need embeddings with extra["concentration"]')
     return embedding.extra["concentration"]
-
-
-def draw_von_mises_fisher(
-    mean: Tensor, concentration: Tensor, draws: int, generator: torch.Generator
-) -> Tensor:
-    """Draw points (draws, n, d) of the unit sphere independently.
-
-    Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics:
-    Simulation and Computation 23 (1), 1994.
-
-    Args:
-        mean: (n, d) of unit length, d at least 2.
-        concentration: (n, 1), above 0.
-        draws: number of points for each mean.
-        generator: on the CPU, where all is computed.
-
-    Example:
-        >>> mean = torch.eye(3)[:1]
-        >>> points = draw_von_mises_fisher(mean, torch.tensor([[1e6]]), 2, torch.Generator())
-        >>> (points @ mean.T).flatten()
-        tensor([1.0000, 1.0000])
-    """
-    direction, kappa = mean.detach().cpu().double(), concentration.detach().cpu().double()
-    kappa = kappa.squeeze(1).clamp(max=MAX_CONCENTRATION).expand(draws, -1)
-    cosine = _cosines(kappa, mean.shape[1], generator)[..., None]
-    shape = (draws, *direction.shape)
-    noise = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    across = noise - (noise * direction).sum(-1, keepdim=True) * direction
-    sine = (1 - cosine.square()).clamp(min=0).sqrt()
-    return (cosine * direction + sine * F.normalize(across, dim=-1)).to(mean)
-
-
-def _cosines(kappa: Tensor, dim: int, generator: torch.Generator) -> Tensor:
-    """Draw cosines to the means, for concentrations of any shape."""
-    free = dim - 1
-    b = free / (2 * kappa + (4 * kappa.square() + free**2).sqrt())
-    x = (1 - b) / (1 + b)
-    c = kappa * x + free * (1 - x.square()).log()
-    cosines = torch.empty_like(kappa)
-    waiting = torch.ones_like(kappa, dtype=torch.bool)
-    while waiting.any():
-        bw, xw, cw, kw = (values[waiting] for values in (b, x, c, kappa))
-        # Beta(free / 2, free / 2), which torch cannot draw by a generator: a sphere's coordinate.
-        n, kind = len(bw), torch.float64
-        noise = torch.randn(n, dim, generator=generator, dtype=kind, device="cpu")
-        beta = (1 + F.normalize(noise)[:, 0]) / 2
-        proposed = (1 - (1 + bw) * beta) / (1 - (1 - bw) * beta)
-        uniform = torch.rand(n, generator=generator, dtype=kind, device="cpu")
-        surplus = kw * proposed + free * (1 - xw * proposed).log() - cw
-        accepted = surplus >= uniform.log()
-        places = waiting.nonzero()[accepted].unbind(1)
-        cosines[places] = proposed[accepted]
-        waiting[places] = False
-    return cosines

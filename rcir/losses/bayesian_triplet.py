@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.special import erfcx, log_ndtr
 
-from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
+from rcir.losses.tuples import TupleRows, mean_of_valid
+from rcir.options import require_not_negative
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.options import require_choice
+from rcir.options import require_choice, require_not_negative
 
 ContrastiveForm = Literal["squared-gap", "linear", "hadsell", "soft"]
 TripletForm = Literal["squared", "unsquared", "soft"]
@@ -150,13 +150,6 @@ class PointLossOptions:
         require_not_negative(self, "margin")
         if not 0 < self.scale < math.inf:
             raise InvalidConfig(f"loss.scale is {self.scale}; it must be above 0, and finite")
-
-
-def require_not_negative(options: object, *names: str) -> None:
-    """Raise `InvalidConfig` for the first named option of a loss that is negative or NaN."""
-    for name in names:
-        if not (value := getattr(options, name)) >= 0:
-            raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
 class TupleRows(NamedTuple):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rcir.losses.bayesian_triplet import order_nll
-from rcir.losses.tuples import TupleRows, mean_of_valid, require_not_negative
+from rcir.losses.tuples import TupleRows, mean_of_valid
+from rcir.options import require_not_negative
 
 RECURRENCES = 32  # orders between that of the expansion and v
 SERIES_LIMIT = 0.03  # times the root of d: a series is used below, where other terms would cancel

@@ -47,10 +47,9 @@ def around(rng, numbers):
 class Table(Encoder):
     """The encoder that looks up the number that the first two pixels of an image spell."""
 
-    def __init__(self, vectors, draws=None, uncertainty=None):
+    def __init__(self, vectors, uncertainty=None):
         super().__init__(EncoderConfig("deterministic", dim=8))
         self.vectors = torch.nn.Parameter(torch.from_numpy(vectors), requires_grad=False)
-        self.drawn = None if draws is None else torch.from_numpy(draws)
         self.uncertainty = None if uncertainty is None else torch.from_numpy(uncertainty)
 
     @staticmethod
@@ -67,10 +66,7 @@ class Table(Encoder):
 
     @property
     def draws(self):
-        return self.drawn is not None
-
-    def _samples(self, images, generator):
-        return None if self.drawn is None else self.drawn[:, self.rows(images)]
+        return self.uncertainty is not None
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,6 @@ def cases():
     rng = np.random.default_rng(SEED)
     vectors = {name: around(rng, numbers) for name, numbers in NUMBERS.items()}
     every = np.concatenate(list(vectors.values()))
-    draws = np.stack([every] * 3)
-    for number in (1, 2):  # a draw of an image is another one of the same number
-        draws[number, 150:275] = np.roll(vectors["test"], 25 * number, axis=0)
     uncertainty = rng.gamma(2.0, 0.2, len(every)).astype(np.float32)
 
     def case(encoder, sets, cross, depth, outside=None):
@@ -122,7 +115,7 @@ def cases():
     near = np.abs(places["test"][:, None] - places["gallery"]).sum(axis=2) <= 1
     outside = SearchResults(OUTSIDE, depth=40)
     return {
-        "labels": case(Table(every, draws, uncertainty), by_label, same, 40, outside),
+        "labels": case(Table(every, uncertainty), by_label, same, 40, outside),
         "places": case(Table(every), by_place, near, 3),
     }
 

@@ -4,21 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import EncoderConfig
+from tests.encoders import small
+from tests.encoders.small import pictures
 
 MEMBERS = 3
 
 
 def build(mode):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        options = {"members": MEMBERS, "combination": mode}
-        config = EncoderConfig("deep-ensemble", dim=6, options=options)
-        return build_encoder(config, 1, (8, 16))
-
-
-def pictures(n=40, seed=1):
-    return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
+    options = {"members": MEMBERS, "combination": mode}
+    return small.build(EncoderConfig("deep-ensemble", dim=6, options=options))
 
 
 def unit_vectors(encoder, images):
@@ -53,13 +48,13 @@ def test_squared_distance_of_joint_vectors_is_the_mean_of_the_members_squared_di
 def test_alignment_recovers_rotations_of_one_network():
     encoder = build("aligned")
     rotate_members(encoder)
-    before = encoder.embed(pictures()).uncertainty
+    before = encoder.embed(pictures(40)).uncertainty
     with torch.no_grad():
-        encoder.align(encoder.member_vectors(pictures(seed=2)))
-    after = encoder.embed(pictures())
+        encoder.align(encoder.member_vectors(pictures(40, seed=2)))
+    after = encoder.embed(pictures(40))
     assert before.min() > 0.01
     assert after.uncertainty.max() < 1e-8
-    np.testing.assert_allclose(after.vectors, unit_vectors(encoder, pictures())[0], atol=1e-4)
+    np.testing.assert_allclose(after.vectors, unit_vectors(encoder, pictures(40))[0], atol=1e-4)
     gram = encoder.rotations @ encoder.rotations.transpose(1, 2)
     np.testing.assert_allclose(gram, np.broadcast_to(np.eye(6), (MEMBERS, 6, 6)), atol=1e-5)
 
@@ -68,9 +63,9 @@ def test_the_reference_combination_mistakes_rotations_for_uncertainty():
     encoder = build("reference")
     rotate_members(encoder)
     with torch.no_grad():
-        encoder.align(encoder.member_vectors(pictures(seed=2)))
-    embedding = encoder.embed(pictures())
-    z = unit_vectors(encoder, pictures())
+        encoder.align(encoder.member_vectors(pictures(40, seed=2)))
+    embedding = encoder.embed(pictures(40))
+    z = unit_vectors(encoder, pictures(40))
     np.testing.assert_allclose(embedding.vectors, z.mean(0), atol=1e-5)
     np.testing.assert_allclose(embedding.variance, z.var(0), atol=1e-5)
     np.testing.assert_allclose(embedding.uncertainty, z.var(0).mean(1), atol=1e-5)
@@ -80,15 +75,15 @@ def test_the_reference_combination_mistakes_rotations_for_uncertainty():
 @pytest.mark.parametrize("mode", ["aligned", "distance"])
 def test_uncertainty_is_the_spread_of_the_aligned_members(mode):
     encoder = build(mode)
-    z = unit_vectors(encoder, pictures())
+    z = unit_vectors(encoder, pictures(40))
     aligned = []
     for k in range(MEMBERS):  # orthogonal Procrustes of member k onto the first
         left, _, right = np.linalg.svd(z[k].T @ z[0])
         aligned.append(z[k] @ left @ right)
     with torch.no_grad():
-        encoder.align(encoder.member_vectors(pictures()))
+        encoder.align(encoder.member_vectors(pictures(40)))
     spread = np.var(aligned, axis=0, ddof=1).mean(1)
-    np.testing.assert_allclose(encoder.embed(pictures()).uncertainty, spread, rtol=1e-2)
+    np.testing.assert_allclose(encoder.embed(pictures(40)).uncertainty, spread, rtol=1e-2)
 
 
 def test_members_start_from_different_weights():

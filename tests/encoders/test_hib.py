@@ -1,7 +1,5 @@
 """Hedged instance embeddings: samples, uncertainty, ranking and loss, against NumPy."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -11,26 +9,22 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders import EmbeddedTuples, EncoderConfig, build_encoder
+from rcir.encoders import EmbeddedTuples, EncoderConfig
 from rcir.encoders.batches import embed as embed_all
-from rcir.losses.pairs import HedgedOptions
+from rcir.losses.hedged import HedgedOptions
 from rcir.retrieval.retriever import Retriever
+from tests.encoders import small
+from tests.encoders.small import as_tuples, check_ranking, generator, pictures
 
 KINDS = [0, 1, 2]
 
 
-def pictures(n=6, seed=0):
-    return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
-
-
 def build(components=1, spread=1.0, **options):
     """With variances that depend on the image."""
-    config = EncoderConfig("hib", dim=3, options={"components": components} | options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = build_encoder(config, 1, (8, 16))
-        if components:
-            torch.nn.init.normal_(encoder.variance_head[-1].weight, std=spread)
+    encoder = small.build(EncoderConfig("hib", dim=3, options={"components": components} | options))
+    if components:
+        last = encoder.variance_head[-1]
+        torch.nn.init.normal_(last.weight, std=spread, generator=generator())
     return encoder
 
 
@@ -96,8 +90,7 @@ def test_noise_at_test_time_is_normal_with_unit_moments_in_every_dimension(compo
 @pytest.mark.parametrize("dim", [2, 4])
 def test_a_variance_counts_alike_in_every_dimension(dim):
     """With the default number of samples, against draws of NumPy: .228 of two, .232 of four."""
-    config = EncoderConfig("hib", dim=dim)
-    encoder = build_encoder(config, 1, (8, 16))
+    encoder = small.build(EncoderConfig("hib", dim=dim))
     with torch.no_grad():
         encoder.scale_parameter.fill_(np.log(np.expm1(4.0)))
         encoder.shift.fill_(4.0)
@@ -124,27 +117,23 @@ def test_a_gallery_image_finds_itself_first_among_equally_certain_images(splits)
 @pytest.mark.parametrize("components", [1, 2])
 def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits):
     encoder = build(components)
-    retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
-    found = retriever.search(splits.test.images[:7])
-    embed = partial(embed_all, encoder, Preprocessing())
-    queries = numpy_samples(embed(splits.test.images[:7]), encoder.noise[0])
-    items = numpy_samples(embed(splits.gallery.images), encoder.noise[1])
-    p = np.array([[probability(encoder, query, item) for item in items] for query in queries])
-    np.testing.assert_allclose(found.distances, np.sort(-np.log(p), axis=1), rtol=1e-3)
-    chosen = np.take_along_axis(p, found.positions, axis=1)
-    np.testing.assert_allclose(found.distances, -np.log(chosen), rtol=1e-3)
+
+    def expected(query, item):
+        queries = numpy_samples(query, encoder.noise[0])
+        items = numpy_samples(item, encoder.noise[1])
+        return [
+            [-np.log(probability(encoder, first, second)) for second in items] for first in queries
+        ]
+
+    check_ranking(encoder, splits, expected, queries=7, rtol=1e-3)
 
 
-def test_points_rank_by_distance_and_gaussians_on_request(splits):
-    for encoder in (build(distance="mean"), build(0)):
-        retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=300)
-        found = retriever.search(splits.test.images[:7])
-        query, item = (
-            embed_all(encoder, Preprocessing(), images).vectors
-            for images in (splits.test.images[:7], splits.gallery.images)
-        )
-        expected = torch.cdist(query.double(), item.double()).sort(dim=1).values
-        np.testing.assert_allclose(found.distances, expected, rtol=1e-4)
+@pytest.mark.parametrize("options", [{"distance": "mean"}, {"components": 0}], ids=str)
+def test_points_rank_by_distance_and_gaussians_on_request(options, splits):
+    def expected(query, item):
+        return torch.cdist(query.vectors, item.vectors)
+
+    check_ranking(build(**options), splits, expected, decides=False)
 
 
 @pytest.mark.parametrize("components", KINDS)
@@ -186,20 +175,9 @@ def test_the_match_of_a_tuple_is_half_of_its_loss(components):
 
 def test_samples_in_training_are_drawn_by_the_generator_of_torch():
     encoder = build().train()
-    embedding = encoder(pictures(4))
-    valid = torch.ones(1, 2, dtype=torch.bool)
+    tuples = as_tuples(encoder(pictures(4)), negatives=2)
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        losses.append(encoder.loss(EmbeddedTuples(embedding, valid), HedgedOptions()).item())
+        losses.append(encoder.loss(tuples, HedgedOptions()).item())
     assert losses[0] == losses[2] != losses[1]
-
-
-@pytest.mark.parametrize("components", [1, 2])
-def test_draws_have_the_mean_and_the_variance(components):
-    embedding = build(components).embed(pictures())
-    drawn = build(components, samples=4000).samples(pictures(), torch.Generator().manual_seed(0))
-    assert drawn.shape == (4000, 6, 3)
-    torch.testing.assert_close(drawn.mean(0), embedding.vectors, rtol=0, atol=0.1)
-    torch.testing.assert_close(drawn.var(0), embedding.variance, rtol=0.15, atol=0)
-    assert build(0).samples(pictures(), torch.Generator()) is None

@@ -7,21 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.autograd.functional import hessian
 from torch.nn import functional as F
 
 from rcir.data import Preprocessing
 from rcir.data.records import ImageSet
-from rcir.encoders import EncoderConfig, build_encoder
-from rcir.encoders.base import EmbeddedTuples, TrainingImages
+from rcir.encoders import EncoderConfig
+from rcir.encoders.base import TrainingImages
 from rcir.encoders.batches import embed
-from rcir.encoders.lam import (
-    LaplacianMetricOptions,
-    PairCurvature,
-    inverse_concentration,
-    marginal_prior_precision,
-)
+from rcir.encoders.lam import inverse_concentration, marginal_prior_precision
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.losses.curvature import PairCurvature
+from tests.encoders import small
+from tests.encoders.small import as_tuples, pictures
+from training import TrainingConfig
 
 MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not
 
@@ -29,14 +27,8 @@ MARGIN = 0.15  # of an untrained network: some pairs are closer, some are not
 CERTAIN = {"online": True, "initial": 1e12, "memory": 1e-9, "negatives_weight": 0.5}
 
 
-def pictures(n=5, seed=0):
-    return torch.rand(n, 1, 8, 16, generator=torch.Generator().manual_seed(seed))
-
-
 def build(**options):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build_encoder(EncoderConfig("lam", dim=3, options=options), 1, (8, 16))
+    return small.build(EncoderConfig("lam", dim=3, options=options))
 
 
 def training_images(n=90, **options):
@@ -81,46 +73,10 @@ def test_prior_precision_maximises_the_marginal_likelihood():
     )
 
 
-@pytest.mark.parametrize("variant", ["full", "fixed", "positive"])
-def test_curvature_is_the_hessian_of_the_mean_contrastive_loss(variant):
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(24, 4, generator=generator, dtype=torch.float64)
-    layer = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    labels, margin = torch.arange(24) % 3, 1.2
-    pairs = torch.triu_indices(24, 24, 1).T
-    match = labels[pairs[:, 0]] == labels[pairs[:, 1]]
-    (left, right), extended = pairs.T, F.pad(features, (0, 1), value=1.0)
-    constant = F.normalize(extended @ layer.T)
-
-    def loss(layer):
-        """Means over all pairs of a kind; "fixed": against constants; "positive": matches only."""
-        units = F.normalize(extended @ layer.T)
-        if variant != "fixed":
-            squared = (units[left] - units[right]).square().sum(1)
-        else:
-            squared = (units[left] - constant[right]).square().sum(1)
-            squared = squared + (constant[left] - units[right]).square().sum(1)
-        if variant == "positive":
-            return squared[match].mean() / 2
-        near = (constant[left] - constant[right]).square().sum(1) < margin**2
-        assert 0 < (near & ~match).sum() < (~match).sum()
-        return (squared[match].mean() - (squared * near)[~match].mean()) / 2
-
-    exact = hessian(loss, layer).reshape(15, 15).diagonal().view(3, 5)
-    curvature = PairCurvature("arccos", variant, margin)
-    for some in torch.arange(len(pairs)).split(100):
-        curvature.add(features, extended @ layer.T, pairs[some], match[some])
-        curvature.add_unmined(extended @ layer.T, pairs[some][~match[some]])
-    torch.testing.assert_close(curvature.mean(None), exact, rtol=1e-8, atol=1e-11)
-    same = curvature.mean(float(curvature.counts[1] / (~match).sum()))
-    torch.testing.assert_close(same, exact, rtol=1e-8, atol=1e-11)
-
-
 def test_an_encoder_has_no_uncertainty_before_it_is_fitted(fitted):
     encoder = build()
     embedding = encoder.embed(pictures())
     assert embedding.uncertainty is None
-    assert encoder.samples(pictures(), torch.Generator()) is None
     outputs = encoder.layer(encoder.pooling(encoder.backbone(pictures())))
     torch.testing.assert_close(embedding.vectors, F.normalize(outputs).detach())
     assert (fitted.embed(pictures()).uncertainty > 0).all()
@@ -158,7 +114,7 @@ def test_draws_have_the_variance_of_the_posterior(fitted):
     images = pictures(4)
     with torch.inference_mode():
         features = F.pad(fitted.pooling(fitted.backbone(images)), (0, 1), value=1.0).double()
-    drawn = fitted.samples(images, torch.Generator())
+        drawn = fitted.pass_vectors(images)
     assert drawn.shape == (200, 4, 3)
     precision = fitted.hessian.double().clamp(min=0) + fitted.prior_precision.double()
     mean = torch.cat([fitted.layer.weight, fitted.layer.bias[:, None]], 1).detach().double()
@@ -174,7 +130,9 @@ def test_draws_have_the_variance_of_the_posterior(fitted):
 
 
 def test_an_embedding_is_the_mean_direction_and_the_spread_of_its_draws(fitted):
-    drawn, embedding = fitted.samples(pictures(), torch.Generator()), fitted.embed(pictures())
+    with torch.inference_mode():
+        drawn = fitted.pass_vectors(pictures())
+    embedding = fitted.embed(pictures())
     torch.testing.assert_close(embedding.vectors, F.normalize(drawn.mean(0)))
     torch.testing.assert_close(embedding.variance, drawn.var(0))
     torch.testing.assert_close(embedding.uncertainty, inverse_concentration(drawn))
@@ -191,20 +149,13 @@ def test_an_embedding_does_not_depend_on_its_batch_and_is_the_same_in_copies(fit
         torch.testing.assert_close(alone.uncertainty, whole.uncertainty[7:8], rtol=1e-2, atol=0)
 
 
-def steps(encoder, seed=0, micro_batches=1):
-    """The loss and one step of an encoder in training, of four tuples; in micro-batches or not."""
-    valid = torch.ones(4, 2, dtype=torch.bool)
-    images, total = pictures(16), 0.0
-    for part in range(micro_batches):
-        own = np.arange(4)[part::micro_batches]
-        rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
-        torch.manual_seed(seed)
-        embedding = encoder(images[rows])
-        total += encoder.loss(
-            EmbeddedTuples(embedding, valid[own]), encoder.LossOptions(MARGIN)
-        ).sum()
-    encoder.after_step()
-    return total
+def loss(encoder, tuples=range(4), seed=0):
+    """The loss of some of four tuples with two negatives each, under a draw of the layer."""
+    chosen = np.asarray(tuples)
+    rows = [*chosen, *(chosen + 4), *(8 + 2 * chosen[:, None] + np.arange(2)).ravel()]
+    torch.manual_seed(seed)
+    embedding = encoder(pictures(16)[rows])
+    return encoder.loss(as_tuples(embedding, negatives=2), encoder.LossOptions(MARGIN)).sum()
 
 
 def test_online_training_draws_its_weights_and_follows_their_curvature():
@@ -218,7 +169,8 @@ def test_online_training_draws_its_weights_and_follows_their_curvature():
         outputs = features @ (weights + noise / 53**0.5).T
         torch.manual_seed(4)
         torch.testing.assert_close(encoder(pictures(16)).vectors, F.normalize(outputs))
-        steps(encoder, seed=4)
+        loss(encoder, seed=4)
+    encoder.after_step()
     curvature = PairCurvature("euclidean", "fixed", MARGIN)
     pairs = torch.tensor(
         [[i, 4 + i] for i in range(4)] + [[i, 8 + 2 * i + j] for i in range(4) for j in range(2)]
@@ -232,58 +184,48 @@ def test_online_training_draws_its_weights_and_follows_their_curvature():
     torch.testing.assert_close(encoder.hessian, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_micro_batches_of_a_step_make_one_curvature():
-    with torch.random.fork_rng(devices=[]):
-        whole, parts = (build(**CERTAIN).train() for _ in range(2))
-        steps(whole)
-        steps(parts, micro_batches=2)
-    torch.testing.assert_close(parts.hessian, whole.hessian, rtol=1e-3, atol=1e-2)
-
-
-def test_workers_that_share_a_step_compute_the_curvature_of_all_its_pairs(monkeypatch):
+@pytest.mark.parametrize("parts", [[[0, 2], [1, 3]], [[0], [1, 2, 3]]], ids=["equal", "unequal"])
+def test_micro_batches_and_workers_of_a_step_make_one_curvature(parts, monkeypatch):
     """`all_reduce` adds the sums of the other worker."""
-    valid = torch.ones(4, 2, dtype=torch.bool)
     with torch.random.fork_rng(devices=[]):
-        whole, *workers = (build(**CERTAIN).train() for _ in range(3))
-        steps(whole)
-        for number, encoder in enumerate(workers):
-            own = np.arange(4)[:1] if number == 0 else np.arange(4)[1:]  # shares differ in size
-            rows = [*own, *(own + 4), *(8 + 2 * own[:, None] + np.arange(2)).ravel()]
-            torch.manual_seed(0)  # one draw for all
-            encoder.loss(
-                EmbeddedTuples(encoder(pictures(16)[rows]), valid[own]), encoder.LossOptions(MARGIN)
-            )
-    first, second = (each._step for each in workers)
-    names = ("sums", "counts", "unmined")
-    others = {id(getattr(first, name)): getattr(second, name) for name in names}
+        whole, micro_batches, *workers = (build(**CERTAIN).train() for _ in range(4))
+        for encoder, steps in (
+            (whole, [range(4)]),
+            (micro_batches, parts),
+            *((worker, [part]) for worker, part in zip(workers, parts, strict=True)),
+        ):
+            for tuples in steps:
+                loss(encoder, tuples)
+    sums = []
+    whole.after_step()
+    micro_batches.after_step()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.add_(others[id(x)]))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: sums.append(x.clone()))
+    workers[1].after_step()
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.add_(sums.pop(0)))
     workers[0].after_step()
-    assert first.unmined[0] == 3  # of one anchor, and of three
-    torch.testing.assert_close(workers[0].hessian, whole.hessian, rtol=1e-3, atol=1e-2)
+    assert sums == []
+    for encoder in (micro_batches, workers[0]):
+        torch.testing.assert_close(encoder.hessian, whole.hessian, rtol=1e-3, atol=1e-2)
 
 
 def test_gradients_reach_layer_and_backbone_and_evaluation_keeps_the_curvature():
     with torch.random.fork_rng(devices=[]):
         encoder = build(online=True, initial=100.0).train()
-        steps(encoder).backward()
+        loss(encoder).backward()
     assert all(weights.grad.abs().sum() > 0 for weights in encoder.parameters())
     encoder = build(online=True).eval()
     with torch.no_grad():
-        steps(encoder)
+        loss(encoder)
+    encoder.after_step()
     assert (encoder.hessian == 1e6).all()
 
 
-def test_a_loss_of_another_curvature_is_refused():
-    for form in ("squared", "contrastive-hadsell"):
-        with pytest.raises(InvalidConfig, match="contrastive-linear"):
-            build().LossOptions(form=form)
+@pytest.mark.parametrize("form", ["squared", "contrastive-hadsell"])
+def test_a_loss_of_another_curvature_is_refused(form):
+    with pytest.raises(InvalidConfig, match="contrastive-linear"):
+        TrainingConfig("run", encoder=EncoderConfig("lam"), loss={"form": form})
     assert build().LossOptions().margin == 0.7
-
-
-def test_a_misspelled_weight_of_negatives_is_refused():
-    with pytest.raises(InvalidConfig, match="negatives_weight 'Auto'"):
-        LaplacianMetricOptions(negatives_weight="Auto")
 
 
 def test_images_without_any_match_are_refused():

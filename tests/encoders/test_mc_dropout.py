@@ -10,21 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders import EncoderConfig
+from tests.encoders import small
+from tests.encoders.small import pictures
 
 PASSES = 5
 
 
 def build(backbone="mnist-cnn", n_channels=1, size=(8, 16), **options):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        options = {"passes": PASSES, "dropout": 0.3} | options
-        config = EncoderConfig("mc-dropout", backbone, "gem", options=options)
-        return build_encoder(config, n_channels, size)
-
-
-def pictures(n=6, channels=1, size=(8, 16)):
-    return torch.rand(n, channels, *size, generator=torch.Generator().manual_seed(1))
+    options = {"passes": PASSES, "dropout": 0.3} | options
+    config = EncoderConfig("mc-dropout", backbone, "gem", options=options)
+    return small.build(config, channels=n_channels, size=size)
 
 
 def record(module):
@@ -79,7 +75,7 @@ def assert_passes_one_by_one(encoder, images):
 def test_an_embedding_is_the_mean_and_spread_of_passes_one_by_one(backbone, channels, size, n):
     encoder = build(backbone, channels, size)
     for count in (n, 2):
-        assert_passes_one_by_one(encoder, pictures(count, channels, size))
+        assert_passes_one_by_one(encoder, pictures(count, channels=channels, size=size))
 
 
 def test_channels_are_kept_or_dropped_as_a_whole():
@@ -94,12 +90,12 @@ def test_channels_are_kept_or_dropped_as_a_whole():
 
 def test_threads_with_images_of_several_shapes_do_not_mix_their_masks():
     encoder = build("cifar-cnn", 3, (20, 20))
-    sizes = [(20, 20), (24, 28), (20, 28)]
-    expected = {size: build("cifar-cnn", 3, (20, 20)).embed(pictures(2, 3, size)) for size in sizes}
+    shapes = [pictures(2, channels=3, size=size) for size in ((20, 20), (24, 28), (20, 28))]
+    expected = [build("cifar-cnn", 3, (20, 20)).embed(images) for images in shapes]
     with ThreadPoolExecutor(8) as threads:
-        results = threads.map(lambda size: encoder.embed(pictures(2, 3, size)), sizes * 20)
-    for size, result in zip(sizes * 20, results, strict=True):
-        torch.testing.assert_close(result.tensors, expected[size].tensors, atol=1e-6, rtol=1e-5)
+        results = threads.map(encoder.embed, shapes * 20)
+    for result, alone in zip(results, expected * 20, strict=True):
+        torch.testing.assert_close(result.tensors, alone.tensors, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def test_every_convolution_of_a_large_backbone_is_thinned_and_batch_statistics_s
     encoder = build("resnet50", 3, (32, 32), passes=2).train()
     assert len(encoder.convolutions) == 53  # 1 + 16 blocks of 3 + 4 shortcuts
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
-    encoder.embed(pictures(3, 3, (32, 32)))
+    encoder.embed(pictures(3, channels=3, size=(32, 32)))
     assert {int(norm.num_batches_tracked) for norm in norms} == {0}
 
 
@@ -170,7 +166,6 @@ def test_independent_masks_belong_to_the_image_whatever_its_batch():
         torch.testing.assert_close(row.tensors, one.tensors, atol=1e-6, rtol=1e-4)
     again = encoder.embed(images[[3, 3]])
     assert torch.equal(again.vectors[0], again.vectors[1])
-    assert encoder._cached is None
 
 
 def test_independent_masks_are_those_of_independent_draws():

@@ -183,7 +183,7 @@ def test_an_unreadable_image_is_named(fault, paths, tmp_path):
     again = Counting(tmp_path / "parts")
     with pytest.raises(InvalidImage, match=r"60\.png"):
         again(paths)
-    assert again.embedded == [25, 25]
+    assert again.embedded == [25, 25, 25]
 
 
 def test_invalid_options_and_no_images_are_refused(monkeypatch):

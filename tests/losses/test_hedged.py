@@ -8,7 +8,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from rcir.losses.pairs import (
+from rcir.losses.hedged import (
     match_logits,
     match_nll,
     mismatch_probability,

@@ -5,7 +5,11 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal, norm
 
-from rcir.losses.pairs import fuse_gaussians, mutual_likelihood_loss, mutual_likelihood_score
+from rcir.losses.mutual_likelihood import (
+    fuse_gaussians,
+    mutual_likelihood_loss,
+    mutual_likelihood_score,
+)
 
 
 def gaussians(n, dim, variance_dim, seed=0):

@@ -18,7 +18,7 @@ from rcir.losses import (
     point_tuple_loss,
     triplet_loss,
 )
-from rcir.losses.pairs import HedgedOptions
+from rcir.losses.hedged import HedgedOptions
 
 FORMS = ("squared-gap", "linear", "hadsell", "soft")
 
