@@ -1,14 +1,18 @@
-"""Indexes of FAISS: presets over `faiss.index_factory`, and any string of it."""
+"""Vectors in an index of FAISS, and their files; `rcir.index.faiss_kinds` has its kinds."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import math
 import re
+import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,36 +20,33 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, StaleCalibration, as_option
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.files import read_array
 from rcir.index.base import Neighbours, check_vectors, no_neighbours, require_range
-from rcir.index.faiss_files import FaissContents
 from rcir.index.flat import search_by_subtraction
-from rcir.index.gpu import configure_clustering, draw_sample, gpu_resources
-from rcir.stored_vectors import StoredVectors, batches
+from rcir.index.gpu import draw_sample
+from rcir.stored_vectors import StoredVectors, WatchedFile, batches
 
-logger = logging.getLogger(__name__)
-# The place in FAISS's source, and the condition that failed, which precede its message.
-_PLACE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
-_RANKED_NUMBERS = 1 << 24  # numbers of candidates that are ranked at a time: 64 MiB of float32
-SEARCH_PARAMETERS: dict[str, type[int] | type[float]] = {
-    **{"nprobe": int, "max_codes": int, "quantizer_efSearch": int},
-    **{"efSearch": int, "k_factor": float},
-}
+INDEX_FILE, STATE_FILE = "index.faiss", "index.json"
+LIVE_FILE, STORED_FILE = "live.npy", "vectors.npy"
+# A mapped file is shared by the processes that read it.
+MAPPED = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+RANKED_NUMBERS = 1 << 24  # numbers of candidates that are ranked at a time: 64 MiB of float32
+WIDEST = {"nprobe": math.inf, "efSearch": math.inf}
 RANGES: dict[str, tuple[float, float]] = {
     **{"M": (2, 256), "ef_construction": (1, 1 << 16), "ef_search": (1, 1 << 20)},
     **{"nlist": (1, 1 << 20), "nprobe": (1, 1 << 20), "m": (1, 1 << 14), "nbits": (4, 12)},
     **{"k_factor": (1, 1000), "train_size": (1, 1 << 30), "random_seed": (0, (1 << 31) - 1)},
 }
+# The place in FAISS's source, and the condition that failed, which precede its message.
+PLACE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
+logger = logging.getLogger(__name__)
 # By FAISS's default, the distances of a batch to all codes of long vectors would take gigabytes.
 faiss.cvar.product_quantizer_compute_codes_bs = 4096
 
 
 class FaissOptions:
-    """Options of a FAISS index, which are the fields of a subclass, within `RANGES`.
-
-    A subclass states a string of `faiss.index_factory` and search parameters; `configure` sets
-    what the string cannot express.
-    """
+    """Options of a FAISS index, which are the fields of a subclass, within `RANGES`."""
 
     exact = False  # True: vectors on disk rank the candidates
     least_to_train = 0  # vectors to train on at least, besides one for each list
@@ -60,17 +61,18 @@ class FaissOptions:
         raise NotImplementedError
 
     def search_parameters(self) -> dict[str, float]:
-        """Return search parameters by name, of `SEARCH_PARAMETERS`; others have FAISS's values."""
+        """Return search parameters by FAISS's names; others have FAISS's values."""
         raise NotImplementedError
 
     def configure(self, index: Any) -> None:
-        """Set attributes of a new index of FAISS."""
+        """Set what the string cannot express, as attributes of a new index of FAISS."""
 
 
 class FaissIndex:
     """An index in FAISS, trained on a sample of the first vectors that are added.
 
-    Removed vectors take memory until the index is built again. A loaded index is mapped into
+    FAISS numbers vectors, and cannot delete them from all kinds: a removed vector is skipped in
+    every search, and takes memory until the index is built again. A loaded index is mapped into
     memory, so that processes on one machine share it. This module's logger reports the progress
     of `add`.
 
@@ -82,27 +84,27 @@ class FaissIndex:
 
     def __init__(self, dim: int, options: Any) -> None:
         self.options, self.dim = options, dim
-        stored = StoredVectors(dim, np.float16) if options.exact else None
+        # The vectors by number, in half precision on disk.
+        self._stored = StoredVectors(dim, np.float16) if options.exact else None
+        self._live: NDArray[np.int64] | None = None  # numbers not removed, ascending; None: all
+        self._selector: Any = None  # of these
+        self._watched: WatchedFile | None = None  # the file that the index is mapped from
+        self._digests: dict[str, str] = {}  # of its parts, until they change
         factory = options.factory_string()
         with _faiss_errors(f"FAISS cannot create {factory!r} for vectors of {dim} numbers"):
-            index = faiss.index_factory(dim, factory, faiss.METRIC_L2)
-        lists = faiss.try_extract_index_ivf(index)
-        if lists is not None and stored is None:
+            self._index = faiss.index_factory(dim, factory, faiss.METRIC_L2)
+        lists = faiss.try_extract_index_ivf(self._index)
+        if lists is not None and self._stored is None:
             lists.set_direct_map_type(faiss.DirectMap.Array)  # needed to return vectors
-        options.configure(index)
-        self._contents = FaissContents(index, stored)
+        options.configure(self._index)
         unused = options.search_parameters()
-        _faiss_parameters(index, 1, None, unused)
+        _faiss_parameters(self._index, 1, None, unused)
         if unused:
             raise InvalidConfig(
                 f"{factory!r} has no search parameter {', '.join(unused)}: "
                 "lists have nprobe and max_codes (and quantizer_efSearch where a graph selects "
                 "them), graphs efSearch, refined indexes k_factor"
             )
-
-    @property
-    def _index(self) -> Any:
-        return self._contents.index
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: Any) -> Self:
@@ -112,19 +114,25 @@ class FaissIndex:
         index.add(vectors)
         return index
 
+    def __copy__(self) -> Self:
+        return deepcopy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is in memory.
+        return self.__dict__ | {"_watched": None, "_selector": None, "_digests": {}}
+
     def __len__(self) -> int:
-        return len(self._contents)
+        return int(self._index.ntotal) if self._live is None else len(self._live)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
             vectors = check_vectors(vectors, self.dim)
-        contents = self._contents
         for batch in self._batches(vectors):
-            if contents.stored is not None:
-                contents.stored.check(batch)
+            if self._stored is not None:
+                self._stored.check(batch)
         if not len(vectors):
             return
-        contents.unmap()
+        self._unmap()
         if not self._index.is_trained:
             self._train(vectors)
         first = int(self._index.ntotal)
@@ -134,16 +142,21 @@ class FaissIndex:
                     # FAISS's files lack the state of this generator: an index that was saved and
                     # loaded in between must grow to the same graph.
                     self._index.hnsw.rng = faiss.RandomGenerator(int(self._index.ntotal))
-                if contents.stored is not None:
-                    contents.stored.append(batch)
+                if self._stored is not None:
+                    self._stored.append(batch)
                 with _faiss_errors("FAISS cannot add vectors to this index"):
                     self._add(batch)
                 done = int(self._index.ntotal) - first
                 logger.info("%s of %s vectors added", f"{done:,}", f"{len(vectors):,}")
-        except BaseException:
-            contents.grow(first, keep=False)
+        except BaseException:  # what was added is skipped
+            self._set_live(np.arange(first) if self._live is None else self._live)
+            if self._stored is not None:
+                self._stored.vectors = self._stored.vectors[: self._index.ntotal]
             raise
-        contents.grow(first)
+        finally:
+            self._digests = {}
+        if self._live is not None:
+            self._set_live(np.append(self._live, np.arange(first, self._index.ntotal)))
 
     def _add(self, batch: NDArray[np.float32]) -> None:
         self._index.add(batch)
@@ -161,6 +174,27 @@ class FaissIndex:
         with _faiss_errors(f"FAISS cannot train this index on {len(sample)} vectors"):
             self._index.train(sample)
 
+    def _unmap(self) -> None:
+        """Copy a mapped index into memory: FAISS ends a process that adds to a mapped one."""
+        if self._watched is None:
+            return
+        with tempfile.TemporaryFile() as file:  # unnamed, so that a killed process leaves no file
+            path = f"/dev/fd/{file.fileno()}"
+            faiss.write_index(self._index, path)
+            file.seek(0)
+            self._index = faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+        self._watched, self._digests = None, {}
+
+    def _set_live(self, live: NDArray[np.int64] | None) -> None:
+        self._live, self._selector = live, None
+        self._digests = {name: value for name, value in self._digests.items() if name != "live"}
+
+    def _select(self, live: NDArray[np.int64]) -> Any:
+        """Return FAISS's selector of numbers."""
+        mask = np.zeros(self._index.ntotal, bool)
+        mask[live] = True
+        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
     def remove(self, positions: NDArray[np.int64]) -> None:
         """See `Index.remove`.
 
@@ -169,13 +203,14 @@ class FaissIndex:
         """
         if not len(positions):
             return
+        live = np.arange(self._index.ntotal) if self._live is None else self._live
+        live = np.delete(live, positions)
         with _faiss_errors(
             "nothing can be removed from an index of this kind: build it again without these "
             "vectors, or choose another kind"
         ):
-            zero = np.zeros((1, self.dim), np.float32)
-            self._nearest(zero, 1, self._contents.selector_without(positions))
-        self._contents.remove(positions)
+            self._nearest(np.zeros((1, self.dim), np.float32), 1, self._select(live))
+        self._set_live(live)
 
     def search(self, vectors: NDArray[np.float32], k: int) -> Neighbours:
         """See `Index.search`. If everything in the lists or the part of the graph that a query
@@ -186,59 +221,91 @@ class FaissIndex:
             InvalidConfig: FAISS cannot search it with these parameters.
         """
         queries = check_vectors(vectors, self.dim)
-        if self._contents.changed:
+        if self._changed:
             raise StaleCalibration(
                 "somebody wrote to the files that the index was loaded from: load it again"
             )
         if not len(self) or not k:
             return no_neighbours(len(queries), k)
-        selector = self._contents.selector
+        if self._live is not None and self._selector is None:
+            self._selector = self._select(self._live)
         with _faiss_errors("FAISS cannot search this index with these parameters"):
-            squared, numbers = self._nearest(queries, k, selector)
-            if numbers[:, 0].min(initial=0) < 0:
-                none = numbers[:, 0] < 0
+            squared, numbers = self._nearest(queries, k, self._selector)
+            none = numbers[:, 0] < 0
+            if none.any():
                 squared[none], numbers[none] = self._nearest(
-                    queries[none], k, selector, widest=True
+                    queries[none], k, self._selector, WIDEST
                 )
-        if numbers[:, -1].min(initial=0) < 0:
-            squared[numbers < 0] = np.inf
-        positions = self._contents.positions(numbers)
-        return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
+        squared[numbers < 0] = np.inf
+        if self._live is not None:
+            numbers = np.where(numbers < 0, -1, np.searchsorted(self._live, numbers))
+        return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), numbers
 
     def _nearest(
-        self, queries: NDArray[np.float32], k: int, selector: Any, widest: bool = False
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        selector: Any,
+        parameters: dict[str, float] | None = None,
     ) -> Neighbours:
-        """Return squared distances and numbers of the nearest vectors that a selector includes."""
-        fetched, stored = k, self._contents.stored
-        if stored is not None:
+        """Return squared distances and numbers of the nearest vectors that a selector includes.
+
+        The search parameters are by default those of the options.
+        """
+        fetched = k
+        if self._stored is not None:
             fetched = max(k, min(round(k * self.options.k_factor), int(self._index.ntotal)))
         # `faiss.contrib.torch_utils` replaces `search` by a method without `params`.
         search = getattr(self._index, "search_numpy", self._index.search)
-        parameters = self._parameters(fetched, selector, widest)
+        chosen = dict(parameters or self.options.search_parameters())
+        params = _faiss_parameters(self._index, fetched, selector, chosen)
         # The matrix product of a transform (PCA, OPQ) rounds differently in a batch.
         transforms = isinstance(faiss.downcast_index(self._index), faiss.IndexPreTransform)
         squared, numbers = search_by_subtraction(
-            lambda batch: search(batch, fetched, params=parameters),
+            lambda batch: search(batch, fetched, params=params),
             queries,
             largest=1 if transforms else None,
         )
-        return (squared, numbers) if stored is None else _rank(stored, queries, numbers, k)
+        return (squared, numbers) if self._stored is None else self._rank(queries, numbers, k)
 
-    def _parameters(self, k: int, selector: Any, widest: bool = False) -> Any:
-        chosen = {} if widest else self.options.search_parameters()
-        return _faiss_parameters(self._index, k, selector, chosen, widest)
+    def _rank(
+        self, queries: NDArray[np.float32], candidates: NDArray[np.int64], k: int
+    ) -> Neighbours:
+        """Return the nearest k candidates by squared distances to the stored vectors."""
+        assert self._stored is not None
+        stored = np.asarray(self._stored.vectors)
+        squared = np.empty((len(candidates), k), np.float32)
+        numbers = np.empty((len(candidates), k), np.int64)
+        step = max(1, RANKED_NUMBERS // (candidates.shape[1] * self.dim))
+        for start in range(0, len(candidates), step):
+            rows = slice(start, start + step)
+            block = candidates[rows]
+            differences = stored[np.maximum(block, 0)].astype(np.float32)
+            differences -= queries[rows, None]
+            exact = np.einsum("ncd,ncd->nc", differences, differences)
+            exact[block < 0] = np.inf
+            order = np.argsort(exact, axis=1, kind="stable")[:, :k]
+            squared[rows] = np.take_along_axis(exact, order, axis=1)
+            numbers[rows] = np.take_along_axis(block, order, axis=1)
+        return squared, numbers
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors (m, d) at positions (m,): in half precision if they are on disk,
-        decoded if only codes are kept.
+        """Return the vectors at positions: in half precision if they are on disk, decoded if only
+        codes are kept.
         """
+        numbers = np.asarray(positions, np.int64)
+        if self._live is not None:
+            numbers = self._live[numbers]
+        if self._stored is not None:
+            return np.asarray(self._stored.vectors)[numbers].astype(np.float32)
         with _faiss_errors("this index cannot return vectors"):
-            return self._contents.vectors_at(positions)
+            vectors: NDArray[np.float32] = self._index.reconstruct_batch(numbers.ravel())
+        return vectors.reshape(*numbers.shape, self.dim)
 
     @property
     def lossy(self) -> bool:
         """True if the vectors that it returns have less than half precision."""
-        if self._contents.stored is not None:
+        if self._stored is not None:
             return False
         index = faiss.downcast_index(self._index)
         if isinstance(index, faiss.IndexPreTransform) and index.index.d < self.dim:
@@ -252,30 +319,64 @@ class FaissIndex:
 
     @property
     def version(self) -> str:
-        """A digest of FAISS's index, of what was removed, and of all options."""
-        described = json.dumps([type(self).__name__, self.dim, asdict(self.options)])
-        return hashlib.sha256(f"{described} {self._contents.digest}".encode()).hexdigest()
+        """A digest of the contents and all options; a new one each time if files were changed."""
+        contents = [secrets.token_hex()] if self._changed else self.digests()
+        described = json.dumps([type(self).__name__, self.dim, asdict(self.options), contents])
+        return hashlib.sha256(described.encode()).hexdigest()
 
     def digests(self) -> list[str]:
-        """See `KeepsDigests`."""
-        return self._contents.digests()
+        """See `KeepsDigests`: of FAISS's index, stored vectors, and what was not removed."""
+        digests = {} if self._changed else self._digests
+        if "index" not in digests:
+            digests["index"] = _describe_file(self._index)[0]
+        if self._stored is not None and "stored" not in digests:
+            digests["stored"] = self._stored.digest()
+        if self._live is not None and "live" not in digests:
+            digests["live"] = hashlib.sha256(self._live.data).hexdigest()
+        return list(digests.values())
 
     def restore_digests(self, digests: list[str]) -> None:
         """See `KeepsDigests`."""
-        self._contents.restore_digests(digests)
+        parts = {"index": self._index, "stored": self._stored, "live": self._live}
+        names = [name for name, part in parts.items() if part is not None]
+        if len(digests) != len(names):
+            raise InvalidData(f"{len(digests)} digests of an index of another kind")
+        self._digests = dict(zip(names, digests, strict=True))
 
     @property
     def memory(self) -> int:
         """Bytes in memory, without those of vectors on disk."""
-        return self._contents.memory
+        return _describe_file(self._index)[1] + (0 if self._live is None else self._live.nbytes)
+
+    @property
+    def _changed(self) -> bool:
+        """True if somebody wrote to the files that it was loaded from."""
+        stored = self._stored is not None and self._stored.changed
+        return stored or (self._watched is not None and self._watched.changed)
 
     def save(self, folder: Path) -> None:
-        self._contents.save(folder)
+        faiss.write_index(self._index, str(folder / INDEX_FILE))
+        state = {"dim": self.dim, "sha256": _file_digest(folder / INDEX_FILE)}
+        (folder / STATE_FILE).write_text(json.dumps(state))
+        if self._live is not None:
+            np.save(folder / LIVE_FILE, self._live, allow_pickle=False)
+        if self._stored is not None:
+            self._stored.save(folder / STORED_FILE)
 
     @classmethod
     def load(cls, folder: Path, options: Any) -> Self:
-        index = cls(FaissContents.dim(folder), options)
-        index._contents.load(folder)
+        path, state = folder / INDEX_FILE, json.loads((folder / STATE_FILE).read_text())
+        index = cls(int(state["dim"]), options)
+        index._watched = WatchedFile(path)
+        if _file_digest(path) != state["sha256"]:
+            raise InvalidData(
+                f"{INDEX_FILE} was changed since it was written: build the index again"
+            )
+        index._index = faiss.read_index(str(path), MAPPED)
+        if index._stored is not None:
+            index._stored = StoredVectors.load(folder / STORED_FILE, np.float16)
+        if (folder / LIVE_FILE).is_file():
+            index._live = read_array(folder / LIVE_FILE)
         return index
 
 
@@ -285,306 +386,50 @@ def _faiss_errors(message: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = _PLACE.sub("", str(error)) or str(error)
+        reason = PLACE.sub("", str(error)) or str(error)
         raise InvalidConfig(f"{message} ({reason[:200]})") from None
 
 
-def _faiss_parameters(
-    index: Any, k: int, selector: Any, chosen: dict[str, float], widest: bool = False
-) -> Any:
+def _faiss_parameters(index: Any, k: int, selector: Any, chosen: dict[str, float]) -> Any:
     """Return FAISS's search parameters, of a type for each kind of index.
 
-    Those of `chosen` that the index has are removed from it. The widest search looks everywhere.
+    Those of `chosen` that the index has are removed from it.
     """
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
-        inner = _faiss_parameters(index.index, k, selector, chosen, widest)
+        inner = _faiss_parameters(index.index, k, selector, chosen)
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexRefine):
         factor = chosen.pop("k_factor", index.k_factor)
-        inner = _faiss_parameters(index.base_index, round(k * factor), selector, chosen, widest)
+        inner = _faiss_parameters(index.base_index, round(k * factor), selector, chosen)
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexIVF):
         nprobe = min(chosen.pop("nprobe", index.nprobe), index.nlist)
-        parameters = {
-            "nprobe": index.nlist if widest else nprobe,
-            "max_codes": chosen.pop("max_codes", index.max_codes),
-        }
+        parameters = {"nprobe": nprobe, "max_codes": chosen.pop("max_codes", index.max_codes)}
         graph = isinstance(faiss.downcast_index(index.quantizer), faiss.IndexHNSW)
         if graph and "quantizer_efSearch" in chosen:
             ef_search = max(chosen.pop("quantizer_efSearch"), nprobe)
             parameters["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=ef_search)
         return faiss.SearchParametersIVF(sel=selector, **parameters)
     if isinstance(index, faiss.IndexHNSW):
-        ef_search = chosen.pop("efSearch", index.hnsw.efSearch)
-        ef_search = max(int(index.ntotal if widest else ef_search), k)
-        return faiss.SearchParametersHNSW(efSearch=ef_search, sel=selector)
+        ef_search = min(chosen.pop("efSearch", index.hnsw.efSearch), max(int(index.ntotal), 1))
+        return faiss.SearchParametersHNSW(efSearch=max(ef_search, k), sel=selector)
     return None if selector is None else faiss.SearchParameters(sel=selector)
 
 
-def _rank(
-    stored: StoredVectors, queries: NDArray[np.float32], candidates: NDArray[np.int64], k: int
-) -> Neighbours:
-    """Return squared distances to stored vectors, and numbers, of the nearest k candidates."""
-    squared = np.empty((len(candidates), k), np.float32)
-    numbers = np.empty((len(candidates), k), np.int64)
-    step = max(1, _RANKED_NUMBERS // (candidates.shape[1] * stored.dim))
-    for start in range(0, len(candidates), step):
-        rows = slice(start, start + step)
-        block = candidates[rows]
-        differences = np.asarray(stored.vectors)[np.maximum(block, 0)].astype(np.float32)
-        differences -= queries[rows, None]
-        exact = np.einsum("ncd,ncd->nc", differences, differences)
-        exact[block < 0] = np.inf
-        order = np.argsort(exact, axis=1, kind="stable")[:, :k]
-        squared[rows] = np.take_along_axis(exact, order, axis=1)
-        numbers[rows] = np.take_along_axis(block, order, axis=1)
-    return squared, numbers
+def _describe_file(index: Any) -> tuple[str, int]:
+    """Return SHA-256 and size in bytes of the file that FAISS would write of an index."""
+    digest, size = hashlib.sha256(), 0
+
+    def write(part: bytes) -> None:
+        nonlocal size
+        digest.update(part)
+        size += len(part)
+
+    faiss.write_index(index, faiss.PyCallbackIOWriter(write, 1 << 20))
+    return digest.hexdigest(), size
 
 
-@dataclass(frozen=True)
-class HnswOptions(FaissOptions):
-    """The options of `HnswIndex`.
-
-    Args:
-        M: neighbours of each vector in the graph (twice as many at its lowest level), 2 to 256.
-        ef_construction: candidates that are kept while the graph is built, at least 1.
-        ef_search: candidates that are kept in a search, at least 1; raised to the number of
-            requested neighbours if it is smaller.
-    """
-
-    M: int = 32
-    ef_construction: int = 40
-    ef_search: int = 256
-
-    def factory_string(self) -> str:
-        return f"HNSW{self.M}"
-
-    def search_parameters(self) -> dict[str, float]:
-        return {"efSearch": self.ef_search}
-
-    def configure(self, index: Any) -> None:
-        index.hnsw.efConstruction = self.ef_construction
-
-
-class HnswIndex(FaissIndex):
-    """A graph of neighbours over float32 vectors.
-
-    Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using
-    hierarchical navigable small world graphs" (TPAMI 2020).
-    """
-
-    Options = HnswOptions
-
-
-class ListOptions(FaissOptions):
-    """Options of an index whose search looks through `nprobe` of `nlist` lists."""
-
-    nlist: int
-    nprobe: int
-
-    def search_parameters(self) -> dict[str, float]:
-        return {"nprobe": self.nprobe}
-
-    def configure(self, index: Any) -> None:
-        configure_clustering(index.cp, self.random_seed)
-
-
-class ListIndex(FaissIndex):
-    """Vectors in the lists of their nearest centroids.
-
-    If FAISS finds a GPU, the first one trains the centroids and assigns vectors to them.
-    """
-
-    _centroids: Any = None  # on the GPU, with their resources, while vectors are added
-
-    def add(self, vectors: NDArray[np.float32]) -> None:
-        try:
-            super().add(vectors)
-        finally:
-            self._centroids = None
-
-    def _train(self, vectors: NDArray[np.float32]) -> None:
-        if faiss.get_num_gpus() == 0:
-            super()._train(vectors)
-            return
-        resources = gpu_resources()
-        on_gpu = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatL2(self.dim))
-        self._index.clustering_index = on_gpu
-        try:
-            super()._train(vectors)
-        finally:
-            self._index.clustering_index = None
-            on_gpu.this.own(True)  # the assignment took the ownership, and FAISS does not free it
-
-    def _add(self, batch: NDArray[np.float32]) -> None:
-        if faiss.get_num_gpus() == 0:
-            self._index.add(batch)
-            return
-        if self._centroids is None:
-            resources = gpu_resources()
-            quantizer = faiss.index_cpu_to_gpu(resources, 0, self._index.quantizer)
-            self._centroids = resources, quantizer
-        nearest = np.ascontiguousarray(self._centroids[1].assign(batch, 1).ravel(), np.int64)
-        self._index.add_core(len(batch), faiss.swig_ptr(batch), None, faiss.swig_ptr(nearest))
-
-
-@dataclass(frozen=True)
-class IvfOptions(ListOptions):
-    """The options of `IvfIndex`.
-
-    Args:
-        nlist: number of lists, 1 to 2^20; FAISS recommends 4 to 16 times the square root of the
-            number of vectors.
-        nprobe: lists that a search looks through, at least 1; all of them from `nlist` on.
-        train_size: size of the random sample that the centroids are trained on, at least 1.
-        random_seed: of the sample and of the training.
-    """
-
-    nlist: int = 1024
-    nprobe: int = 32
-    train_size: int = 1 << 18
-    random_seed: int = 0
-
-    def factory_string(self) -> str:
-        return f"IVF{self.nlist},Flat"
-
-
-class IvfIndex(ListIndex):
-    """Float32 vectors in lists."""
-
-    Options = IvfOptions
-
-
-@dataclass(frozen=True)
-class IvfPqOptions(ListOptions):
-    """The options of `IvfPqIndex`.
-
-    Args:
-        nlist, nprobe, train_size, random_seed: see `IvfOptions`.
-        m: codes of each vector, which must divide its length.
-        nbits: bits of each code, 4 to 12: a vector takes m nbits / 8 bytes, and 8 for its number.
-        exact: keep the vectors in half precision on disk, and rank candidates by the distances to
-            these; otherwise, distances are those to the codes.
-        k_factor: ranked candidates for each requested neighbour, 1 to 1000.
-    """
-
-    nlist: int = 1024
-    nprobe: int = 32
-    m: int = 16
-    nbits: int = 8
-    exact: bool = True
-    k_factor: float = 2.0
-    train_size: int = 1 << 18
-    random_seed: int = 0
-
-    def factory_string(self) -> str:
-        return f"IVF{self.nlist},PQ{self.m}x{self.nbits}np"
-
-    def configure(self, index: Any) -> None:
-        super().configure(index)
-        # More points than 64 would dominate the time to build.
-        configure_clustering(index.pq.cp, self.random_seed, max_points=64)
-        # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes.
-        # Codes of the vectors themselves need none, and suffice where vectors rank the candidates.
-        index.by_residual = not self.exact
-        index.use_precomputed_table = -1
-
-    @property
-    def least_to_train(self) -> int:  # type: ignore[override]
-        return 1 << self.nbits
-
-
-class IvfPqIndex(ListIndex):
-    """Product-quantised vectors in lists.
-
-    Jégou, Douze and Schmid, "Product quantization for nearest neighbor search" (TPAMI 2011).
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-        >>> index = IvfPqIndex.build(vectors, IvfPqOptions(nlist=8, nprobe=4, m=4, nbits=5))
-        >>> index.search(vectors[:2], 1)[1].ravel()
-        array([0, 1])
-    """
-
-    Options = IvfPqOptions
-
-    def __init__(self, dim: int, options: Any) -> None:
-        if dim % options.m:
-            divisors = ", ".join(str(m) for m in range(1, dim + 1) if dim % m == 0)
-            raise InvalidConfig(
-                f"m is {options.m}, which does not divide the length {dim} of the vectors; it must "
-                f"be one of {divisors}"
-            )
-        super().__init__(dim, options)
-
-
-@dataclass(frozen=True)
-class FactoryOptions(FaissOptions):
-    """The options of `FactoryIndex`.
-
-    Args:
-        factory: FAISS's string, such as "IVF4096,SQ8", "OPQ32,IVF1024,PQ32" or "HNSW32,SQfp16".
-        search: search parameters by FAISS's names, such as "nprobe=16,quantizer_efSearch=64":
-            lists have `nprobe`, `max_codes` and, if a graph selects them, `quantizer_efSearch`;
-            graphs have `efSearch`, which is raised to the number of requested neighbours if it is
-            smaller; "RFlat" and the like have `k_factor`.
-        train_size: size of the random sample to train on, at least 1.
-        random_seed: of the sample.
-    """
-
-    factory: str = "HNSW32"
-    search: str = ""
-    train_size: int = 1 << 18
-    random_seed: int = 0
-    least_to_train = 1024  # more than codes of up to 10 bits need
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.factory:
-            raise InvalidConfig("factory is empty; give FAISS's string, such as 'IVF1024,SQ8'")
-        if "l2norm" in self.factory.lower():
-            raise InvalidConfig(
-                "L2norm makes distances those of other vectors: pass vectors of unit length, or "
-                f"{as_option('metric', 'cosine')}"
-            )
-        self.search_parameters()
-
-    def factory_string(self) -> str:
-        return self.factory
-
-    def search_parameters(self) -> dict[str, float]:
-        """Return the parameters that `search` names, by name.
-
-        Example:
-            >>> FactoryOptions("IVF64,SQ8", search="nprobe=4").search_parameters()
-            {'nprobe': 4}
-        """
-        values = {}
-        for part in filter(None, self.search.split(",")):
-            name, _, text = part.strip().partition("=")
-            try:
-                values[name] = SEARCH_PARAMETERS[name](text)
-            except (KeyError, ValueError):
-                raise InvalidConfig(
-                    f"search is {self.search!r}, and {part!r} is not a search parameter; give "
-                    f"NAME=NUMBER, separated by commas, of {', '.join(SEARCH_PARAMETERS)}"
-                ) from None
-            if values[name] < 1:
-                raise InvalidConfig(f"search: {name} is {values[name]}; at least 1")
-        return values
-
-
-class FactoryIndex(FaissIndex):
-    """An index of `faiss.index_factory`, with L2 distances.
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-        >>> options = FactoryOptions("IVF8,SQ8", search="nprobe=4")
-        >>> FactoryIndex.build(vectors, options).search(vectors[:2], 1)[1].ravel()
-        array([0, 1])
-    """
-
-    Options = FactoryOptions
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.index.base import Neighbours
-from rcir.index.table import build_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,13 +16,11 @@ if TYPE_CHECKING:
 DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
 
 
-def nearest_others(
-    vectors: Tensor | NDArray[np.floating[Any]], k: int, queries: slice = slice(None)
-) -> Neighbours:
+def nearest_others(vectors: Tensor, k: int, queries: slice = slice(None)) -> Neighbours:
     """Find the nearest other vectors of each vector, including its duplicates.
 
     Args:
-        vectors: (n, d), an array, or a tensor on any device.
+        vectors: (n, d), on any device.
         k: number of neighbours, 1 to n - 1.
         queries: the q vectors whose neighbours are searched; all n by default.
 
@@ -36,15 +33,13 @@ def nearest_others(
         >>> distances.tolist(), positions.tolist()
         ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
     """
-    n = len(vectors)
-    if not 1 <= k < n:
-        raise InvalidData(f"{k} of the other vectors of {n}: from 1 to {n - 1} can be found")
-    if isinstance(vectors, np.ndarray):
-        return _others_in_array(vectors, k, queries)
-    import torch  # arrays are searched without it
+    import torch  # indexes are built and searched without it
 
     from rcir.torch_settings import full_precision
 
+    n = len(vectors)
+    if not 1 <= k < n:
+        raise InvalidData(f"{k} of the other vectors of {n}: from 1 to {n - 1} can be found")
     vectors = vectors - vectors.mean(0)  # the matrix product of `cdist` loses digits elsewhere
     distances, positions = [], []
     places = torch.arange(n, device=vectors.device)[queries]
@@ -56,15 +51,6 @@ def nearest_others(
         distances.append(nearest.values.cpu())
         positions.append(nearest.indices.cpu())
     return torch.cat(distances).numpy(), torch.cat(positions).numpy()
-
-
-def _others_in_array(vectors: NDArray[np.floating[Any]], k: int, queries: slice) -> Neighbours:
-    centred = (vectors - vectors.mean(axis=0)).astype(np.float32)
-    distances, positions = build_index(centred).search(centred[queries], k + 1)
-    itself = positions == np.arange(len(vectors))[queries, None]
-    itself[~itself.any(axis=1), -1] = True  # it follows k duplicates
-    shape = (len(positions), k)
-    return distances[~itself].reshape(shape), positions[~itself].reshape(shape)
 
 
 def recall_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> float:

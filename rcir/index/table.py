@@ -16,10 +16,10 @@ from rcir.trust import allow_servers
 
 INDEXES = {
     "flat": "rcir.index.flat:FlatIndex",
-    "hnsw": "rcir.index.faiss_indexes:HnswIndex",
-    "ivf": "rcir.index.faiss_indexes:IvfIndex",
-    "ivf-pq": "rcir.index.faiss_indexes:IvfPqIndex",
-    "factory": "rcir.index.faiss_indexes:FactoryIndex",
+    "hnsw": "rcir.index.faiss_kinds:HnswIndex",
+    "ivf": "rcir.index.faiss_kinds:IvfIndex",
+    "ivf-pq": "rcir.index.faiss_kinds:IvfPqIndex",
+    "factory": "rcir.index.faiss_kinds:FactoryIndex",
     "gpu": "rcir.index.gpu:GpuIndex",
     "pgvector": "rcir.index.pgvector:PgvectorIndex",
 }
