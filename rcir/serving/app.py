@@ -43,18 +43,13 @@ from rcir.serving.middleware import (
     refuse_without_token,
 )
 from rcir.serving.schemas import (
-    EXPLORATION_BODY,
+    EXPLORATION,
     FEEDBACK_BODY,
-    QUERIES_BODY,
-    QUERY_BODY,
+    QUERIES,
+    QUERY,
     Answer,
     Answers,
-    ExploreTerms,
     Feedback,
-    Terms,
-    VectorExploration,
-    VectorQueries,
-    VectorQuery,
     errors,
 )
 from rcir.serving.served import RetrieverSource
@@ -125,12 +120,12 @@ def routes_of(service: Service) -> APIRouter:
         "/retrieve",
         response_model=Answer,
         responses=errors(*QUERY_ERRORS),
-        openapi_extra=QUERY_BODY,
+        openapi_extra=QUERY.description,
     )
     async def retrieve(request: Request) -> Response:
         """The set of one query, with its guarantee."""
         service.batcher.require_room(1)  # before the body is read
-        query = await read_query(request, settings, Terms, VectorQuery)
+        query = await read_query(request, QUERY, settings)
         (answer,) = await service.answer(query)
         return JSONResponse(answer)
 
@@ -138,19 +133,19 @@ def routes_of(service: Service) -> APIRouter:
         "/retrieve/batch",
         response_model=Answers,
         responses=errors(*QUERY_ERRORS),
-        openapi_extra=QUERIES_BODY,
+        openapi_extra=QUERIES.description,
     )
     async def retrieve_batch(request: Request) -> Response:
         """A set for each of several queries."""
         service.batcher.require_room(1)
-        query = await read_query(request, settings, Terms, VectorQueries)
+        query = await read_query(request, QUERIES, settings)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORATION_BODY)
+    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORATION.description)
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
-        query = await read_query(request, settings, ExploreTerms, VectorExploration)
+        query = await read_query(request, EXPLORATION, settings)
         return JSONResponse(await service.explore(query, EXPLORED_ALPHAS))
 
     @router.get("/guarantees")

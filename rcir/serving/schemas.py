@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,9 +23,13 @@ from pydantic_core import from_json
 
 from rcir.errors import InvalidConfig
 from rcir.options import DELTA
-from rcir.risk import request_options
+from rcir.risk import Request, make_request, request_options
+from rcir.risk.losses import MISS
+from rcir.risk.request import Mix
 
 Kind = TypeVar("Kind", bound=BaseModel)
+QueryTerms = TypeVar("QueryTerms", bound=BaseModel)
+JSON_TYPE = "application/json"
 # The event loop parses JSON bodies, and many tiny parts would take seconds: signs that begin or
 # separate parts, their maximum number, and what they count.
 JSON_LIMITS = (
@@ -63,30 +69,34 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
+class OptionFields(Body):
+    """Options of a guarantee as fields."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by name, as keywords of `make_request`."""
+        return {name: getattr(self, name) for name in OPTIONS if name in type(self).model_fields}
+
+
 if TYPE_CHECKING:
-
-    class _RequestBody(Body):
-        def __getattr__(self, name: str) -> Any: ...
-
-    _ExploreBody = _RequestBody
+    AllOptions = OptionFields
+    ExploreOptions = OptionFields
 else:
 
-    def _body_with(*names: str) -> type[Body]:
-        """Return a body with options of a request as fields."""
+    def _fields_of(*names: str) -> type[OptionFields]:
         fields: dict[str, Any] = {}
         for option in map(OPTIONS.__getitem__, names):
             fields[option.name] = option.annotation, Field(option.default, description=option.help)
-        return create_model("_RequestBody", __base__=Body, **fields)
+        return create_model("_Options", __base__=OptionFields, **fields)
 
-    _RequestBody = _body_with(*OPTIONS)
-    _ExploreBody = _body_with("delta", "distinct", "group")
+    AllOptions, ExploreOptions = _fields_of(*OPTIONS), _fields_of("delta", "distinct", "group")
 
 
-class ExploreTerms(_ExploreBody):
+class ExploreTerms(ExploreOptions):
     """The guarantee at all alphas, see `Retriever.at_levels`."""
 
 
-class Terms(_RequestBody):
+class Terms(AllOptions):
     """The guarantee that is requested, see `Retriever.retrieve`."""
 
     monitored: bool = Field(
@@ -96,9 +106,14 @@ class Terms(_RequestBody):
     )
 
     @cached_property
+    def request(self) -> Request:
+        """The requested guarantee."""
+        return make_request(**self.options)
+
+    @cached_property
     def key(self) -> str:
-        """Equal for requests of the same guarantee."""
-        return self.model_dump_json(exclude={"monitored"})
+        """The options as JSON: equal for requests of the same guarantee."""
+        return json.dumps(self.request.to_keywords(), separators=(",", ":"))
 
     @property
     def watched(self) -> bool:
@@ -107,15 +122,12 @@ class Terms(_RequestBody):
         It cannot if the guarantee is an average over calibrations or fails often, covers another
         mix of groups or other labels, or if alpha was chosen after looking at the set.
         """
-        holds = self.delta is not None and self.delta <= DELTA
-        same_queries = not isinstance(self.mix, dict) and self.query_labels == "calibrated"
-        misses = self.risk == "miss" and isinstance(self.alpha, float)
-        return self.monitored and holds and same_queries and misses and not self.simultaneous
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keywords of `Retriever.retrieve`."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        request = self.request
+        holds = request.delta is not None and request.delta <= DELTA
+        same_queries = not isinstance(request.groups, Mix) and request.labels == "calibrated"
+        misses = request.risk is not None and request.risk.name == MISS.name
+        in_advance = request.holds != "for all alphas"
+        return self.monitored and holds and same_queries and misses and in_advance
 
 
 class Vector(Body):
@@ -246,27 +258,44 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Refusal, "description": STATUS_WORDS[status]} for status in statuses}
 
 
-def body_of(terms: type[BaseModel], file: str, vector: type[BaseModel]) -> dict[str, Any]:
-    """Return the description of a body of pictures as multipart, or vectors as JSON."""
-    picture: dict[str, Any] = {"type": "string", "format": "binary"}
-    fields, many = terms.model_json_schema(), vector is VectorQueries
-    properties = fields["properties"] | {
-        file: {"type": "array", "items": picture, "minItems": 1} if many else picture
-    }
-    form = fields | {"title": "Pictures", "properties": properties, "required": [file]}
-    content = {
-        "multipart/form-data": {"schema": form},
-        "application/json": {"schema": vector.model_json_schema()},
-    }
+@dataclass(frozen=True)
+class QueryBody(Generic[QueryTerms]):
+    """A body with queries: pictures as multipart, or vectors as JSON, and the guarantee.
+
+    Attributes:
+        terms: the guarantee, the other fields of a form.
+        vectors: vectors and the guarantee.
+        file: field of a form with a picture, or with several if `vectors` is `VectorQueries`.
+    """
+
+    terms: type[QueryTerms]
+    vectors: type[Any]
+    file: str
+
+    @property
+    def several(self) -> bool:
+        """True if there may be several queries."""
+        return self.vectors is VectorQueries
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The description for OpenAPI."""
+        picture: dict[str, Any] = {"type": "string", "format": "binary"}
+        pictures = {"type": "array", "items": picture, "minItems": 1} if self.several else picture
+        fields = self.terms.model_json_schema()
+        properties = fields["properties"] | {self.file: pictures}
+        form = {"title": "Pictures", "properties": properties, "required": [self.file]}
+        return _describe_body(
+            {"multipart/form-data": fields | form, JSON_TYPE: self.vectors.model_json_schema()}
+        )
+
+
+def _describe_body(schemas: Mapping[str, Any]) -> dict[str, Any]:
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY_BODY = body_of(Terms, "picture", VectorQuery)
-QUERIES_BODY = body_of(Terms, "pictures", VectorQueries)
-EXPLORATION_BODY = body_of(ExploreTerms, "picture", VectorExploration)
-FEEDBACK_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": Feedback.model_json_schema()}},
-    }
-}
+QUERY = QueryBody(Terms, VectorQuery, "picture")
+QUERIES = QueryBody(Terms, VectorQueries, "pictures")
+EXPLORATION = QueryBody(ExploreTerms, VectorExploration, "picture")
+FEEDBACK_BODY = _describe_body({JSON_TYPE: Feedback.model_json_schema()})

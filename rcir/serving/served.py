@@ -26,7 +26,6 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Population, make_request
 from rcir.risk.options import Distinct
 from rcir.serving.middleware import TooLarge
-from rcir.serving.schemas import Terms
 from rcir.store.folder import MANIFEST, read_manifest
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
@@ -93,7 +92,7 @@ class Served:
     def vectors(
         self,
         vectors: Sequence[Sequence[float]],
-        uncertainty: Sequence[float] | None,
+        uncertainty: float | Sequence[float] | None,
         model: str | None,
     ) -> Queries:
         """Return vectors as queries."""
@@ -107,7 +106,7 @@ class Served:
             raise InvalidConfig("the vectors differ in length: send vectors of equal length")
         array = np.asarray(vectors, np.float64)
         searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
-        stated = None if uncertainty is None else np.asarray(uncertainty, np.float64)
+        stated = None if uncertainty is None else np.atleast_1d(np.asarray(uncertainty, np.float64))
         return searcher.prepared(array, None, stated, model).with_population()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
@@ -165,14 +164,6 @@ class Served:
             return None
         first, *others = set(retriever.labels[[self.positions[name] for name in items]].tolist())
         return None if others else retriever.label_names.get(first, first)
-
-    def is_certified(self, terms: Terms) -> bool:
-        """Return True if the calibration has certified a guarantee already."""
-        return self.calibration.has_certified(make_request(**terms.options))
-
-    def certify(self, terms: Terms) -> None:
-        """Certify a guarantee, which takes up to a second the first time."""
-        self.retriever.guarantee(**terms.options)
 
     def warm_up(self) -> None:
         """Answer once, so that the first request does not wait for lazy computations."""

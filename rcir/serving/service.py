@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rcir.retrieval.answer import AtLevels, Retrieval
+from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.bodies import Query
 from rcir.serving.middleware import Metrics, Shared
@@ -98,27 +99,28 @@ class Service:
         """Return the answer to each query, as plain values."""
         self.batcher.require_room(query.n)  # before anything is decoded
         served, terms = self.served, query.terms
-        if not served.is_certified(terms):  # the model does not wait for it
-            await asyncio.to_thread(served.certify, terms)
+        if not served.calibration.has_certified(terms.request):  # the model does not wait for it
+            await asyncio.to_thread(served.calibration.guarantee, terms.request)
         prepared = await self._prepare(query, served)
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
         """Return the sets of one query at several alphas as plain values."""
-        served, terms = self.served, query.terms
-        options: dict[str, Any] = {"distinct": terms.distinct, "group": terms.group}
-        weakest = options | {"alpha": max(alphas), "delta": terms.delta, "simultaneous": True}
-        await asyncio.to_thread(served.certify, Terms.model_validate(weakest))
+        served, options = self.served, query.terms.options
+        weakest = make_request(max(alphas), simultaneous=True, **options)
+        await asyncio.to_thread(served.calibration.guarantee, weakest)
         prepared = await self._prepare(query, served)
 
         def work() -> AtLevels:
             (queries,) = served.queries([prepared])
-            (levels,) = served.retriever.at_levels(queries, alphas, terms.delta, **options)
+            (levels,) = served.retriever.at_levels(queries, alphas, **options)
             return levels
 
         levels = await self.batcher.run(work)
         thresholds = tuple(guarantee.threshold for guarantee in levels.guarantees)
-        means = await asyncio.to_thread(served.mean_sizes, thresholds, **options)
+        means = await asyncio.to_thread(
+            served.mean_sizes, thresholds, options["distinct"], options["group"]
+        )
         return {
             "version": served.version,
             "alphas": list(levels.alphas),
