@@ -21,8 +21,8 @@ from rcir.data.vector_files import read_all_vectors
 from rcir.errors import TrackingUnavailable, reporting_errors
 from rcir.runs.folder import read_run
 from rcir.serving import Settings, create_app
+from rcir.serving.errors import StoreUnavailable
 from rcir.serving.served import source_of
-from rcir.serving.store import StoreUnavailable
 from tests.kills import limited_file_size
 from tests.serving.conftest import drawn
 from tests.training.helpers import same_weights

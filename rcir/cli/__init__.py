@@ -11,7 +11,7 @@ from importlib.metadata import version
 from rcir import trust
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
-from rcir.options import ALPHAS, DELTA, spelled
+from rcir.options import spelled
 
 # Module and summary; the module has `add_NAME_arguments(parser)` and `run_NAME(options)`.
 COMMANDS = {
@@ -77,9 +77,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _ = COMMANDS[options.command]
         getattr(import_module(f"rcir.cli.{module}"), f"run_{options.command}")(options)
     return 0
-
-
-def add_levels(parser: ArgumentParser) -> None:
-    """Add the levels of guarantees that are measured or compared."""
-    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
-    parser.add_argument("--delta", type=float, default=DELTA)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.progress import track
 from rich.table import Table
 
+from rcir.cli.arguments import read_values
 from rcir.cli.embed import add_max_pixels
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.terminal import console
@@ -62,15 +63,10 @@ def _check(options: Namespace, root: Path) -> None:
     if not dataset.reader:
         console.print(f"{options.name} {dataset.get}: it needs no check")
         return
-    values = {}
-    for option in options.option:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise InvalidConfig(f"--option {option}: give NAME=VALUE")
-        try:
-            values[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InvalidConfig(f"--option {option}: {value!r} is not a value of YAML") from error
+    try:
+        values = read_values("--option", options.option, yaml.safe_load)
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"--option has a value that is not YAML: {error}") from error
 
     def show(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
         return iter(track(faults, "pictures", total, console=console, transient=True))

@@ -142,7 +142,15 @@ def run_embed(options: Namespace) -> None:
                         f"{part.ids[0]}: {bad_rows[0]}; leave them out, or write fewer shards"
                     )
                 part = part.without(bad_rows)
-                dim = _write(vectors, part, file, name, shards or 1, source, bad)
+                dim = _write(
+                    vectors,
+                    part,
+                    file,
+                    model=name,
+                    shards=shards or 1,
+                    source=source,
+                    rejects=bad,
+                )
                 embedder.clear()
     table = output.with_name(f"{output.name.removesuffix('.parquet')}.rejects.csv")
     if line := tolerate(rejects, len(pictures), options.max_rejects, table):
@@ -170,6 +178,7 @@ def _write(
     embedding: Embedding,
     pictures: Pictures,
     file: Path,
+    *,
     model: str,
     shards: int,
     source: str | None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
-from dataclasses import fields
 from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
 
+from rcir.cli.arguments import add_fields, read_fields
 from rcir.errors import InvalidConfig, naming_flags, printable
 from rcir.risk.options import RequestOption, request_options
 from rcir.serving.settings import Settings
@@ -106,31 +106,7 @@ def _read_vectors(files: list[str], model: str | None) -> tuple[list[str], dict[
 def add_serve_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: retriever and settings of the server."""
     parser.add_argument("retriever", help="folder, or models:/NAME@ALIAS of MLflow's registry")
-    parser.add_argument(
-        "--host",
-        default=Settings.host,
-        help="address to listen on; others than loopback need RCIR_TOKEN",
-    )
-    parser.add_argument("--port", type=int, default=Settings.port, help="0 takes a free one")
-    parser.add_argument(
-        "--feedback",
-        type=Path,
-        dest="store",
-        metavar="FEEDBACK",
-        help="SQLite file that keeps answers and feedback on them",
-    )
-    parser.add_argument("--pictures", type=Path, help="folder with a picture of each item, by id")
-    for name, meaning in (
-        ("poll", "seconds between two checks for a new version; 0 disables them"),
-        ("capacity", "queries that may wait for the model"),
-        ("decode-seconds", "seconds to decode the images of a request"),
-        ("header-seconds", "seconds for the headers of a request to arrive"),
-        ("body-seconds", "seconds for the body of a request to arrive"),
-        ("client-connections", "connections of one address, such as that of a reverse proxy"),
-        ("feedback-days", "days after which a monitored query without feedback counts as a miss"),
-    ):
-        default = getattr(Settings, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=meaning)
+    add_fields(parser, Settings, without=("token", "most_bytes", "most_pixels"))
     parser.add_argument(
         "--replicas",
         type=int,
@@ -145,9 +121,7 @@ def run_serve(options: Namespace) -> None:
     """Serve until the process is stopped."""
     from rcir.serving import serve, serve_on_ray
 
-    names = {field.name for field in fields(Settings)} & vars(options).keys()
-    values = {name: getattr(options, name) for name in names}
-    settings = Settings(token=Settings.token_of_environment(), **values)
+    settings = read_fields(Settings, options, token=Settings.token_of_environment())
     with naming_flags(False):  # clients send fields, which are called like keywords
         if options.replicas is None:
             serve(options.retriever, settings)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from rcir.cli import add_levels
+from rcir.cli.arguments import add_levels
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:

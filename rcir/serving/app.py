@@ -1,4 +1,4 @@
-"""The application: routes, and errors as HTTP reports them."""
+"""The application: its routes, and what is around them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -18,27 +17,13 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from rcir.errors import (
-    DataUnavailable,
-    ImageTooLarge,
-    InvalidConfig,
-    InvalidData,
-    InvalidImage,
-    InvalidRiskLevel,
-    RcirError,
-    RiskUnattainable,
-    StaleCalibration,
-    printable,
-)
-from rcir.serving.batching import Stopping
-from rcir.serving.bodies import UnsupportedBody, read_json, read_query
+from rcir.errors import DataUnavailable, RcirError
+from rcir.serving.bodies import read_json, read_query
+from rcir.serving.errors import refusal
 from rcir.serving.middleware import (
     Access,
     Bounded,
-    Busy,
     Timed,
-    TooLarge,
-    TooSlow,
     refuse_other_sites,
     refuse_without_token,
 )
@@ -50,12 +35,11 @@ from rcir.serving.schemas import (
     Answer,
     Answers,
     Feedback,
-    errors,
+    responses,
 )
 from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service
 from rcir.serving.settings import Settings
-from rcir.serving.store import NoFeedback, StoreUnavailable, UnknownAnswer
 
 EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))
 PAGE_FOLDER = Path(__file__).with_name("page")
@@ -72,43 +56,8 @@ HTTP_ERRORS = {
     404: ("not-found", "there is no such path"),
     405: ("not-found", "this path does not accept that method"),
 }
-STATUSES: tuple[tuple[type[RcirError], int, str], ...] = (  # the first row that matches counts
-    (RiskUnattainable, 409, "risk-unattainable"),
-    (StaleCalibration, 409, "stale-calibration"),
-    (NoFeedback, 409, "no-feedback"),
-    (TooLarge, 413, "too-large"),
-    (TooSlow, 408, "too-slow"),
-    (UnsupportedBody, 415, "unsupported-body"),
-    (ImageTooLarge, 413, "too-large"),
-    (InvalidImage, 400, "invalid-image"),
-    (InvalidRiskLevel, 400, "invalid-level"),
-    (InvalidConfig, 400, "invalid-request"),
-    (InvalidData, 400, "invalid-data"),
-    (UnknownAnswer, 404, "unknown-answer"),
-    (DataUnavailable, 404, "not-found"),
-    (Busy, 429, "busy"),
-    (Stopping, 503, "stopping"),
-    (StoreUnavailable, 507, "store-unavailable"),
-)
 QUERY_ERRORS = (400, 408, 409, 413, 415, 429, 503)
 _log = logging.getLogger("rcir.serving")
-
-
-def refusal(error: RcirError) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of the response to an error.
-
-    Example:
-        >>> status, body = refusal(InvalidImage("the picture of 0 bytes is not an image"))
-        >>> status, body["error"]
-        (400, 'invalid-image')
-    """
-    rows = (row[1:] for row in STATUSES if isinstance(error, row[0]))
-    status, kind = next(rows, (500, "failed"))
-    body: dict[str, Any] = {"error": kind, "message": printable(str(error))}
-    if isinstance(error, RiskUnattainable):
-        body["minimum_alpha"] = error.minimum_alpha
-        body["required_calibration"] = error.required_calibration
-    return status, body
 
 
 def routes_of(service: Service) -> APIRouter:
@@ -119,7 +68,7 @@ def routes_of(service: Service) -> APIRouter:
     @router.post(
         "/retrieve",
         response_model=Answer,
-        responses=errors(*QUERY_ERRORS),
+        responses=responses(*QUERY_ERRORS),
         openapi_extra=QUERY.description,
     )
     async def retrieve(request: Request) -> Response:
@@ -132,7 +81,7 @@ def routes_of(service: Service) -> APIRouter:
     @router.post(
         "/retrieve/batch",
         response_model=Answers,
-        responses=errors(*QUERY_ERRORS),
+        responses=responses(*QUERY_ERRORS),
         openapi_extra=QUERIES.description,
     )
     async def retrieve_batch(request: Request) -> Response:
@@ -141,7 +90,9 @@ def routes_of(service: Service) -> APIRouter:
         query = await read_query(request, QUERIES, settings)
         return JSONResponse({"answers": await service.answer(query)})
 
-    @router.post("/explore", responses=errors(*QUERY_ERRORS), openapi_extra=EXPLORATION.description)
+    @router.post(
+        "/explore", responses=responses(*QUERY_ERRORS), openapi_extra=EXPLORATION.description
+    )
     async def explore(request: Request) -> Response:
         """The sets of one query at all alphas, from one search."""
         service.batcher.require_room(1)
@@ -156,7 +107,7 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get(
         "/items/{item:path}/image",
-        responses=errors(400, 404) | {200: {"content": {"image/png": {}}}},
+        responses=responses(400, 404) | {200: {"content": {"image/png": {}}}},
         response_class=Response,
     )
     async def image(item: str, version: str | None = None) -> Response:
@@ -168,14 +119,14 @@ def routes_of(service: Service) -> APIRouter:
         caching = "private, max-age=600" if version == live.served.version else "no-cache"
         return Response(picture, media_type="image/png", headers={"cache-control": caching})
 
-    @router.get("/sample", responses=errors(404))
+    @router.get("/sample", responses=responses(404))
     async def sample() -> Response:
         """A query to try: a test picture, or the vector of a calibration query."""
         return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
 
     @router.post(
         "/feedback",
-        responses=errors(400, 404, 408, 409, 413, 415, 429, 507),
+        responses=responses(400, 404, 408, 409, 413, 415, 429, 507),
         openapi_extra=FEEDBACK_BODY,
     )
     async def feedback(request: Request) -> Response:
@@ -183,7 +134,7 @@ def routes_of(service: Service) -> APIRouter:
         body = await read_json(request, Feedback)
         return JSONResponse(await service.feed(body))
 
-    @router.get("/monitor", responses=errors(429, 503, 507))
+    @router.get("/monitor", responses=responses(429, 503, 507))
     async def monitor() -> Response:
         """The evidence on each guarantee, and a comparison with the calibration queries."""
         return JSONResponse(await service.monitor())
@@ -193,7 +144,7 @@ def routes_of(service: Service) -> APIRouter:
         """Report that the process answers."""
         return {"status": "ok"}
 
-    @router.get("/ready", responses=errors(503))
+    @router.get("/ready", responses=responses(503))
     async def ready() -> Response:
         """Report whether requests are answered, and whether anything is wrong."""
         live, ready = service.live, not service.batcher.stopping
@@ -219,7 +170,8 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
     """Return the application that serves a source; the retriever is loaded here.
 
     Raises:
-        RcirError: as `rcir.serving.served.ready_to_serve` does.
+        NoRetriever, CorruptRetriever, StaleCalibration: nothing can be served from there.
+        StoreUnavailable: the file of answers and feedback cannot be used.
     """
     settings = settings or Settings()
     service = Service(source, settings)
@@ -239,7 +191,7 @@ def create_app(source: RetrieverSource, settings: Settings | None = None) -> Fas
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(routes_of(service), responses=errors(401, 403))
+    app.include_router(routes_of(service), responses=responses(401, 403))
     app.mount("/page", StaticFiles(directory=PAGE_FOLDER))
 
     @app.get("/", include_in_schema=False)

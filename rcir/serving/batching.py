@@ -11,10 +11,10 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rcir.errors import InvalidConfig, RcirError, RiskUnattainable
+from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
-from rcir.serving.middleware import Busy, TooLarge
+from rcir.serving.errors import Busy, Stopping, TooLarge
 from rcir.serving.schemas import Terms
 from rcir.serving.served import Served
 
@@ -25,27 +25,18 @@ Result = TypeVar("Result")
 AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
 
 
-class Stopping(RcirError):
-    """The server answers the accepted requests, and accepts no more."""
-
-
 class Batcher(Generic[Item, Outcome]):
     """A queue in front of the thread of the model, which answers all waiting requests together.
 
-    A single request is answered at once, without a timer.
-
-    Args:
-        work: answers a batch in the thread, with an outcome or an exception for each request.
-        capacity: maximum number of waiting queries.
-
-    Attributes:
-        stopping: True if no more requests are accepted.
+    `work` answers a batch there, with an outcome or an exception for each request. At most
+    `capacity` queries wait; if none does, a request is answered at once.
     """
 
     def __init__(
         self, work: Callable[[Sequence[Item]], Sequence[Outcome | Exception]], capacity: int
     ) -> None:
-        self.capacity, self.stopping = capacity, False
+        self.capacity = capacity
+        self.stopping = False  # True: no more requests are accepted
         self._answer = work
         self._queue: deque[tuple[Item, int, asyncio.Future[Outcome]]] = deque()
         self._queued = 0

@@ -15,7 +15,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
-from rcir.errors import InvalidConfig, RcirError
+from rcir.errors import InvalidConfig
+from rcir.serving.errors import UnsupportedBody
 from rcir.serving.schemas import (
     JSON_TYPE,
     Kind,
@@ -29,10 +30,6 @@ from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 
 MAX_FIELDS = 32
-
-
-class UnsupportedBody(RcirError):
-    """A body has another media type than the route accepts."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,14 @@ async def read_query(
     client = "" if request.client is None else request.client.host
     if _media_type(request) == "multipart/form-data":
         files, fields = await _read_form(request, body)
-        prepare = partial(
+        decode = partial(
             Served.pictures,
             files=files,
             most_pixels=settings.most_pixels,
             # The time includes that for which the request waits for a thread.
             deadline=time.monotonic() + settings.decode_seconds,
         )
-        return Query(terms_of(fields, body.terms), len(files), prepare, True, client)
+        return Query(terms_of(fields, body.terms), len(files), decode, True, client)
     kinds = f"a picture as multipart/form-data, or a vector as {JSON_TYPE}"
     sent = await read_json(request, body.vectors, kinds)
     vectors = [sent.vector] if isinstance(sent, Vector) else sent.vectors

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rcir.errors import RcirError
+from rcir.serving.errors import Busy, TooLarge, TooSlow
 
 PUBLIC_PATHS = ("/", "/health", "/ready")
 PAGE_PREFIX = "/page/"
@@ -26,27 +26,10 @@ RANK_BUCKETS = tuple(tenth / 10 for tenth in range(1, 11))
 GUARANTEE_LABELS = ("alpha", "delta", "terms")
 
 
-class TooLarge(RcirError):
-    """A body or a picture is larger than this server allows."""
-
-
-class Busy(RcirError):
-    """More queries or bytes are in progress than the capacity."""
-
-
-class TooSlow(RcirError):
-    """A body did not arrive in time."""
-
-
 class Shared:
-    """An amount in use that is limited; a client may use half of it, or more by one request.
+    """A limited amount; a client may use half of it, or more by one request.
 
-    Args:
-        limit: its maximum.
-        unit: of the amount, for messages.
-
-    Attributes:
-        used: the amount in use.
+    Messages describe the amount in use by `unit`, such as "bytes are in progress".
     """
 
     def __init__(self, limit: int, unit: str) -> None:
@@ -78,13 +61,9 @@ class Shared:
 
 
 class Bounded:
-    """An ASGI application with limits on the size of bodies, and on the time for their arrival.
+    """An ASGI application with limits on the bytes of a body and of all bodies in progress.
 
-    Args:
-        app: the application.
-        limit: maximum bytes of a body.
-        total: maximum bytes of all bodies in progress; half of it for those of one client.
-        seconds: maximum time for a body to arrive.
+    A body has some seconds to arrive.
     """
 
     def __init__(self, app: ASGIApp, limit: int, total: int, seconds: float) -> None:

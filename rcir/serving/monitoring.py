@@ -18,17 +18,10 @@ from rcir.errors import InvalidData, RcirError
 from rcir.options import ALPHA
 from rcir.retrieval.calibration import known_digests
 from rcir.risk import RiskMonitor
+from rcir.serving.errors import NoFeedback, StoreUnavailable
 from rcir.serving.schemas import Feedback
 from rcir.serving.served import Served
-from rcir.serving.store import (
-    Loss,
-    MonitoredQuery,
-    NoFeedback,
-    Reported,
-    Store,
-    StoreUnavailable,
-    is_new,
-)
+from rcir.serving.store import Loss, MonitoredQuery, Reported, Store, is_new
 
 MAX_GUARANTEES = 32  # no alarm would come from the smaller shares of further ones
 LEVEL = 0.01  # probability of a false alarm, ever, over all guarantees together
@@ -76,13 +69,10 @@ class GuaranteeWatch:
 
     The k-th guarantee gets a share 6 / (pi k)^2 of the level, so that all of them together ever
     raise a false alarm with probability at most `LEVEL`. A repeated query counts once for each
-    guarantee, unless queries recur.
+    guarantee, unless queries recurred in calibration (`recurring`).
 
-    Args:
-        losses: function that returns the feedback after one with a number, see `Store.losses`.
-        queries: function that returns the queries of a guarantee, see `Store.monitored`.
-        wait: seconds after which a query without feedback counts as a miss.
-        recurring: True if queries recurred in calibration, so that each occurrence counts.
+    `losses(after)` and `queries(terms, after, until)` read feedback and queries, see `Store.losses`
+    and `Store.monitored`. After `wait` seconds a query without feedback counts as a miss.
     """
 
     def __init__(
@@ -185,15 +175,8 @@ class Evidence:
     """Feedback on answers of one retriever: watched, and compared with its calibration queries.
 
     Gallery items, and queries that tuned or calibrated the retriever, are not evidence. If the
-    calibration queries came in clusters, no query is: its cluster is unknown.
-
-    Args:
-        served: the retriever.
-        store: answers and feedback, if they are stored.
-        wait: seconds after which a query without feedback counts as a miss.
-
-    Attributes:
-        watch: the evidence on each guarantee.
+    calibration queries came in clusters, no query is: its cluster is unknown. `store` is None if
+    answers and feedback are not stored; for `wait`, see `GuaranteeWatch`.
     """
 
     def __init__(self, served: Served, store: Store | None, wait: float) -> None:
@@ -209,12 +192,6 @@ class Evidence:
         """Store and count feedback on an answer, also of an earlier version; see `Store.feed`.
 
         If the set contained a match and only one label, that is the label of the query.
-
-        Raises:
-            NoFeedback: the server stores none.
-            InvalidData: it contradicts itself or earlier feedback, or names a label for an answer
-                of another version, which cannot be checked.
-            UnknownAnswer, StoreUnavailable: see `Store.feed`.
         """
         if self._store is None:
             raise NoFeedback("this server stores no feedback: start it with --feedback FILE")

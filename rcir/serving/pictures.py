@@ -26,9 +26,7 @@ MAX_THUMBNAILS = 2000  # in memory
 class ItemPictures:
     """Thumbnails of the items of a retriever, and pictures to query it with.
 
-    Args:
-        retriever: the retriever.
-        folder: with a picture of each item, named by its id; None for the images of its data set.
+    `folder` has a picture of each item, named by its id; None for the images of its data set.
     """
 
     def __init__(self, retriever: Retriever, folder: Path | None) -> None:

@@ -26,6 +26,7 @@ from rcir.options import DELTA
 from rcir.risk import Request, make_request, request_options
 from rcir.risk.losses import MISS
 from rcir.risk.request import Mix
+from rcir.serving.errors import STATUS_WORDS
 
 Kind = TypeVar("Kind", bound=BaseModel)
 QueryTerms = TypeVar("QueryTerms", bound=BaseModel)
@@ -38,19 +39,6 @@ JSON_LIMITS = (
 )
 MAX_DIMENSIONS = 2**16  # of a vector
 MAX_NAMED_FAULTS = 100  # more faults are only counted
-STATUS_WORDS = {
-    400: "The picture, the vector or the requested guarantee is invalid.",
-    401: "The token is missing or wrong.",
-    403: "The request comes from a page of another site, or names another host.",
-    404: "There is no such thing.",
-    408: "The body did not arrive in time.",
-    409: "No calibration certifies the guarantee, or the calibration is stale.",
-    413: "The body, or a picture, is too large.",
-    415: "The body is neither multipart/form-data nor application/json.",
-    429: "Too many queries wait.",
-    503: "The server is stopping.",
-    507: "The file of answers and feedback cannot be written.",
-}
 OPTIONS = {option.name: option for option in request_options()}
 
 
@@ -167,16 +155,7 @@ class Feedback(Body):
 
 
 def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
-    """Return the guarantee that the fields of a form request.
-
-    Raises:
-        InvalidConfig: a field is unknown or has an invalid value.
-
-    Example:
-        >>> terms = terms_of({"alpha": "0.05", "abstain": "true"}, Terms)
-        >>> terms.alpha, terms.abstain, terms.delta
-        (0.05, True, 0.1)
-    """
+    """Return the guarantee that the fields of a form request; they are text."""
     fields: dict[str, Any] = dict(form)
     for name, option in OPTIONS.items():
         text = fields.get(name, "")
@@ -193,10 +172,7 @@ def terms_of(form: Mapping[str, str], kind: type[Kind]) -> Kind:
 def validate(kind: type[Kind], fields: Mapping[str, Any] | bytes) -> Kind:
     """Return the fields of a form, or a JSON text, as a body of some kind.
 
-    The fields of a form are text; JSON must have the types of the fields.
-
-    Raises:
-        InvalidConfig: they are invalid, or a JSON text has too many parts.
+    Text is converted only if it comes from a form: JSON must have the types of the fields.
     """
     try:
         if not isinstance(fields, bytes):
@@ -253,7 +229,7 @@ class Answers(BaseModel):
     answers: list[Answer]
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the description of responses with these statuses."""
     return {status: {"model": Refusal, "description": STATUS_WORDS[status]} for status in statuses}
 

@@ -25,7 +25,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Population, make_request
 from rcir.risk.options import Distinct
-from rcir.serving.middleware import TooLarge
+from rcir.serving.errors import TooLarge
 from rcir.store.folder import MANIFEST, read_manifest
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
@@ -47,16 +47,11 @@ class Served:
 
     Queries are prepared in two steps: in any thread (`pictures`, `vectors`), and by the model for
     many requests at once (`queries`).
-
-    Attributes:
-        retriever: the retriever.
-        version: its name, which differs between retrievers of a source.
-        manifest: digest of its manifest, the same for equal retrievers in any place.
     """
 
     retriever: Retriever
-    version: str
-    manifest: str
+    version: str  # differs between retrievers of a source
+    manifest: str  # digest of its manifest, the same for equal retrievers in any place
 
     @property
     def calibration(self) -> Calibration:
@@ -250,15 +245,10 @@ class Served:
 
 
 class RetrieverSource(ABC):
-    """A place whose retriever may be replaced.
+    """A place whose retriever may be replaced."""
 
-    Attributes:
-        name: of the place.
-        on_gpu: True to embed pictures on the GPU of this process.
-    """
-
-    name: str
-    on_gpu = False
+    name: str  # of the place
+    on_gpu = False  # True to embed pictures on the GPU of this process
 
     @abstractmethod
     def version(self) -> str:
@@ -329,15 +319,7 @@ def _digest(manifest: bytes) -> str:
 
 
 def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
-    """Return the source that a folder or an MLflow URI names.
-
-    Raises:
-        InvalidConfig: the URI is of another kind.
-
-    Example:
-        >>> source_of("runs/demo/retriever").name
-        'runs/demo/retriever'
-    """
+    """Return the source that a folder or an MLflow URI names."""
     text = str(place)
     if text.startswith("models:/"):
         return RegistryName(text)
@@ -350,12 +332,7 @@ def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
 
 
 def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
-    """Load, verify and warm up the retriever of a source.
-
-    Raises:
-        StaleCalibration: it is not calibrated, or has changed since.
-        RcirError: as `RetrieverSource.version` and `RetrieverSource.load` do.
-    """
+    """Load, verify and warm up the retriever of a source."""
     served = source.load(version or source.version())
     if served.retriever.calibration is None:
         raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")

@@ -36,7 +36,8 @@ def serve(place: str | os.PathLike[str], settings: Settings) -> None:
 
     Raises:
         InvalidConfig: the port is in use, or the host is not this machine's.
-        RcirError: as `create_app` does.
+        NoRetriever, CorruptRetriever, StaleCalibration: nothing can be served from there.
+        StoreUnavailable: the file of answers and feedback cannot be used.
     """
     with listen(settings) as listening:
         app = create_app(source_of(place), settings)
@@ -110,12 +111,7 @@ class Guarded(Protocol):
 
 
 def address_of(host: str, port: int) -> str:
-    """Return the URL of a server.
-
-    Example:
-        >>> address_of("::1", 8000)
-        'http://[::1]:8000'
-    """
+    """Return the URL of a server; IPv6 addresses are in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

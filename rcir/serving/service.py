@@ -20,13 +20,14 @@ from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.bodies import Query
+from rcir.serving.errors import StoreUnavailable
 from rcir.serving.middleware import Metrics, Shared
 from rcir.serving.monitoring import Evidence
 from rcir.serving.pictures import ItemPictures
 from rcir.serving.schemas import ExploreTerms, Feedback, Terms
 from rcir.serving.served import RetrieverSource, Served, ready_to_serve
 from rcir.serving.settings import Settings
-from rcir.serving.store import Store, StoreUnavailable
+from rcir.serving.store import Store
 
 SECONDS_PER_DAY = 86400.0
 RETRY_SECONDS = 60.0  # after which a refused version is tried again
@@ -45,10 +46,7 @@ class Live:
 class Service:
     """A served retriever, which is replaced between two batches when its source has a new version.
 
-    Attributes:
-        live: the retriever that answers now.
-        undecoded: the queries whose pictures are decoded or wait for it.
-        trouble: why a new version is not served, or the source cannot be reached; None if neither.
+    `trouble` says why a new version is not served, or that the source cannot be reached.
     """
 
     def __init__(self, source: RetrieverSource, settings: Settings) -> None:

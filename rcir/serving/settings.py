@@ -20,16 +20,18 @@ class Settings:
     """Settings of a server.
 
     Args:
-        host, port: address to listen on; port 0 selects a free one.
+        host: address to listen on; others than loopback need RCIR_TOKEN.
+        port: port to listen on; 0 takes a free one.
         token: bearer token of requests; required unless the host is a loopback address.
-        store: SQLite file of answers and feedback; without one, feedback is refused.
-        pictures: folder with a picture of each item, named by its id; None for the images of the
-            retriever's data set, if it is available.
-        capacity: queries that may wait.
+        store: SQLite file that keeps answers and feedback; without one, feedback is refused.
+        pictures: folder with a picture of each item, named by its id; unless given, the images of
+            the retriever's data set, if it is available.
+        capacity: queries that may wait for the model.
         most_bytes: of a request; all requests in progress may have eight times as many.
         most_pixels: of a picture; all pictures of a request may have eight times as many.
-        decode_seconds, header_seconds, body_seconds: maximum time for the pictures, headers and
-            body of a request.
+        decode_seconds: maximum time to decode the pictures of a request.
+        header_seconds: maximum time for the headers of a request to arrive.
+        body_seconds: maximum time for the body of a request to arrive.
         client_connections: connections of one address, such as that of a reverse proxy; further
             ones are closed. Its requests in progress may have half of the bytes that all may have.
         poll: seconds between two checks for a new version; 0 disables them.

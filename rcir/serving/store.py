@@ -20,10 +20,11 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from rcir.embedding import Embedding
-from rcir.errors import InvalidData, RcirError
+from rcir.errors import InvalidData
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.queries import Queries
 from rcir.risk import Population
+from rcir.serving.errors import StoreUnavailable, UnknownAnswer
 
 if TYPE_CHECKING:  # reading the file does not require the packages of a server
     from rcir.serving.schemas import Feedback, Terms
@@ -54,18 +55,6 @@ CREATE TABLE IF NOT EXISTS feedback (
     label TEXT
 );
 """
-
-
-class StoreUnavailable(RcirError):
-    """The file of answers and feedback cannot be written or read."""
-
-
-class NoFeedback(RcirError):
-    """The server stores no feedback."""
-
-
-class UnknownAnswer(RcirError):
-    """The file contains no such answer."""
 
 
 @dataclass(frozen=True)
@@ -181,15 +170,10 @@ def _decode(row: bytes) -> Queries:
 
 
 class Store:
-    """Answers and feedback on them, on disk before they are acknowledged.
+    """Answers and feedback on them, in a file that is created if it does not exist.
 
-    Answers survive the end of the process, and feedback that of the machine.
-
-    Args:
-        path: the SQLite file, which is created if it does not exist.
-
-    Raises:
-        StoreUnavailable: it is something else, or cannot be written. All methods raise it, too.
+    What is acknowledged is on disk: answers survive the end of the process, and feedback that of
+    the machine. All methods raise `StoreUnavailable` if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -230,14 +214,11 @@ class Store:
         return self._failure
 
     def add(self, answered: Iterable[tuple[str, Terms, Queries, Sequence[Retrieval]]]) -> list[str]:
-        """Store all of the answers or none, and return an id for each.
+        """Store all answers of some requests or none, and return an id for each.
 
-        After a wait for another process in vain, the answers of `ANSWER_PAUSE_SECONDS` are not
-        stored, so that queries are not delayed again.
-
-        Args:
-            answered: of each request, the version that answered, the terms, the queries and their
-                answers.
+        A request has the version that answered, terms, queries and answers. After a wait for
+        another process in vain, the answers of `ANSWER_PAUSE_SECONDS` are not stored, so that
+        queries are not delayed again.
         """
         if time.monotonic() < self._locked_at + ANSWER_PAUSE_SECONDS:
             raise StoreUnavailable(f"{self.path} was locked by another process a moment ago")
@@ -268,11 +249,7 @@ class Store:
         return [row[0] for row in rows]
 
     def answer(self, name: str) -> tuple[str, list[str]]:
-        """Return the version of the retriever that gave an answer, and the ids of its set.
-
-        Raises:
-            UnknownAnswer: the file contains no such answer.
-        """
+        """Return the version of the retriever that gave an answer, and the ids of its set."""
         for version, items in self._read("SELECT version, items FROM answers WHERE id = ?", [name]):
             return version, json.loads(items)
         raise UnknownAnswer(
@@ -281,14 +258,9 @@ class Store:
         )
 
     def feed(self, feedback: Feedback) -> int | None:
-        """Store feedback on an answer; repeated feedback may only add a label.
+        """Store feedback on an answer, and return its number.
 
-        Returns:
-            Its number; None if it is repeated.
-
-        Raises:
-            UnknownAnswer: the file contains no such answer.
-            InvalidData: it contradicts earlier feedback on the answer.
+        None if it is repeated: then it may only add a label.
         """
         name = feedback.answer
         label = None if feedback.label is None else json.dumps(feedback.label)
@@ -337,10 +309,7 @@ class Store:
     ) -> Reported | None:
         """Return the queries of a version that have feedback, the latest first; None without any.
 
-        Args:
-            version: of the retriever that answered.
-            since: when the earliest of them arrived, in seconds since 1970.
-            most: their maximum number; None for all.
+        They arrived since a time, in seconds since 1970, and are at most as many as `most`.
         """
         rows = self._read(
             "SELECT query, match, label FROM feedback JOIN answers ON answers.id = answer "

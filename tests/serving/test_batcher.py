@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from rcir.serving.batching import Batcher, Stopping, _replace_by_group
-from rcir.serving.middleware import Busy, TooLarge
+from rcir.serving.batching import Batcher, _replace_by_group
+from rcir.serving.errors import Busy, Stopping, TooLarge
 
 
 def run(scenario, capacity=100):

@@ -22,10 +22,11 @@ from rcir.retrieval.queries import Queries
 from rcir.risk import Population, RiskMonitor, make_request
 from rcir.serving import monitoring
 from rcir.serving import store as module
+from rcir.serving.errors import StoreUnavailable, UnknownAnswer
 from rcir.serving.monitoring import GuaranteeWatch
 from rcir.serving.schemas import Feedback, Terms
 from rcir.serving.served import Folder
-from rcir.serving.store import Loss, MonitoredQuery, Store, StoreUnavailable, UnknownAnswer
+from rcir.serving.store import Loss, MonitoredQuery, Store
 from tests.populations import in_population
 from tests.serving.conftest import drawn
 

@@ -18,7 +18,8 @@ from rcir.data import images
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings, create_app
-from rcir.serving.middleware import Bounded, Busy, TooLarge, TooSlow
+from rcir.serving.errors import Busy, TooLarge, TooSlow
+from rcir.serving.middleware import Bounded
 from rcir.serving.served import source_of
 from tests.serving.conftest import drawn, listening, png
 
