@@ -1,4 +1,4 @@
-"""Vectors in PostgreSQL with pgvector: the connection, the options, the table, and the index."""
+"""Vectors in PostgreSQL with pgvector: connection, options and index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +38,53 @@ ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
     ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off"
 )
 PGVECTOR_FILE = "table.json"
+# Ids and vectors of `dim` numbers, and one row with a UUID, which a trigger replaces after every
+# change. The trigger has the rights of the owner: every role that can write changes the UUID.
+CREATE = (
+    "CREATE TABLE {table} (id bigint PRIMARY KEY, embedding vector({dim}) NOT NULL){storage}",
+    "CREATE TABLE {state} (contents uuid NOT NULL)",
+    "INSERT INTO {state} VALUES (gen_random_uuid())",
+    "CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+    "SET search_path = pg_catalog, pg_temp AS $$ BEGIN "
+    "EXECUTE format('UPDATE %I.%I SET contents = gen_random_uuid()', "
+    "TG_TABLE_SCHEMA, TG_TABLE_NAME || '_state'); RETURN NULL; END $$",
+    "CREATE TRIGGER rcir_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
+    "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+)
+# The UUID, and a token of the index: pgvector's version and the files of all indexes, which a
+# rebuild replaces.
+STATE = (
+    "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
+    "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
+    "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
+    "GROUP BY extversion){vacuums} FROM {state}"
+)
+# For a graph, also the number and time of vacuums, which repair it.
+VACUUMS = (
+    " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
+    "pg_stat_get_autovacuum_count({regclass}) || ' ' || coalesce(extract(epoch FROM "
+    "greatest(pg_stat_get_last_vacuum_time({regclass}), "
+    "pg_stat_get_last_autovacuum_time({regclass})))::text, '') || CASE WHEN EXISTS ("
+    "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
+    "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
+)
+# In any order: the number of each query, from 1; ids of rows as big-endian int64; and L2 distances
+# as float64.
+NEAREST = (
+    "SELECT query.number::int, coalesce(found.ids, ''), coalesce(found.distances, '') "
+    "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) "
+    "CROSS JOIN LATERAL ("
+    "SELECT string_agg(int8send(id), ''::bytea) AS ids, "
+    "string_agg(float8send(distance), ''::bytea) AS distances FROM ("
+    "SELECT id, embedding <-> query.vector AS distance FROM {table} "
+    "ORDER BY embedding <-> query.vector{ties} LIMIT %s) AS nearest) AS found"
+)
 
 
 class Postgres:
     """One connection to a server, for one transaction at a time; copies have their own.
 
-    Args:
-        dsn: see `PgvectorOptions`.
-        timeout: seconds to connect, and of each search.
+    All methods raise `DataUnavailable` if the server cannot be reached or fails.
     """
 
     def __init__(self, dsn: str, timeout: float) -> None:
@@ -69,10 +108,9 @@ class Postgres:
             connection.close()
 
     def read(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
-        """Return the result of work in one snapshot; a lost connection is replaced once.
+        """Return the result of work in one snapshot, within the timeout.
 
-        Raises:
-            DataUnavailable: the server cannot be reached, fails, or takes longer than the timeout.
+        A lost connection is replaced once.
         """
         with self._lock, _errors_of_rcir():
             connection = self._connected()
@@ -84,11 +122,7 @@ class Postgres:
                 return self._read(self._connected(), work)
 
     def write(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
-        """Return the result of work in one transaction, of which all is done or nothing.
-
-        Raises:
-            DataUnavailable: the server cannot be reached, or fails.
-        """
+        """Return the result of work in one transaction, of which all is done or nothing."""
         with self._lock, _errors_of_rcir():
             connection = self._connected()
             with connection.transaction():
@@ -292,138 +326,6 @@ class PgvectorOptions:
         return COMMON_SETTINGS | by_method[self.method]
 
 
-class PgvectorTable:
-    """The statements about one table, each in a transaction of the caller.
-
-    Its columns are id and embedding. The one row of the table TABLE_state holds a UUID, which a
-    trigger replaces after every INSERT, UPDATE, DELETE and TRUNCATE.
-
-    Args:
-        name: "name" or "schema.name".
-        graph: True for an HNSW index, which a VACUUM changes.
-    """
-
-    def __init__(self, name: str, graph: bool) -> None:
-        self.name, self.graph = name, graph
-
-    def create(self, connection: Connection[Any], dim: int) -> None:
-        """Create an empty table of vectors of d numbers."""
-        columns = f"(id bigint PRIMARY KEY, embedding vector({dim}) NOT NULL)"
-        storage = " WITH (autovacuum_enabled = false)" if self.graph else ""
-        for statement in (
-            f"CREATE TABLE {{table}} {columns}{storage}",
-            "CREATE TABLE {state} (contents uuid NOT NULL)",
-            "INSERT INTO {state} VALUES (gen_random_uuid())",
-            # With the rights of the owner: every role that can write to the table changes the UUID.
-            "CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
-            "SET search_path = pg_catalog, pg_temp AS $$ BEGIN "
-            "EXECUTE format('UPDATE %I.%I SET contents = gen_random_uuid()', "
-            "TG_TABLE_SCHEMA, TG_TABLE_NAME || '_state'); RETURN NULL; END $$",
-            "CREATE TRIGGER rcir_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
-        ):
-            connection.execute(self.fill_in(statement))
-
-    def drop(self, connection: Connection[Any]) -> None:
-        """Drop what `create` created."""
-        connection.execute(self.fill_in("DROP TABLE {table}, {state}"))
-        connection.execute(self.fill_in("DROP FUNCTION {function}()"))
-
-    def lock(self, connection: Connection[Any], mode: str) -> None:
-        """Prevent operations that conflict with a lock mode until the transaction ends."""
-        connection.execute(self.fill_in(f"LOCK TABLE {{table}} IN {mode} MODE"))
-
-    def copy(self, connection: Connection[Any], vectors: NDArray[np.float32], first: int) -> None:
-        """Add vectors (n, d), with ids from the first one on."""
-        into = self.fill_in("COPY {table} (id, embedding) FROM STDIN (FORMAT BINARY)")
-        with connection.cursor() as cursor, cursor.copy(into) as copy:
-            copy.set_types(["int8", "vector"])
-            for row in enumerate(vectors, first):
-                copy.write_row(row)
-
-    def delete(self, connection: Connection[Any], ids: NDArray[np.int64]) -> int:
-        """Delete rows, and return their number."""
-        statement = self.fill_in("DELETE FROM {table} WHERE id = ANY(%s)")
-        return connection.execute(statement, [ids.tolist()]).rowcount
-
-    def ids(self, connection: Connection[Any]) -> NDArray[np.int64]:
-        """Return all ids, ascending."""
-        statement = self.fill_in(
-            "SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}"
-        )
-        (joined,) = connection.execute(statement, binary=True).fetchone() or (None,)
-        return np.frombuffer(joined or b"", ">i8").astype(np.int64)
-
-    def state(self, connection: Connection[Any]) -> tuple[str, str]:
-        """Return the UUID of the table's content, and a token of its index.
-
-        The token consists of pgvector's version, the files of all indexes, which a rebuild
-        replaces, and for a graph the number and time of vacuums, which repair it.
-
-        Raises:
-            StaleCalibration: the row with the UUID is gone.
-        """
-        vacuums = (
-            " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
-            "pg_stat_get_autovacuum_count({regclass}) || ' ' || coalesce(extract(epoch FROM "
-            "greatest(pg_stat_get_last_vacuum_time({regclass}), "
-            "pg_stat_get_last_autovacuum_time({regclass})))::text, '') || CASE WHEN EXISTS ("
-            "SELECT 1 FROM pg_locks WHERE relation = {regclass} AND granted "
-            "AND mode = 'ShareUpdateExclusiveLock') THEN ' in work' ELSE '' END"
-        )
-        statement = (
-            "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
-            "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
-            "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
-            f"GROUP BY extversion){vacuums if self.graph else ''} FROM {{state}}"
-        )
-        row = connection.execute(self.fill_in(statement)).fetchone()
-        if row is None or row[1] is None:
-            raise self.changed()
-        return row[0], row[1]
-
-    def changed(self) -> StaleCalibration:
-        """Return the error of a table that somebody else changed."""
-        return StaleCalibration(
-            f"the table {self.name} was changed by someone else: which of its rows is which item "
-            "is no longer known; build the retriever again from its vectors"
-        )
-
-    def nearest(
-        self,
-        connection: Connection[Any],
-        vectors: NDArray[np.float32],
-        k: int,
-        settings: Mapping[str, str],
-    ) -> list[tuple[int, bytes, bytes]]:
-        """Return, in any order, the number of each query, from 1; the ids of up to k rows, as
-        big-endian int64; and the L2 distances, as float64.
-        """
-        calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
-        connection.execute(f"SELECT {calls}", [text for pair in settings.items() for text in pair])
-        ties = ", id" if settings["enable_indexscan"] == "off" else ""  # no index has both orders
-        statement = self.fill_in(
-            "SELECT query.number::int, coalesce(found.ids, ''), coalesce(found.distances, '') "
-            "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) "
-            "CROSS JOIN LATERAL ("
-            "SELECT string_agg(int8send(id), ''::bytea) AS ids, "
-            "string_agg(float8send(distance), ''::bytea) AS distances FROM ("
-            "SELECT id, embedding <-> query.vector AS distance FROM {table} "
-            f"ORDER BY embedding <-> query.vector{ties} LIMIT %s) AS nearest) AS found"
-        )
-        return connection.execute(statement, [list(vectors), k], binary=True).fetchall()
-
-    def fill_in(self, statement: str) -> sql.Composed:
-        """Return a statement with the names of the table, its state, function and class."""
-        *schema, name = self.name.split(".")
-        return sql.SQL(statement).format(
-            table=sql.Identifier(*schema, name),
-            state=sql.Identifier(*schema, f"{name}_state"),
-            function=sql.Identifier(*schema, f"{name}_changed"),
-            regclass=sql.SQL("{}::regclass").format(sql.Literal(self.name)),
-        )
-
-
 class PgvectorIndex:
     """A table of vectors in a PostgreSQL server with pgvector 0.8 or later.
 
@@ -443,16 +345,15 @@ class PgvectorIndex:
     def __init__(self, options: PgvectorOptions) -> None:
         self.options = options
         self._server = Postgres(options.dsn, options.timeout)
-        self._table = PgvectorTable(options.table, graph=options.method == "hnsw")
         self._dim = 0
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
-        self._contents = self._token = ""  # see `PgvectorTable.state`
+        self._contents = self._token = ""  # see `STATE`
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: PgvectorOptions) -> Self:
         vectors = check_vectors(vectors)
         index = cls(options)
-        table, index._dim = index._table, vectors.shape[1]
+        index._dim = vectors.shape[1]
         if index._dim > MAX_INDEXED_DIM and options.method != "exact":
             raise InvalidConfig(
                 f"vectors have {index._dim} dimensions, and pgvector indexes at most "
@@ -460,12 +361,14 @@ class PgvectorIndex:
             )
 
         def fill(connection: Connection[Any]) -> tuple[str, str]:
-            table.create(connection, index._dim)
-            table.copy(connection, vectors, 0)
+            storage = " WITH (autovacuum_enabled = false)" if options.method == "hnsw" else ""
+            for statement in CREATE:
+                connection.execute(index._fill_in(statement, storage=sql.SQL(storage)))
+            index._copy(connection, vectors, 0)
             if options.method != "exact":
                 create = f"CREATE INDEX ON {{table}} USING {options.index_sql}"
-                connection.execute(table.fill_in(create))
-            return table.state(connection)
+                connection.execute(index._fill_in(create))
+            return index._read_state(connection)
 
         index._contents, index._token = index._server.write(fill)
         index._ids = np.arange(len(vectors))
@@ -479,7 +382,7 @@ class PgvectorIndex:
         if not len(vectors):
             return
         first = int(self._ids[-1]) + 1 if len(self) else 0
-        self._change(lambda connection: self._table.copy(connection, vectors, first))
+        self._change(lambda connection: self._copy(connection, vectors, first))
         self._ids = np.concatenate([self._ids, np.arange(first, first + len(vectors))])
 
     def remove(self, positions: NDArray[np.int64]) -> None:
@@ -488,8 +391,9 @@ class PgvectorIndex:
             return
 
         def delete(connection: Connection[Any]) -> None:
-            if self._table.delete(connection, ids) != len(ids):
-                raise self._table.changed()
+            statement = self._fill_in("DELETE FROM {table} WHERE id = ANY(%s)")
+            if connection.execute(statement, [ids.tolist()]).rowcount != len(ids):
+                raise self._changed()
 
         self._change(delete)
         self._ids = np.setdiff1d(self._ids, ids, assume_unique=True)
@@ -497,8 +401,8 @@ class PgvectorIndex:
             # Now, because a VACUUM repairs the graph and may change answers. If it fails, or others
             # can still read the rows, a later VACUUM makes the calibration stale.
             with suppress(DataUnavailable):
-                self._server.execute(self._table.fill_in("VACUUM {table}"))
-                contents, token = self._server.read(self._table.state)
+                self._server.execute(self._fill_in("VACUUM {table}"))
+                contents, token = self._server.read(self._read_state)
                 if contents == self._contents:
                     self._token = token
 
@@ -513,13 +417,19 @@ class PgvectorIndex:
         """
         vectors = check_vectors(vectors, self._dim)
         distances, positions = no_neighbours(len(vectors), k)
-        count = min(k, len(self))
+        count, settings = min(k, len(self)), self.options.search_settings
+        ties = ", id" if self.options.method == "exact" else ""  # no index has both orders
+        statement = self._fill_in(NEAREST, ties=sql.SQL(ties))
 
         def query(connection: Connection[Any]) -> list[tuple[int, bytes, bytes]]:
             # Before the snapshot is taken: from then on nobody can empty or drop the table.
-            self._table.lock(connection, "ACCESS SHARE")
-            settings = self.options.search_settings
-            rows = self._table.nearest(connection, vectors, max(count, 1), settings)
+            self._lock(connection, "ACCESS SHARE")
+            calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+            connection.execute(
+                f"SELECT {calls}", [text for pair in settings.items() for text in pair]
+            )
+            values = [list(vectors), max(count, 1)]
+            rows = connection.execute(statement, values, binary=True).fetchall()
             # After the search, whose lock prevents that its index is replaced.
             self._check_state(connection)
             return rows
@@ -539,7 +449,7 @@ class PgvectorIndex:
         exact = np.frombuffer(b"".join(row[2] for row in results), ">f8").reshape(-1, count)
         places = np.minimum(np.searchsorted(self._ids, ids), len(self) - 1)
         if (self._ids[places] != ids).any():
-            raise self._table.changed()
+            raise self._changed()
         order = np.lexsort((places, exact))
         distances[rows, :count] = np.take_along_axis(exact, order, axis=1)
         positions[rows, :count] = np.take_along_axis(places, order, axis=1)
@@ -549,10 +459,11 @@ class PgvectorIndex:
         """Drop the table and what records its changes, see `IsRemote.drop`."""
 
         def drop(connection: Connection[Any]) -> None:
-            self._table.lock(connection, "ACCESS EXCLUSIVE")
-            if self._table.state(connection)[0] != self._contents:
-                raise self._table.changed()
-            self._table.drop(connection)
+            self._lock(connection, "ACCESS EXCLUSIVE")
+            if self._read_state(connection)[0] != self._contents:
+                raise self._changed()
+            connection.execute(self._fill_in("DROP TABLE {table}, {state}"))
+            connection.execute(self._fill_in("DROP FUNCTION {function}()"))
 
         self._server.write(drop)
 
@@ -581,30 +492,53 @@ class PgvectorIndex:
         index = cls(options)
         index._dim, index._contents = int(values["dim"]), str(values["contents"])
 
-        def read(connection: Connection[Any]) -> tuple[NDArray[np.int64], tuple[str, str]]:
-            index._table.lock(connection, "ACCESS SHARE")
-            return index._table.ids(connection), index._table.state(connection)
+        def read(connection: Connection[Any]) -> tuple[bytes, tuple[str, str]]:
+            index._lock(connection, "ACCESS SHARE")
+            joined = "SELECT string_agg(int8send(id), ''::bytea ORDER BY id) FROM {table}"
+            row = connection.execute(index._fill_in(joined), binary=True).fetchone()
+            return (row and row[0]) or b"", index._read_state(connection)
 
-        index._ids, (contents, index._token) = index._server.read(read)
+        ids, (contents, index._token) = index._server.read(read)
+        index._ids = np.frombuffer(ids, ">i8").astype(np.int64)
         if contents != index._contents or len(index) != values["n"]:
-            raise index._table.changed()
+            raise index._changed()
         return index
 
     def _change(self, work: Callable[[Connection[Any]], None]) -> None:
         """Change the table unless somebody else did; other writers wait."""
 
         def change(connection: Connection[Any]) -> tuple[str, str]:
-            self._table.lock(connection, "SHARE ROW EXCLUSIVE")
+            self._lock(connection, "SHARE ROW EXCLUSIVE")
             self._check_state(connection)
             work(connection)
-            return self._table.state(connection)
+            return self._read_state(connection)
 
         self._contents, self._token = self._server.write(change)
 
+    def _copy(self, connection: Connection[Any], vectors: NDArray[np.float32], first: int) -> None:
+        """Add vectors (n, d), with ids from the first one on."""
+        into = self._fill_in("COPY {table} (id, embedding) FROM STDIN (FORMAT BINARY)")
+        with connection.cursor() as cursor, cursor.copy(into) as copy:
+            copy.set_types(["int8", "vector"])
+            for row in enumerate(vectors, first):
+                copy.write_row(row)
+
+    def _lock(self, connection: Connection[Any], mode: str) -> None:
+        """Prevent operations that conflict with a lock mode until the transaction ends."""
+        connection.execute(self._fill_in(f"LOCK TABLE {{table}} IN {mode} MODE"))
+
+    def _read_state(self, connection: Connection[Any]) -> tuple[str, str]:
+        """Return the UUID of the table's content, and a token of its index, see `STATE`."""
+        vacuums = self._fill_in(VACUUMS if self.options.method == "hnsw" else "")
+        row = connection.execute(self._fill_in(STATE, vacuums=vacuums)).fetchone()
+        if row is None or row[1] is None:
+            raise self._changed()
+        return row[0], row[1]
+
     def _check_state(self, connection: Connection[Any]) -> None:
-        contents, token = self._table.state(connection)
+        contents, token = self._read_state(connection)
         if contents != self._contents:
-            raise self._table.changed()
+            raise self._changed()
         if token != self._token:
             self._token = token
             raise StaleCalibration(
@@ -612,3 +546,21 @@ class PgvectorIndex:
                 "vacuumed since this was loaded or calibrated, and may answer differently: "
                 "`recalibrate`"
             )
+
+    def _changed(self) -> StaleCalibration:
+        return StaleCalibration(
+            f"the table {self.options.table} was changed by someone else: which of its rows is "
+            "which item is no longer known; build the retriever again from its vectors"
+        )
+
+    def _fill_in(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        """Return a statement with the names of the table, its state, function and class."""
+        *schema, name = self.options.table.split(".")
+        return sql.SQL(statement).format(
+            table=sql.Identifier(*schema, name),
+            state=sql.Identifier(*schema, f"{name}_state"),
+            function=sql.Identifier(*schema, f"{name}_changed"),
+            regclass=sql.SQL("{}::regclass").format(sql.Literal(self.options.table)),
+            dim=sql.Literal(self._dim),
+            **parts,
+        )
