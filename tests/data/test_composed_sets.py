@@ -55,6 +55,7 @@ def occlusion():
 def test_one_black_square_per_tile_is_drawn_and_flagged(occlusion):
     hidden, occluded, _ = occlusion  # `squares` checks the shape
     assert set(np.unique(hidden)) == {0, 200}
+    assert (WHITE == 200).all()  # not written to
     np.testing.assert_array_equal(occluded, (hidden == 0).any(axis=(1, 2)))
 
 
@@ -74,16 +75,6 @@ def test_tiles_are_hit_independently():
     share = 0.5 * 8 / 9
     for pattern, expected in (((0, 0), (1 - share) ** 2), ((1, 1), share**2)):
         assert binomtest(int((hit == pattern).all(1).sum()), 4000, expected).pvalue > 1e-3
-
-
-def test_occlusion_never_writes_to_its_input():
-    images = np.random.default_rng(0).integers(1, 256, (50, 8, 16), dtype=np.uint8)
-    before = images.copy()
-    same, occluded = occlude(images, 0.0, np.random.default_rng(0))
-    np.testing.assert_array_equal(same, before)
-    assert not occluded.any()
-    occlude(images, 1.0, np.random.default_rng(0))
-    np.testing.assert_array_equal(images, before)
 
 
 # Two-digit numbers of scikit-learn's digits
@@ -320,10 +311,6 @@ def test_corrupt_images_are_the_clean_ones_behind_black_squares(small_mnist):
     black = corrupt.images == 0
     np.testing.assert_array_equal(clean.images[~black], corrupt.images[~black])
     np.testing.assert_array_equal(black.any((1, 2)), corrupt.attributes["occluded"])
-    for image in black[:300].reshape(-1, 28, 2, 28).transpose(0, 2, 1, 3).reshape(-1, 28, 28):
-        height, width = image.any(1).sum(), image.any(0).sum()
-        assert image.sum() == height * width
-        assert height == width
 
 
 def test_the_option_draw_decides_which_digits_are_drawn(small_mnist):
@@ -503,35 +490,27 @@ def change_byte(content, place, mask):
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("make", "word"),
     [
-        lambda content: content[: len(content) // 2],
-        lambda content: change_byte(content, content.index(b"IDAT") + 6, 1),
-        lambda _: b"",
+        (lambda whole: whole[: len(whole) // 2], "damaged"),
+        (lambda whole: change_byte(whole, whole.index(b"IDAT") + 6, 1), "damaged"),
+        (lambda _: b"", "damaged"),
         # Entries of the directory with an unknown encryption and compression.
-        lambda content: change_byte(content, content.index(b"PK\x01\x02") + 8, 0x21),
-        lambda content: change_byte(content, content.index(b"PK\x01\x02") + 10, 0x21),
-        lambda _: omniglot_archive(content=b"not a picture"),
-        lambda content: content.replace(b"0003_08", b"0003_28"),  # another drawer
+        (lambda whole: change_byte(whole, whole.index(b"PK\x01\x02") + 8, 0x21), "damaged"),
+        (lambda whole: change_byte(whole, whole.index(b"PK\x01\x02") + 10, 0x21), "damaged"),
+        (lambda _: omniglot_archive(content=b"not a picture"), "damaged"),
+        (lambda whole: whole.replace(b"0003_08", b"0003_28"), "same 20 drawers"),
+        (lambda _: omniglot_archive(kinds=29), "29 alphabets"),
+        (lambda _: omniglot_archive(drawings=19), "570 drawings"),
+        (lambda _: omniglot_archive(side=28), r"\(28, 28\)"),
     ],
+    ids=(
+        *("half", "pixels", "empty", "encryption", "compression", "no pictures"),
+        *("drawers", "alphabets", "drawings", "sizes"),
+    ),
 )
-def test_a_damaged_archive_is_refused(tmp_path, harm):
-    write_omniglot(tmp_path, harm(omniglot_archive()))
-    with pytest.raises(InvalidData, match=r"images_background\.zip"):
-        load_omniglot(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("layout", "word"),
-    [
-        ({"kinds": 29}, "29 alphabets"),
-        ({"drawings": 19}, "570 drawings"),
-        ({"side": 28}, r"\(28, 28\)"),
-    ],
-    ids=str,
-)
-def test_an_archive_of_another_set_is_refused(tmp_path, layout, word):
-    write_omniglot(tmp_path, **layout)
+def test_a_damaged_archive_or_one_of_another_set_is_refused(tmp_path, make, word):
+    write_omniglot(tmp_path, make(omniglot_archive()))
     with pytest.raises(InvalidData, match=word):
         load_omniglot(tmp_path)
 

@@ -40,28 +40,6 @@ def test_mean_and_std_are_copied_to_a_device_once():
     assert preprocessing.normalise(images.to("meta")).device.type == "meta"
 
 
-@pytest.mark.parametrize("size", [(8, 16), (20, 11), (64, 64)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_resizing_is_pillow_s_antialiased_bilinear(size, channels):
-    image = noise(31, 45) if channels == 1 else noise(31, 45, 3)
-    preprocessing = Preprocessing(size, channels, (0.0,) * channels, (1.0,) * channels)
-    expected = np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
-    resized = preprocessing.resized([image])[0].permute(1, 2, 0).numpy().astype(int)
-    assert np.abs(resized - expected.reshape(resized.shape)).max() <= 1
-
-
-def test_an_image_becomes_the_same_tensor_however_it_is_given(tmp_path):
-    image = noise(12, 20)
-    Image.fromarray(image).save(tmp_path / "a.png")
-    preprocessing = Preprocessing((8, 16))
-    forms = [image, image[:, :, None], Image.fromarray(image), tmp_path / "a.png"]
-    one_by_one = [preprocessing([form]) for form in (*forms, np.stack([image] * 3, 2))]
-    together = preprocessing(forms)
-    batch = preprocessing(np.stack([image, image]))
-    for tensor in (*one_by_one, together[:1], together[3:], batch[1:]):
-        assert torch.equal(tensor, one_by_one[0])
-
-
 RGB = Preprocessing((40, 60), 3, (0.0,) * 3, (1.0,) * 3)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.spatial import cKDTree
 
 from rcir.data import ImageSet, overlaps
 from rcir.data.labelling import gallery_relevance, reported_relevance
@@ -20,15 +19,6 @@ from rcir.data.relevance import (
     same_relevance,
 )
 from rcir.errors import InvalidData
-from rcir.metrics.labels import VOTERS
-from rcir.risk import (
-    LabelledResults,
-    MatchProbability,
-    SearchResults,
-    certify,
-    make_request,
-    score,
-)
 from rcir.store.codec import decode, encode
 
 N_QUERIES, N_GALLERY = 23, 41
@@ -327,53 +317,6 @@ def test_votes_are_counted_as_in_a_loop(kind, among):
     ]
     assert count_matches(gallery, positions, among).tolist() == expected
     assert count_matches(gallery, np.zeros((0, 4), int), 3).shape == (0, 4)
-
-
-def simulated_places(n, seed, world):
-    """Queries near places, in an embedding that confuses places of the same look."""
-    places, looks = world
-    rng = np.random.default_rng(seed)
-    target = rng.integers(len(places), size=n)
-    where = places[target] + rng.normal(scale=3.0, size=(n, 2))
-    noise = rng.gamma(1.0, size=(n, 1))
-    seen = looks[target] + 0.2 * noise * rng.normal(size=(n, looks.shape[1]))
-    distances, positions = cKDTree(looks).query(seen, k=60)
-    results = SearchResults(
-        distances[:, 0] ** 2 / 2, 60, distances, votes=None, positions=positions
-    )
-    gallery, queries = WithinRadius(places, 25.0), WithinRadius(where, 25.0)
-    relevant, n_relevant = queries.matches(gallery, positions), queries.totals(gallery)
-    labelled = LabelledResults(results, relevant, n_relevant)
-    return labelled, count_matches(gallery, positions, VOTERS)
-
-
-def test_votes_make_sets_of_places_smaller_and_better():
-    """1,000 calibration queries of places that look more, or less, alike from all sides."""
-    rng = np.random.default_rng(0)
-    places = np.repeat(rng.uniform(0, 4000, (300, 2)), 8, axis=0) + rng.normal(size=(2400, 2)) * 6
-    spread = np.repeat(rng.choice([0.2, 1.2], 300), 8)[:, None]
-    looks = np.repeat(rng.normal(size=(300, 6)), 8, axis=0) + spread * rng.normal(size=(2400, 6))
-    parts = [simulated_places(n, s, (places, looks)) for n, s in ((800, 1), (1000, 2), (1000, 3))]
-    set_sizes, n_matches = {}, {}
-    for with_votes in (False, True):
-        tuning, calibration, test = (
-            replace(
-                labelled,
-                results=replace(labelled.results, votes=counts if with_votes else None),
-            )
-            for labelled, counts in parts
-        )
-        score_function = MatchProbability.fit(tuning.results, tuning.relevant)
-        tuning, calibration, scored = (
-            score(score_function, part) for part in (tuning, calibration, test)
-        )
-        half = certify(make_request(0.5, 0.1, risk="recall"), calibration, tuning).threshold
-        set_sizes[with_votes] = scored.sizes(half).mean()
-        request = make_request(0.5, 0.1, risk="false-discovery")
-        wrong = certify(request, calibration, tuning).threshold
-        n_matches[with_votes] = scored.n_within(np.array([wrong]), scored.relevant).mean()
-    assert set_sizes[True] < 0.9 * set_sizes[False]  # 45.3 against 53.0
-    assert n_matches[True] > 1.05 * n_matches[False]  # 3.94 against 3.68 true matches
 
 
 # Sets of images

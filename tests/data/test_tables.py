@@ -44,13 +44,6 @@ def test_a_line_of_the_separator_which_excel_writes_is_no_header(tmp_path):
         read_csv(tmp_path / "t.csv")
 
 
-def test_utf16_of_both_byte_orders_is_read(tmp_path):
-    path = tmp_path / "t.csv"
-    for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
-        path.write_bytes(mark + "id,label\n1,größe".encode(encoding))
-        assert read_csv(path) == {"id": ["1"], "label": ["größe"]}
-
-
 def test_blanks_around_names_and_values_do_not_count(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(
@@ -153,36 +146,6 @@ def test_missing_labels_are_refused_with_their_rows(tmp_path, kind):
         for column in ("label", "labels") if missing.strip() else ("label",):
             with pytest.raises(InvalidData, match=rf"column {column}.* 2 of .*row 2 .*row 4"):
                 read_as(kind, tmp_path, {column: ["pear", missing, "fig", missing]})
-
-
-@pytest.mark.parametrize("kind", ["parquet of images", "parquet"])
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pd.array(["a", None, "b"], "string"),
-        pd.array([1, None, 2], "Int64"),
-        pd.array([1.0, None, 2.0], "Float64"),
-        pd.Categorical(["a", None, "b"]),
-        np.array([1.0, np.nan, 2.0]),
-    ],
-    ids=lambda values: str(values.dtype),
-)
-def test_missing_values_of_all_types_are_refused(tmp_path, kind, labels):
-    with pytest.raises(InvalidData, match=r"1 of 3 .*row 2"):
-        read_as(kind, tmp_path, {"label": labels})
-
-
-@pytest.mark.parametrize("kind", ["parquet of images", "npz", "parquet"])
-def test_labels_beyond_64_bits_with_a_sign_are_refused_with_column_and_row(tmp_path, kind):
-    labels = np.array([1, 2, 2**63 - 1], np.uint64)
-    assert read_as(kind, tmp_path, {"label": labels})["label"] == ["1", "2", str(2**63 - 1)]
-    with pytest.raises(InvalidData, match=r"column label.* 2 of 3 .*row 1 .*row 3.*texts"):
-        read_as(kind, tmp_path, {"label": np.array([2**63, 2, 2**64 - 1], np.uint64)})
-
-
-def test_texts_of_any_size_are_labels_in_csv(tmp_path):
-    labels = [str(2**64 - 1), str(2**64 - 2), str(10**30)]
-    assert read_as("npy", tmp_path, {"label": labels})["label"] == labels
 
 
 @pytest.mark.parametrize("kind", ["parquet of images", "parquet"])

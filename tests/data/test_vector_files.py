@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import rcir
 from rcir.data.vector_files import read_all_vectors, read_vectors, shard_name, write_vectors
 from rcir.errors import DataUnavailable, InvalidData
 
@@ -120,18 +119,6 @@ def test_lists_and_texts_of_all_types_are_read_from_all_row_groups(tmp_path, kin
         assert read.group.tolist() == ["u", "v", "u", "w"]
 
 
-def test_lists_of_numbers_and_texts_beyond_a_dictionary_are_read(tmp_path):
-    numbers = pa.array([[1], [2, 3], [], [1]], pa.large_list(pa.int64()))
-    path = write_table(tmp_path, vector=VECTOR, labels=numbers)
-    assert read_vectors(path).labels == [["1"], ["2", "3"], [], ["1"]]
-    lists = [[f"{row}", "x"] for row in range(5000)]
-    vectors = fixed_lists(np.ones((5000, 1), np.float32))
-    table = pa.table({"vector": vectors, "labels": lists, "id": [f"i{row}" for row in range(5000)]})
-    for options in ({"dictionary_pagesize_limit": 1000}, {"use_dictionary": False}):
-        parquet.write_table(table, path, data_page_size=1000, row_group_size=3000, **options)
-        assert read_vectors(path).labels == lists
-
-
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
@@ -143,8 +130,6 @@ def test_lists_of_numbers_and_texts_beyond_a_dictionary_are_read(tmp_path):
         ({"vector": pa.array([], pa.list_(pa.float32()))}, "no vectors|lengths"),
         ({"vector": VECTOR[:0]}, "no vectors"),
         ({"vector": VECTOR, "id": ["a", "b", "a", "c"]}, "twice"),
-        ({"vector": VECTOR, "label": ["a", None, "b", ""]}, "label: 2 of 4 .*missing"),
-        ({"vector": VECTOR, "label": [1.5, 2.0, 3.0, 4.0]}, "label: 1 of 4 .*row 1"),
         ({"vector": VECTOR, "label": IDS, "x": [1] * 4, "y": [1] * 4}, "may have one"),
         ({"vector": VECTOR, "x": [1, 2, 3, 4]}, "may have one"),
         ({"vector": VECTOR, "x": [1, 2, None, 4], "y": [1] * 4}, "x .* 1 of 4"),
@@ -297,17 +282,6 @@ def test_shards_of_different_sets_are_refused(tmp_path, changes, word):
     folder = write_shards(tmp_path / "x", random_vectors(9), [3, 3, 3], **changes)
     with pytest.raises(InvalidData, match=word):
         read_all_vectors(folder)
-
-
-def test_mapped_vectors_give_the_same_retriever_as_vectors_in_memory(tmp_path):
-    vectors = random_vectors(200)
-    vectors[:, 0] = np.arange(1, 201)  # none is zero, and no two are equal
-    np.save(tmp_path / "x.npy", vectors)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    one, other = (rcir.Retriever.from_embeddings(each) for each in (mapped, vectors))
-    assert one.index.version == other.index.version
-    np.testing.assert_array_equal(one.searcher.gallery.norms, other.searcher.gallery.norms)
-    np.testing.assert_array_equal(one.searcher.digests, other.searcher.digests)
 
 
 def test_shards_are_never_all_in_memory(tmp_path):
