@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUMPY_WROTE_LESS = re.compile(r"\d+ requested and \d+ written")  # its error has no number
-UNFINISHED = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-journal)?")
+UNFINISHED_NAME = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-journal)?")
 
 
 def read_array(path: Path) -> NDArray[Any]:
@@ -123,7 +123,7 @@ def remove_unfinished(path: Path) -> None:
         return  # the parent does not exist or cannot be read
     for file in files:
         hidden = file.name.startswith(f".{path.name}-")
-        match = UNFINISHED.fullmatch(file.name, len(path.name) + 1) if hidden else None
+        match = UNFINISHED_NAME.fullmatch(file.name, len(path.name) + 1) if hidden else None
         if match and is_dead(match["owner"]):
             if match["end"] == "-old":
                 with suppress(OSError):  # unless there is a folder at the path

@@ -250,7 +250,7 @@ def _read_shard(
     """
     from pyarrow import ArrowException, parquet
 
-    from rcir.data.vector_files import MODEL, REJECTS, SOURCE
+    from rcir.data.vector_files import MODEL_KEY, REJECTS_KEY, SOURCE_KEY
     from rcir.errors import InvalidConfig
 
     if not file.exists():
@@ -261,14 +261,14 @@ def _read_shard(
     except (ArrowException, OSError, KeyError, AttributeError) as error:
         raise InvalidConfig(f"{file} is not a shard of vectors ({error}): remove it") from error
     metadata = table.schema.metadata or {}
-    same = metadata.get(MODEL.encode()) == model.encode()
-    rejects: dict[str, str] = json.loads(metadata.get(REJECTS.encode(), "{}"))
+    same = metadata.get(MODEL_KEY.encode()) == model.encode()
+    rejects: dict[str, str] = json.loads(metadata.get(REJECTS_KEY.encode(), "{}"))
     ids = [name for name in pictures.ids if name not in rejects]
     if not same or table["id"].to_pylist() != ids:
         raise InvalidConfig(
             f"{file} is of other pictures or another model: remove it, or choose another folder"
         )
-    if metadata.get(SOURCE.encode()) != source.encode():
+    if metadata.get(SOURCE_KEY.encode()) != source.encode():
         return None
     rejected = [n for n, name in enumerate(pictures.ids) if name in rejects]
     faults = preprocessing.faults([pictures.paths[n] for n in rejected])

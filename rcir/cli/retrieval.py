@@ -85,10 +85,10 @@ def run_retrieve(options: Namespace) -> None:
 
 def _read_vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, Any]]:
     """Return names of the vectors of one file, and them as arguments of `Retriever.retrieve`."""
-    from rcir.data.images import ENDINGS
+    from rcir.data.images import IMAGE_ENDINGS
     from rcir.data.vector_files import read_all_vectors
 
-    if Path(files[0]).suffix.lower() in ENDINGS:
+    if Path(files[0]).suffix.lower() in IMAGE_ENDINGS:
         name = "MODEL" if model is None else model.partition("@")[0]
         raise InvalidConfig(
             f"{files[0]} is an image, and this retriever searches vectors: embed it first, with "

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from rcir.errors import InvalidConfig
 from rcir.torch_settings import copied
 
-RATIOS = (3 / 4, 4 / 3)
-LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601
+CROP_RATIOS = (3 / 4, 4 / 3)
+LUMA_WEIGHTS = (0.2989, 0.587, 0.114)  # ITU-R BT.601
 # Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
 PIXELS_AT_ONCE = 1 << 19
 
@@ -50,7 +50,7 @@ def draw_warps(
     """
     angle = np.radians(rng.uniform(-rotation, rotation, n))
     area = rng.uniform(crop, 1, n)
-    low, high = np.maximum(RATIOS[0], area), np.minimum(RATIOS[1], 1 / area)
+    low, high = np.maximum(CROP_RATIOS[0], area), np.minimum(CROP_RATIOS[1], 1 / area)
     ratio = np.exp(rng.uniform(np.log(low), np.log(high)))
     scale = np.minimum(np.sqrt([area * ratio, area / ratio]), 1)
     x, y = (1 - scale) * rng.uniform(-1, 1, (2, n))  # centre of the crop
@@ -88,7 +88,11 @@ def adjust_contrast(images: Tensor, factor: Tensor) -> None:
     # Sums of whole numbers are exact: they do not depend on how threads share the work.
     sums = images.round_().sum(-1).sum(-1, dtype=torch.float64)
     if images.shape[1] == 3:
-        sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
+        sums = (
+            sums[:, :1] * LUMA_WEIGHTS[0]
+            + sums[:, 1:2] * LUMA_WEIGHTS[1]
+            + sums[:, 2:] * LUMA_WEIGHTS[2]
+        )
     mean = (sums / images.shape[2:].numel()).float().view(-1, 1, 1, 1)
     images.sub_(mean).mul_(factor).add_(mean).clamp_(0, 255)
 
@@ -97,7 +101,7 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> None:
     """Scale differences to the grey image by factors of at least 0; grey images stay."""
     if images.shape[1] == 1:
         return
-    red, green, blue = (images[:, i : i + 1] * weight for i, weight in enumerate(LUMA))
+    red, green, blue = (images[:, i : i + 1] * weight for i, weight in enumerate(LUMA_WEIGHTS))
     grey = red.add_(green).add_(blue)
     images.sub_(grey).mul_(factor).add_(grey).clamp_(0, 255)
 

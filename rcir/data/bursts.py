@@ -24,9 +24,9 @@ from rcir.errors import InvalidData, printable
 FALSE_RATE = 0.01  # largest share of independent items that a test takes for members of a burst
 MAX_MATES = 5  # near-copies of an item that are tested for; larger bursts are found in chains
 MOMENT_SECONDS = 60  # photographs of one label that follow each other within it are one moment
-NEIGHBOURS = 2 * (MAX_MATES + 1)  # that are known of each item: bursts of others count once
-ROUNDS = 10  # of the estimate of the mean gap; it settles after two or three
-BLOCK = 2**21  # numbers that are in memory at once, of each kind
+N_NEIGHBOURS = 2 * (MAX_MATES + 1)  # that are known of each item: bursts of others count once
+MAX_ROUNDS = 10  # of the estimate of the mean gap; it settles after two or three
+BLOCK_NUMBERS = 2**21  # numbers that are in memory at once, of each kind
 
 
 def count_mates(
@@ -87,7 +87,7 @@ def find_moments(
     def linked(counts: NDArray[np.int64]) -> Any:
         """Return the links of items that are near-copies of each other."""
         rows = np.repeat(np.arange(n), counts)
-        columns = positions[np.arange(NEIGHBOURS) < counts[:, None]]
+        columns = positions[np.arange(N_NEIGHBOURS) < counts[:, None]]
         near = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(n, n)).tocsr()
         return near.multiply(near.T)
 
@@ -95,7 +95,7 @@ def find_moments(
     # it. At first, every item may be in a burst with the one that is nearest to it.
     links = linked(np.isfinite(distances[:, 0]).astype(np.int64))
     before = np.empty(0)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         components = connected_components(links, directed=False)[1]
         if np.array_equal(components, before):
             break
@@ -176,21 +176,21 @@ def _mean_gap(
 def _nearest_of_label(
     vectors: NDArray[np.floating[Any]], labels: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return distances and positions (n, `NEIGHBOURS`) of others of the label, and how many (n,).
+    """Return distances and positions (n, `N_NEIGHBOURS`) of others of the label, and how many (n,).
 
     Exact copies are left out. Labels with the same number of items are computed together.
     """
     n, dim = vectors.shape
-    distances = np.full((n, NEIGHBOURS), np.inf)
-    positions = np.full((n, NEIGHBOURS), -1)
+    distances = np.full((n, N_NEIGHBOURS), np.inf)
+    positions = np.full((n, N_NEIGHBOURS), -1)
     order = np.argsort(labels, kind="stable")
     _, first, number, counts = np.unique(
         labels[order], return_index=True, return_inverse=True, return_counts=True
     )
     for count in np.unique(counts[counts > 1]).tolist():
         members = order[first[counts == count][:, None] + np.arange(count)]  # (labels, count)
-        n_labels = max(1, BLOCK // (count * max(count, dim)))
-        n_rows = max(1, BLOCK // max(count, dim))
+        n_labels = max(1, BLOCK_NUMBERS // (count * max(count, dim)))
+        n_rows = max(1, BLOCK_NUMBERS // max(count, dim))
         for group in np.split(members, range(n_labels, len(members), n_labels)):
             points = vectors[group].astype(np.float64)
             for begin in range(0, count, n_rows):
@@ -210,7 +210,7 @@ def _nearest_points(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return distances and numbers (labels, r, k) of the points nearest to the points `rows` (r,).
 
-    `points` is (labels, count, d), k <= `NEIGHBOURS`; copies of a point are infinitely far away.
+    `points` is (labels, count, d), k <= `N_NEIGHBOURS`; copies of a point are infinitely far away.
     """
     count = points.shape[1]
     centred = points - points.mean(axis=1, keepdims=True)  # the next lines lose fewer digits
@@ -218,12 +218,12 @@ def _nearest_points(
     apart = squares[:, rows, None] + squares[:, None]
     apart -= 2 * centred[:, rows] @ centred.transpose(0, 2, 1)
     apart[:, np.arange(len(rows)), rows] = np.inf
-    n_nearest = min(2 * NEIGHBOURS, count - 1)  # more than needed: some may be copies
+    n_nearest = min(2 * N_NEIGHBOURS, count - 1)  # more than needed: some may be copies
     nearest = np.argpartition(apart, n_nearest - 1, axis=2)[:, :, :n_nearest]
     exact = np.empty(nearest.shape)
     for column in range(nearest.shape[2]):
         others = np.take_along_axis(points, nearest[:, :, column, None], axis=1)
         exact[:, :, column] = np.linalg.norm(others - points[:, rows], axis=2)
     exact[exact == 0] = np.inf
-    columns = np.argsort(exact, axis=2, kind="stable")[:, :, :NEIGHBOURS]
+    columns = np.argsort(exact, axis=2, kind="stable")[:, :, :N_NEIGHBOURS]
     return np.take_along_axis(exact, columns, axis=2), np.take_along_axis(nearest, columns, axis=2)

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from rcir.data.division import PARTS, QueryDivision, Source, divide
+from rcir.data.division import DRAWN_PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
 from rcir.data.sufficiency import shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import require_options
 
 # Options of `divide`, and their kinds.
-DIVISION: dict[str, Any] = {
-    **dict.fromkeys(PARTS, float),
+DIVISION_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(DRAWN_PARTS, float),
     "cluster": str | None,
     "queries": QueryDivision,
 }
@@ -80,7 +80,7 @@ class DataSet:
         if self.splitter:
             require_options(where, _function(self.splitter), options)
         else:
-            require_options(where, self.function(), options, DIVISION)
+            require_options(where, self.function(), options, DIVISION_OPTIONS)
 
     def published(self, options: Mapping[str, Any]) -> int | None:
         """Return the published number of images with options of the reader, or None."""
@@ -118,7 +118,7 @@ class DataSet:
         if self.splitter:
             splits: Splits = self._call(_function(self.splitter), root, {"seed": seed, **options})
             return splits
-        sizes = {name: options.pop(name) for name in DIVISION if name in options}
+        sizes = {name: options.pop(name) for name in DIVISION_OPTIONS if name in options}
         if "seed" in self.options_of_reader():
             options["seed"] = seed
         source = self.read(root, **options)

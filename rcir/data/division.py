@@ -20,9 +20,10 @@ from rcir.data.relevance import Relevance, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
 QueryDivision = Literal["shared-labels", "new-labels"]
-PARTS = ("validation", "gallery", "tuning", "calibration")
-CLASSES, PAIR = 3, 2  # a recall of one class, or of single images, is no choice between epochs
-CELLS = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
+DRAWN_PARTS = ("validation", "gallery", "tuning", "calibration")
+# Of validation: a recall of one class, or of single images, cannot tell epochs apart.
+MIN_CLASSES, MIN_PER_CLASS = 3, 2
+CELL_SIDES = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
 def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
@@ -342,20 +343,20 @@ def _draw_classes(
     n = len(counts)
     number = _number("validation", share, n, "classes")
     if share < 1:
-        spare = counts >= 2 * PAIR  # some images train, others validate
-        if n < 2 * CLASSES and spare.sum() >= 2:
-            sizes = np.maximum(PAIR, np.round(share * counts).astype(np.int64))
-            sizes = np.where(spare, np.minimum(sizes, counts - PAIR), 0)
+        spare = counts >= 2 * MIN_PER_CLASS  # some images train, others validate
+        if n < 2 * MIN_CLASSES and spare.sum() >= 2:
+            sizes = np.maximum(MIN_PER_CLASS, np.round(share * counts).astype(np.int64))
+            sizes = np.where(spare, np.minimum(sizes, counts - MIN_PER_CLASS), 0)
             order, place = shuffle_by_class(rng, which, counts)
             part = place < sizes[which[order]]
             return [np.sort(order[part]), np.sort(order[~part])]
-        number = max(number, min(CLASSES, n // 2))
+        number = max(number, min(MIN_CLASSES, n // 2))
     _require_rest(number, {"validation": share}, n, "classes")
     order = rng.permutation(n)
-    matched = order[counts[order] >= PAIR]
-    if np.isin(order[:number], matched).sum() < min(CLASSES, number):
+    matched = order[counts[order] >= MIN_PER_CLASS]
+    if np.isin(order[:number], matched).sum() < min(MIN_CLASSES, number):
         # Mostly classes of one image, which match nothing.
-        first = matched[:CLASSES]
+        first = matched[:MIN_CLASSES]
         order = np.concatenate([first, order[~np.isin(order, first)]])
     chosen = np.isin(which, order[:number])
     return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
@@ -379,7 +380,7 @@ def _draw_cells(
     n = len(where)
     number = _number("validation", share, n, "images")
     _require_rest(number, {"validation": share}, n, "images")
-    for times in CELLS:
+    for times in CELL_SIDES:
         steps = (where.places - where.places.min(0)) // (times * where.radius)
         _, cell, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
         is_drawn, n_drawn = np.zeros(len(counts), bool), 0

@@ -10,12 +10,12 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from rcir.data.images import ENDINGS
+from rcir.data.images import IMAGE_ENDINGS
 from rcir.data.names import MISSING_VALUES, require_utf8, to_nfc
 from rcir.errors import InvalidData, printable
 
 # By the name of a folder or a value of a column `split`, in any capitals.
-SPLITS = {
+SPLIT_BY_NAME = {
     "train": "train",
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     "test": "test",
@@ -94,7 +94,7 @@ def scan_folder(folder: Path) -> Pictures:
     if not ids:
         raise InvalidData(
             f"{folder} has no pictures{f' ({note})' if note else ''}; pictures end in "
-            f"{', '.join(ENDINGS)}"
+            f"{', '.join(IMAGE_ENDINGS)}"
         )
     require_utf8(ids, str(folder))
     notes = [note] if note else []
@@ -151,7 +151,7 @@ def _pictures_below(
             elif entry.is_symlink() and not _is_file(entry):
                 is_folder = Path(entry.path).is_dir()
                 skipped["links to folders" if is_folder else "broken links"] += 1
-            elif name.endswith(ENDINGS) and _is_file(entry):
+            elif name.endswith(IMAGE_ENDINGS) and _is_file(entry):
                 yield f"{inside}{entry.name}"
             else:
                 skipped[OTHER_FILES] += 1
@@ -190,14 +190,16 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
             children[above].add(last)
             place = above
     for place, names in children.items():
-        inner = [name for name in names if name.lower() in SPLITS]
-        if place and len({SPLITS[name.lower()] for name in inner}) > 1:
+        inner = [name for name in names if name.lower() in SPLIT_BY_NAME]
+        if place and len({SPLIT_BY_NAME[name.lower()] for name in inner}) > 1:
             raise InvalidData(
                 f"{folder / place} is divided into {_list_names(inner)}: name that folder, or "
                 "put the class folders below the folders of the splits (train/apple/1.jpg)"
             )
     tops = children.get("", set())
-    named = {name: SPLITS[name.lower()] for name in sorted(tops) if name.lower() in SPLITS}
+    named = {
+        name: SPLIT_BY_NAME[name.lower()] for name in sorted(tops) if name.lower() in SPLIT_BY_NAME
+    }
     others = sorted(tops - named.keys())
     if not named:
         return {}
@@ -213,8 +215,8 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
         raise InvalidData(
             f"{folder} has the folder {with_classes[0]}, which has the name of a split and "
             f"contains class folders, and beside it {_list_names(others)}: keep nothing but the "
-            f"folders of splits ({', '.join(SPLITS)}) side by side, or rename {with_classes[0]} if "
-            "it is a class"
+            f"folders of splits ({', '.join(SPLIT_BY_NAME)}) side by side, or rename "
+            f"{with_classes[0]} if it is a class"
         )
     notes.append(
         f"{', '.join(named)} is taken for a class, not for a split: it contains pictures and no "

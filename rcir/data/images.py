@@ -33,7 +33,7 @@ Interpolation = Literal["bilinear", "bicubic", "nearest", "pillow-bilinear", "pi
 CropRounding = Literal["nearest", "down"]
 WITH_TRANSPARENCY = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBa")  # modes that may have some
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
-TURNS = {  # what makes an image upright, by its EXIF orientation
+TURN_BY_ORIENTATION = {  # what makes an image upright, by its EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -57,7 +57,9 @@ CODEC_FORMATS = {"AVIF": (".avif",), "HEIF": (".heic", ".heif", ".hif")}
 # Pillow gives libtiff the whole file: neither the deadline nor the number of reads would end it.
 UNTRUSTED_FORMATS = tuple(name for name in FORMATS if name != "TIFF")
 # The names of pictures. One whose format needs an extra that is missing fails when it is read.
-ENDINGS = tuple(ending for endings in (FORMATS | CODEC_FORMATS).values() for ending in endings)
+IMAGE_ENDINGS = tuple(
+    ending for endings in (FORMATS | CODEC_FORMATS).values() for ending in endings
+)
 HIGH_BIT_DEPTH = re.compile(rb"av1C\x81.[\x40-\x7f\xc0-\xff]", re.DOTALL)  # 10 or 12 bits in AVIF
 ImageLike: TypeAlias = (
     "str | os.PathLike[str] | bytes | UntrustedImage | Image.Image | NDArray[Any]"
@@ -66,7 +68,7 @@ MAX_SEGMENTS = 1_000  # of a JPEG file; the longest ones, 64 KiB each, are 62 Mi
 MAX_SCANS = 100  # of a progressive JPEG file; encoders write about 10
 MAX_READS = 50_000  # of the parts of a file; 32 MiB of PNG chunks of 8 KiB are read in 12,289
 UNTRUSTED_BLOCK = 1 << 12  # bytes decoded between two looks at the deadline; a scan may be shorter
-MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
+JPEG_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # of JPEG segments, not of restarts
 LARGE_PIXELS = 1 << 25  # a larger picture takes some 300 MB or more while it is decoded
 _large = Lock()
 _runs_pillow: ContextVar[bool] = ContextVar("runs_pillow", default=False)
@@ -197,7 +199,7 @@ def as_pixels(
 
 def _turn_upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
     """Turn the pixels of a PIL image upright by its EXIF orientation."""
-    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    turn = TURN_BY_ORIENTATION.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return pixels if turn is None else np.asarray(Image.fromarray(pixels).transpose(turn))
 
 
@@ -262,7 +264,7 @@ class UntrustedImage(BytesIO):
 
     def _check_jpeg(self, content: bytes) -> None:
         segments = scans = place = 0
-        while (marker := MARKER.search(content, place)) is not None:
+        while (marker := JPEG_MARKER.search(content, place)) is not None:
             kind, place = content[marker.end() - 1], marker.end()
             if kind == 0xD9 and scans:  # the end of the image
                 return
@@ -383,20 +385,18 @@ def open_image(
     source: str | os.PathLike[str] | bytes | UntrustedImage,
 ) -> Iterator[BufferedReader | BytesIO]:
     """Open the file of an image; errors in the context become `InvalidImage`."""
-    if isinstance(source, UntrustedImage):
-        source.seek(0)
-        with _pillow(image_name(source), UNTRUSTED_FORMATS):
+    formats = UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else FORMATS
+    with _pillow(image_name(source), formats):
+        if isinstance(source, UntrustedImage):
+            source.seek(0)
             yield source
-        return
-    if isinstance(source, bytes):
-        with _pillow(image_name(source)):
+        elif isinstance(source, bytes):
             yield BytesIO(source)
-        return
-    place = Path(source)
-    if not place.is_file():
-        raise InvalidImage(f"there is no file {place}: give the path of an image file")
-    with _pillow(str(place)), place.open("rb") as file:
-        yield file
+        elif not (path := Path(source)).is_file():
+            raise InvalidImage(f"there is no file {path}: give the path of an image file")
+        else:
+            with path.open("rb") as file:
+                yield file
 
 
 def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:

@@ -21,13 +21,13 @@ from rcir.data.relevance import Relevance
 from rcir.errors import DataUnavailable, InvalidData
 
 Content = TypeVar("Content")
-DAMAGED = (
+READ_ERRORS = (
     *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError),
     # The last two are what scipy raises of some damaged files without compression.
     *(zlib.error, MatReadError, UnboundLocalError),
 )
 LEFT_OUT = "left out"  # the split of images that are counted only
-LIMIT = 10**18  # of numbers in text files
+MAX_NUMBER = 10**18  # of numbers in text files
 
 
 class Row(NamedTuple):
@@ -108,7 +108,7 @@ def read_mat(
     """
     try:
         return take(loadmat(path, squeeze_me=squeeze))
-    except DAMAGED as error:
+    except READ_ERRORS as error:
         raise InvalidData(f"{path} cannot be read ({error!r}): fetch it again") from error
 
 
@@ -204,9 +204,9 @@ def read_pairs(path: Path, header: int = 0) -> dict[str, str]:
     return pairs
 
 
-def whole_number(path: Path, line: int, value: str, limit: int = LIMIT) -> int:
+def whole_number(path: Path, line: int, value: str, limit: int = MAX_NUMBER) -> int:
     """Return a number below a limit, not negative; `InvalidData` names the line otherwise."""
-    if not value.isdecimal() or len(value) > len(str(LIMIT)) or int(value) >= limit:
+    if not value.isdecimal() or len(value) > len(str(MAX_NUMBER)) or int(value) >= limit:
         raise InvalidData(
             f"{path}, line {line}: {value[:80]!r} is not a whole number below {limit}: fetch the "
             "file again"
@@ -214,7 +214,7 @@ def whole_number(path: Path, line: int, value: str, limit: int = LIMIT) -> int:
     return int(value)
 
 
-def read_numbers(path: Path, header: int = 0, limit: int = LIMIT) -> dict[str, int]:
+def read_numbers(path: Path, header: int = 0, limit: int = MAX_NUMBER) -> dict[str, int]:
     """Return what `read_pairs` does, as whole numbers below a limit."""
     pairs = read_pairs(path, header)
     return {

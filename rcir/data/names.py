@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidData, printable
 from rcir.metrics.labels import UNMATCHED
 
-RENAME = "rename it, for instance with `convmv -f latin1 -t utf8 --notest -r FOLDER`"
+RENAME_ADVICE = "rename it, for instance with `convmv -f latin1 -t utf8 --notest -r FOLDER`"
 LABEL_KINDS = "whole numbers, texts, or lists of texts"
 MISSING_VALUES = (  # what programs write where a value is missing
     *("", "nan", "NaN", "NAN", "None", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A"),
     *("null", "NULL"),
 )
-SEPARATORS = ";|"  # between the labels of one item
+LABEL_SEPARATORS = ";|"  # between the labels of one item
 EXACT_FLOATS = 2**53  # up to here, every whole number is a float of 64 bits
 
 
@@ -37,7 +37,7 @@ def to_nfc(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def require_utf8(names: Iterable[str], where: str, remedy: str = RENAME) -> None:
+def require_utf8(names: Iterable[str], where: str, remedy: str = RENAME_ADVICE) -> None:
     r"""Raise `InvalidData` if a name is not UTF-8, so that no answer could contain it.
 
     Python keeps bytes of file names that are not UTF-8 as lone surrogates. The message says which
@@ -73,25 +73,24 @@ def as_labels(
         smallest, largest = int(values.min(initial=0)), int(values.max(initial=0))
         if smallest > UNMATCHED and largest < 2**63:
             return np.asarray(values, np.int64)
-    entries, kinds = _to_python(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+    column = _Column(values, what, first)
+    kinds = column.kinds
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":  # the column has texts
         kinds = {values.dtype.type}
-    rows = range(first, first + len(entries))
     if kinds and all(issubclass(kind, str) for kind in kinds):
-        return _normalise_texts(entries, what, rows)
-    _require_present(entries, kinds, what, rows)
-    if not _are_numbers(kinds):
+        return column.normalised()
+    column.require_present()
+    if not column.are_numbers:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InvalidData(f"{what} are of type {names}: give {LABEL_KINDS}, one for each image")
     if not all(issubclass(kind, Integral) for kind in kinds):
-        wrong = [not _is_whole(entry) for entry in entries]
-        _refuse(wrong, entries, what, rows, "are not whole numbers", "give texts")
-        entries = [int(entry) for entry in entries]
-    if entries and not (min(entries) > UNMATCHED and max(entries) < 2**63):
-        wrong = [not UNMATCHED < entry < 2**63 for entry in entries]
-        advice = "give all labels as texts, in gallery and queries alike"
-        _refuse(wrong, entries, what, rows, "do not fit into signed integers of 64 bits", advice)
-    return np.array(entries, np.int64)
+        column.refuse(lambda entry: not _is_whole(entry), "are not whole numbers", "give texts")
+    column.refuse(
+        lambda entry: not UNMATCHED < entry < 2**63,
+        "do not fit into signed integers of 64 bits",
+        "give all labels as texts, in gallery and queries alike",
+    )
+    return np.array([int(entry) for entry in column.entries], np.int64)
 
 
 def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
@@ -99,65 +98,52 @@ def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) ->
 
     Values of other types than numbers and texts, such as dates, are written by `str`.
     """
-    entries, kinds = _to_python(values)
-    rows = range(first, first + len(entries))
-    _require_present(entries, kinds, what, rows)
-    _require_no_lists(kinds, what)
-    return _normalise_texts(_write_texts(entries, kinds), what, rows)
+    column = _Column(values, what, first)
+    column.require_present()
+    column.require_no_lists()
+    return column.normalised()
 
 
 def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
     """Return ids as texts. Texts are left as they are; numbers are written as in `as_texts`."""
-    entries, kinds = _to_python(values)
-    rows = range(first, first + len(entries))
-    _require_no_lists(kinds, what)
-    wrong = [
-        not (entry.strip() if isinstance(entry, str) else _is_present(entry)) for entry in entries
-    ]
-    _refuse(wrong, entries, what, rows, "are missing", "name each row")
-    return _write_texts(entries, kinds)
+
+    def is_absent(entry: object) -> bool:
+        return not entry.strip() if isinstance(entry, str) else _is_missing(entry)
+
+    column = _Column(values, what, first)
+    column.require_no_lists()
+    column.refuse(is_absent, "are missing", "name each row")
+    return column.texts()
 
 
 def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[list[str]]:
     """Return several labels of each item as texts, without blank ones.
 
-    Each value is a list, or a text with `SEPARATORS`; None, NaN and blank texts are empty lists.
-    One-hot vectors are refused.
+    Each value is a list, or a text with `LABEL_SEPARATORS`; None, NaN and blank texts are empty
+    lists. One-hot vectors are refused.
     """
     lists = []
-    for row, value in enumerate(values):
+    for row, value in enumerate(values, first):
         if isinstance(value, str):
-            value = re.split(f"[{SEPARATORS}]", value)
-        parts = list(value) if is_list(value) else None if _is_present(value) else []
+            value = re.split(f"[{LABEL_SEPARATORS}]", value)
+        parts = list(value) if is_list(value) else [] if _is_missing(value) else None
         if parts is None or any(map(is_list, parts)):
             raise InvalidData(
-                f"{what}: row {first + row} is {printable(str(value))[:40]}: give lists of texts, "
-                f"or texts with a separator ({' or '.join(SEPARATORS)})"
+                f"{what}: row {row} is {printable(str(value))[:40]}: give lists of texts, or texts "
+                f"with a separator ({' or '.join(LABEL_SEPARATORS)})"
             )
         lists.append([part for part in parts if not isinstance(part, str) or part.strip()])
-    entries, kinds = _to_python([part for parts in lists for part in parts])
-    rows = [first + row for row, parts in enumerate(lists) for _ in parts]
-    _require_present(entries, kinds, what, rows)
+    rows = [row for row, parts in enumerate(lists, first) for _ in parts]
+    column = _Column([part for parts in lists for part in parts], what, rows)
+    column.require_present()
     lengths = set(map(len, lists))
-    if _are_numbers(kinds) and len(lengths) == 1 and max(lengths) > 1 and set(entries) <= {0, 1}:
+    of_one_length = len(lengths) == 1 and max(lengths) > 1
+    if of_one_length and column.are_numbers and set(column.entries) <= {0, 1}:
         raise InvalidData(
             f"{what} are lists of zeros and ones: list the names of the labels of each item"
         )
-    texts = iter(_normalise_texts(_write_texts(entries, kinds), what, rows))
+    texts = iter(column.normalised())
     return [[next(texts) for _ in parts] for parts in lists]
-
-
-def _to_python(values: Sequence[Any] | NDArray[Any]) -> tuple[list[Any], set[type]]:
-    """Return values as Python's own, and their types."""
-    if isinstance(values, np.ndarray):
-        dates = values.dtype.kind in "mM"  # NumPy would make numbers of them
-        values = (values.astype(str) if dates else values).tolist()
-    entries = list(values)
-    kinds = set(map(type, entries))
-    if any(hasattr(kind, "item") for kind in kinds):  # scalars of NumPy and PyTorch
-        entries = [entry.item() if hasattr(entry, "item") else entry for entry in entries]
-        kinds = set(map(type, entries))
-    return entries, kinds
 
 
 def is_list(value: object) -> bool:
@@ -167,14 +153,75 @@ def is_list(value: object) -> bool:
     return isinstance(value, Collection | np.ndarray)
 
 
-def _require_no_lists(kinds: set[type], what: str) -> None:
-    for kind in kinds:
-        if issubclass(kind, Collection) and not issubclass(kind, str):
-            raise InvalidData(f"{what} are of type {kind.__name__}: give one text for each row")
+class _Column:
+    """Values as Python's own, with their types; what they are and their rows, for messages."""
+
+    def __init__(
+        self, values: Sequence[Any] | NDArray[Any], what: str, rows: int | Sequence[int]
+    ) -> None:
+        if isinstance(values, np.ndarray):
+            dates = values.dtype.kind in "mM"  # NumPy would make numbers of them
+            values = (values.astype(str) if dates else values).tolist()
+        # Scalars of NumPy and PyTorch have an item.
+        with_item = {kind for kind in set(map(type, values)) if hasattr(kind, "item")}
+        self.entries = [x.item() if type(x) in with_item else x for x in values]
+        self.kinds: set[type] = set(map(type, self.entries))
+        self.what = what
+        self.rows = range(rows, rows + len(self.entries)) if isinstance(rows, int) else rows
+
+    @property
+    def are_numbers(self) -> bool:
+        return all(
+            issubclass(kind, Real | Decimal) and not issubclass(kind, bool) for kind in self.kinds
+        )
+
+    def texts(self) -> list[str]:
+        """Return numbers and other values as texts; floats that are whole without a point."""
+        if self.kinds and self.are_numbers:
+            return [str(int(entry) if _is_whole(entry) else entry) for entry in self.entries]
+        return [str(entry) for entry in self.entries]
+
+    def normalised(self) -> list[str]:
+        """Return texts as they are compared, or raise `InvalidData` if some are missing."""
+        texts = self.texts()
+        compared = {text: normalise(text) for text in set(texts)}
+        if any(text in MISSING_VALUES for text in compared.values()):
+            self.require_present()
+        require_utf8(compared.values(), self.what, "rename them")
+        return [compared[text] for text in texts]
+
+    def require_no_lists(self) -> None:
+        for kind in self.kinds:
+            if issubclass(kind, Collection) and not issubclass(kind, str):
+                raise InvalidData(
+                    f"{self.what} are of type {kind.__name__}: give one text for each row"
+                )
+
+    def require_present(self) -> None:
+        if not all(issubclass(kind, Integral) for kind in self.kinds):
+            self.refuse(
+                _is_missing,
+                "are missing, or stand for a missing value",
+                "leave these rows out, or fill the values in; a real name of this kind must be "
+                "changed",
+            )
+
+    def refuse(self, is_wrong: Callable[[Any], bool], why: str, advice: str) -> None:
+        """Raise `InvalidData` if some entries are wrong; the message names the first three."""
+        wrong = [place for place, entry in enumerate(self.entries) if is_wrong(entry)]
+        if wrong:
+            examples = ", ".join(
+                f"row {self.rows[place]} ({printable(repr(self.entries[place]))[:40]})"
+                for place in wrong[:3]
+            )
+            raise InvalidData(
+                f"{self.what}: {len(wrong)} of {len(self.entries)} values {why}, first {examples}: "
+                f"{advice}"
+            )
 
 
-def _is_present(value: object) -> bool:
-    return str(value).strip() not in MISSING_VALUES
+def _is_missing(value: object) -> bool:
+    return str(value).strip() in MISSING_VALUES
 
 
 def _is_whole(number: Any) -> bool:
@@ -182,54 +229,3 @@ def _is_whole(number: Any) -> bool:
     if isinstance(number, Integral):
         return True
     return math.isfinite(number) and number == int(number) and abs(number) <= EXACT_FLOATS
-
-
-def _are_numbers(kinds: set[type]) -> bool:
-    return all(
-        issubclass(kind, Real | Decimal) and not issubclass(kind, bool | np.bool_) for kind in kinds
-    )
-
-
-def _write_texts(entries: list[Any], kinds: set[type]) -> list[str]:
-    """Return numbers and other values as texts; floats that are whole without a point."""
-    if kinds and _are_numbers(kinds):
-        return [str(int(entry) if _is_whole(entry) else entry) for entry in entries]
-    return [str(entry) for entry in entries]
-
-
-def _normalise_texts(texts: list[str], what: str, rows: Sequence[int]) -> list[str]:
-    """Return texts as they are compared, or raise `InvalidData` if some are missing."""
-    compared = {text: normalise(text) for text in set(texts)}
-    if any(text in MISSING_VALUES for text in compared.values()):
-        _require_present(texts, {str}, what, rows)
-    require_utf8(compared.values(), what, "rename them")
-    return [compared[text] for text in texts]
-
-
-def _require_present(entries: list[Any], kinds: set[type], what: str, rows: Sequence[int]) -> None:
-    """Raise `InvalidData` if some entries are missing."""
-    if all(issubclass(kind, Integral) for kind in kinds):
-        return
-    wrong = [not _is_present(entry) for entry in entries]
-    advice = "leave these rows out, or fill the values in; a real name of this kind must be changed"
-    _refuse(wrong, entries, what, rows, "are missing, or stand for a missing value", advice)
-
-
-def _refuse(
-    wrong: Sequence[bool],
-    entries: Sequence[Any],
-    what: str,
-    rows: Sequence[int],
-    why: str,
-    advice: str,
-) -> None:
-    """Raise `InvalidData` if some entries are wrong; the message names the first three."""
-    places = np.flatnonzero(wrong).tolist()
-    if not places:
-        return
-    examples = ", ".join(
-        f"row {rows[place]} ({printable(repr(entries[place]))[:40]})" for place in places[:3]
-    )
-    raise InvalidData(
-        f"{what}: {len(places)} of {len(entries)} values {why}, first {examples}: {advice}"
-    )

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-BLOCK = 2**22  # entries, or bytes, that are in memory at a time, about
-WORD = 64
+BLOCK_ENTRIES = 2**22  # entries, or bytes, that are in memory at a time, about
+WORD_BITS = 64
 
 
 def row_pointers(counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -27,7 +27,9 @@ def count_overlaps(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
     """Count the rows of `others` (m, labels) that share a label with each row of `labels`, (n,)."""
     first, which = combinations(labels)  # rows of the same labels have the same count
     labels = labels[first]
-    words = labels.nnz * (others.shape[0] // WORD)  # a word of bits takes about as long as a pair
+    words = labels.nnz * (
+        others.shape[0] // WORD_BITS
+    )  # a word of bits takes about as long as a pair
     n_pairs = _count_steps(labels, np.bincount(others.indices, minlength=others.shape[1])).sum()
     if n_pairs > words:
         return _count_bits(labels, others)[which]
@@ -37,7 +39,7 @@ def count_overlaps(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
 
 def products(labels: csr_array, by_label: csr_array) -> Iterator[csr_array]:
     """Yield the product with the transposed labels of other rows, some rows at a time."""
-    block = np.cumsum(_count_steps(labels, np.diff(by_label.indptr))) // BLOCK
+    block = np.cumsum(_count_steps(labels, np.diff(by_label.indptr))) // BLOCK_ENTRIES
     edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), labels.shape[0]]
     for start, stop in pairwise(edges):
         yield labels[start:stop] @ by_label
@@ -55,9 +57,9 @@ def _count_bits(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
     counts, n_labels = np.zeros(labels.shape[0], np.int64), np.diff(labels.indptr)
     # Rows of many labels first: rows that have another label are then at the start of a block.
     rows = np.argsort(-n_labels, kind="stable")[: np.count_nonzero(n_labels)]
-    width = max(WORD, BLOCK // labels.shape[1] // WORD * WORD)
-    width = min(width, -(-others.shape[0] // WORD) * WORD)
-    step = max(1, BLOCK // (width // 8))
+    width = max(WORD_BITS, BLOCK_ENTRIES // labels.shape[1] // WORD_BITS * WORD_BITS)
+    width = min(width, -(-others.shape[0] // WORD_BITS) * WORD_BITS)
+    step = max(1, BLOCK_ENTRIES // (width // 8))
     for start in range(0, others.shape[0], width):
         other_rows, other_labels = others[start : start + width].nonzero()
         is_labelled = np.zeros((others.shape[1], width), np.bool_)

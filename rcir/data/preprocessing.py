@@ -25,7 +25,7 @@ from rcir.data.images import (
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.options import require_choice
 
-READER = 2  # revision of the pixels that `rcir.data.images` reads from a file
+READER_REVISION = 2  # revision of the pixels that `rcir.data.images` reads from a file
 RESIZING_DEFAULTS = {
     "interpolation": "bilinear",
     "crop": None,
@@ -106,7 +106,7 @@ class Preprocessing:
     def identity(self) -> dict[str, Any]:
         """Plain values of all that vectors depend on, the revision of the reader included."""
         values = {name: value for name, value in self.to_dict().items() if name != "max_pixels"}
-        return values | {"reader": READER}
+        return values | {"reader": READER_REVISION}
 
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""

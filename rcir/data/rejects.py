@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rcir.data.preprocessing import Preprocessing
 
 REJECTS_FILE = "rejects.csv"  # in the folder of a run
-COLUMNS = ("id", "reason")
-CHUNK = 1024  # images that are checked together
+REJECT_COLUMNS = ("id", "reason")
+CHECKED_TOGETHER = 1024  # images that are checked together
 
 
 def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
@@ -51,8 +51,8 @@ def unreadable(
     for part in parts:
         if isinstance(part.images, np.ndarray):
             continue
-        for start in range(0, len(part), CHUNK):
-            chunk = part.images[start : start + CHUNK]
+        for start in range(0, len(part), CHECKED_TOGETHER):
+            chunk = part.images[start : start + CHECKED_TOGETHER]
             for row, reason in preprocessing.faults(chunk).items():
                 rejects[part.ids[start + row]] = reason
             progress(len(chunk))
@@ -83,7 +83,7 @@ def write_rejects(table: Path, rejects: Mapping[str, str]) -> None:
     """Write the table of rejects, CSV in UTF-8, all of it or nothing."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([COLUMNS, *rejects.items()])
+    writer.writerows([REJECT_COLUMNS, *rejects.items()])
     table.parent.mkdir(parents=True, exist_ok=True)
     write_file(table, text.getvalue().encode(errors="backslashreplace"))
 

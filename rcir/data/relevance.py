@@ -33,7 +33,7 @@ class Relevance(Protocol):
 
     @property
     def kind(self) -> str:
-        """What images match by, for messages."""
+        """The property by which images match, for messages."""
         ...
 
     @property

@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrc
 
-from rcir.data.bursts import FALSE_RATE, NEIGHBOURS, count_mates
+from rcir.data.bursts import FALSE_RATE, N_NEIGHBOURS, count_mates
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidData
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
 
-BYTES = 16  # of 2**64 different pictures, two would have the same digest
-NEAR = 0.02  # of the median distance to the second nearest item
-BURST = 0.4  # members of a burst are within this share of the distance to the gallery
-MATES = 0.2  # per query: so many make delta = 0.1 fail in 0.12 of the calibrations
-LEVEL, PERMUTATIONS = 0.01, 199  # of the tests for bursts
-SHOWN = 5
-RECURRING = "or give recurring=True if pictures recur in use exactly as they do here"
+DIGEST_BYTES = 16  # of 2**64 different pictures, two would have the same digest
+NEAR_SHARE = 0.02  # of the median distance to the second nearest item
+BURST_SHARE = 0.4  # members of a burst are within this share of the distance to the gallery
+MIN_MATES = 0.2  # per query: so many make delta = 0.1 fail in 0.12 of the calibrations
+TEST_LEVEL, PERMUTATIONS = 0.01, 199  # of the tests for bursts
+MAX_SHOWN = 5
+RECURRING_ADVICE = "or give recurring=True if pictures recur in use exactly as they do here"
 Digests: TypeAlias = NDArray[np.bytes_]
 Neighbours: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.int64]]
 
@@ -50,13 +50,13 @@ def digests(images: Sequence[ImageLike] | NDArray[Any]) -> NDArray[np.bytes_]:
     """
     if isinstance(images, np.ndarray) and images.dtype.kind == "f":
         rows = np.ascontiguousarray(images, np.float32)
-        hexadecimal = [blake2b(row.data, digest_size=BYTES).hexdigest() for row in rows]
+        hexadecimal = [blake2b(row.data, digest_size=DIGEST_BYTES).hexdigest() for row in rows]
     elif len(images) > 1 and all(isinstance(image, str | os.PathLike) for image in images):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             hexadecimal = list(pool.map(_digest, images))
     else:
         hexadecimal = [_digest(image) for image in images]
-    return np.array(hexadecimal, dtype=f"S{2 * BYTES}")
+    return np.array(hexadecimal, dtype=f"S{2 * DIGEST_BYTES}")
 
 
 def _digest(image: ImageLike) -> str:
@@ -66,13 +66,13 @@ def _digest(image: ImageLike) -> str:
 
     if isinstance(image, str | os.PathLike | bytes | UntrustedImage):
         with open_image(image) as file:
-            return file_digest(file, lambda: blake2b(digest_size=BYTES)).hexdigest()
+            return file_digest(file, lambda: blake2b(digest_size=DIGEST_BYTES)).hexdigest()
     if isinstance(image, Image.Image):
         grey = image.mode in ("1", "L")
     else:
         grey = np.shape(image)[2:] in ((), (1,))
     pixels = read_image(image, channels=1 if grey else 3)
-    digest = blake2b(repr(pixels.shape).encode(), digest_size=BYTES)
+    digest = blake2b(repr(pixels.shape).encode(), digest_size=DIGEST_BYTES)
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.hexdigest()
 
@@ -162,9 +162,9 @@ def _require_new(
         advice = "and each finds itself: leave them out of the queries, or out of the gallery"
         _refuse(_is_among(queries, gallery), f"{what} are pictures of the gallery", advice)
     if before is not None:
-        advice = f"so that they prove nothing: leave them out, {RECURRING}"
+        advice = f"so that they are no new evidence: leave them out, {RECURRING_ADVICE}"
         _refuse(_is_among(queries, before), f"{what} {problem}", advice)
-        advice = f"so that there are fewer than it seems: leave them out, {RECURRING}"
+        advice = f"so that there are fewer than it seems: leave them out, {RECURRING_ADVICE}"
         _refuse(_is_repeated(queries), f"{what} came before among them", advice)
 
 
@@ -178,10 +178,10 @@ def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bo
     if len(rows):
         other = "though the file is another one" if known else "which may be the same picture"
         warnings.warn(
-            f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) lie within {NEAR:g} "
-            f"of the usual distance of their nearest gallery image, {other}. If they are other "
-            "encodings of it, each finds itself, and the guarantee is not for new pictures: leave "
-            "them out",
+            f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) lie within "
+            f"{NEAR_SHARE:g} of the usual distance of their nearest gallery image, {other}. If "
+            "they are other encodings of it, each finds itself, and the guarantee is not for new "
+            "pictures: leave them out",
             stacklevel=3,
         )
 
@@ -196,10 +196,10 @@ def warn_of_twins(
     rows = np.flatnonzero(nearest <= _near(distances))
     if len(rows):
         warnings.warn(
-            f"{len(rows)} of {len(nearest)} {queries} ({_list_rows(rows)}) lie within {NEAR:g} of "
-            "the usual distance of another query, or of one of the tuning split, though the files "
-            "or pixels differ. If they are other encodings of it, there are fewer queries than it "
-            "seems: leave them out",
+            f"{len(rows)} of {len(nearest)} {queries} ({_list_rows(rows)}) lie within "
+            f"{NEAR_SHARE:g} of the usual distance of another query, or of one of the tuning "
+            "split, though the files or pixels differ. If they are other encodings of it, there "
+            "are fewer queries than it seems: leave them out",
             stacklevel=3,
         )
 
@@ -209,10 +209,10 @@ def warn_of_bursts(
 ) -> None:
     """Warn of queries that come in bursts, such as frames of one video.
 
-    The mates of a query are the other queries within `BURST` of the distance to its nearest gallery
-    item. They count only if no more than as many again are nearer than that item. Otherwise the
-    queries are nearer to each other because they come from another source than the gallery. With m
-    mates per query, n queries carry about as much information as n / (1 + m) independent ones.
+    The mates of a query are the other queries within `BURST_SHARE` of the distance to its nearest
+    gallery item. They count only if no more than as many again are nearer than that item. Otherwise
+    the queries are nearer to each other because they come from another source than the gallery.
+    With m mates per query, n queries are about as informative as n / (1 + m) independent ones.
 
     The test is exact. If queries and gallery items are independent draws from one population,
     however clumpy, each neighbour of a query is equally likely to be any of the other queries and
@@ -222,14 +222,14 @@ def warn_of_bursts(
     query of another sample; `gallery` distances and positions of its nearest gallery items.
     """
     p_value, mates = _test_of_bursts(among, gallery, n_queries, n_items)
-    if p_value <= LEVEL and mates >= MATES:
+    if p_value <= TEST_LEVEL and mates >= MIN_MATES:
         warnings.warn(
-            f"{queries} have on average {mates:.2f} other queries within {BURST:g} of the distance "
-            f"to their nearest gallery image (p = {p_value:.2g} if they were independent). If they "
-            "come in clusters, such as frames of one video or photographs of one burst, they carry "
-            f"about {1 + mates:.1f} times less information than independent ones, and the "
-            "guarantee fails more often than delta says: pass the cluster of each query, or keep "
-            "one query of each cluster",
+            f"{queries} have on average {mates:.2f} other queries within {BURST_SHARE:g} of the "
+            f"distance to their nearest gallery image (p = {p_value:.2g} if they were "
+            "independent). If they come in clusters, such as frames of one video or photographs of "
+            f"one burst, they carry about {1 + mates:.1f} times less information than independent "
+            "ones, and the guarantee fails more often than delta says: pass the cluster of each "
+            "query, or keep one query of each cluster",
             stacklevel=3,
         )
 
@@ -244,12 +244,12 @@ def warn_of_gallery_bursts(
     affect delta. `distances` (n, depth) are ascending; `relevant` is True for the matches.
     """
     nearest = np.where(relevant & (distances > 0), distances, np.inf)
-    nearest = np.sort(nearest, axis=1)[:, :NEIGHBOURS]
+    nearest = np.sort(nearest, axis=1)[:, :N_NEIGHBOURS]
     if nearest.shape[1] < 2:
         return
     rows = np.flatnonzero(count_mates(nearest, np.count_nonzero(relevant, axis=1)))
     p_value = bdtrc(len(rows) - 1, len(distances), 3 * FALSE_RATE) if len(rows) else 1.0
-    if p_value <= LEVEL:
+    if p_value <= TEST_LEVEL:
         warnings.warn(
             f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) have matches in the "
             "gallery that are far nearer than all others. If these are photographs of one moment "
@@ -272,7 +272,7 @@ def _test_of_bursts(
     distances = np.take_along_axis(distances, order, axis=1)
     neighbours = np.take_along_axis(neighbours, order, axis=1)
     # If the nearest item of a query is at place p of its neighbours, it has mates[p] mates.
-    mates = np.array([np.searchsorted(row, BURST * row) for row in distances])
+    mates = np.array([np.searchsorted(row, BURST_SHARE * row) for row in distances])
     mates[np.arange(distances.shape[1]) > 2 * mates] = 0
     rows, n_neighbours = np.arange(n), n_others + len(numbers)
 
@@ -291,7 +291,7 @@ def _test_of_bursts(
 
 def _near(distances: NDArray[np.floating[Any]]) -> float:
     """Return the distance up to which queries may be copies."""
-    return NEAR * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
+    return NEAR_SHARE * float(np.median(distances[:, min(1, distances.shape[1] - 1)]))
 
 
 def _is_among(queries: Digests, others: Digests) -> NDArray[np.bool_]:
@@ -314,5 +314,5 @@ def _refuse(wrong: NDArray[np.bool_], what: str, advice: str) -> None:
 
 
 def _list_rows(rows: NDArray[np.int64]) -> str:
-    listed = ", ".join(map(str, rows[:SHOWN].tolist())) + ", ..." * (len(rows) > SHOWN)
+    listed = ", ".join(map(str, rows[:MAX_SHOWN].tolist())) + ", ..." * (len(rows) > MAX_SHOWN)
     return f"row{'s' * (len(rows) > 1)} {listed}"

@@ -1,4 +1,4 @@
-"""What a data set has to have, so that it can train, validate and calibrate."""
+"""The images that a data set needs to train, validate and calibrate."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData, printable
 
-SEPARATORS = (",", ";", "\t")
+FIELD_SEPARATORS = (",", ";", "\t")
 BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -183,12 +183,12 @@ def _rows(text: str, separator: str) -> Any:
 def _separator(text: str) -> str:
     """Return the separator that divides the header into the most columns."""
     n_columns = {}
-    for separator in SEPARATORS:
+    for separator in FIELD_SEPARATORS:
         try:
             n_columns[separator] = len(next(_rows(text, separator), []))
         except csv.Error:
             n_columns[separator] = 0
-    return max(SEPARATORS, key=n_columns.__getitem__)
+    return max(FIELD_SEPARATORS, key=n_columns.__getitem__)
 
 
 def _require_different(path: Path, names: Sequence[str]) -> None:

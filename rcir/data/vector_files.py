@@ -33,10 +33,11 @@ from rcir.stored_vectors import StoredVectors
 
 # In the metadata of a Parquet file's schema: what embedded the vectors; the number of shards; a
 # digest of what the vectors were made of; and, as JSON, ids and reasons of what was left out.
-MODEL, SHARDS, SOURCE, REJECTS = "rcir.model", "rcir.shards", "rcir.source", "rcir.rejects"
+MODEL_KEY, SHARDS_KEY = "rcir.model", "rcir.shards"
+SOURCE_KEY, REJECTS_KEY = "rcir.source", "rcir.rejects"
 CLUSTER = "cluster"  # the column of clusters, unless another one is named
-KINDS = ("label", "labels", "x", "y")  # of what defines matches
-COLUMNS_READ = ("id", "group", CLUSTER, "vector", *KINDS, "uncertainty", "time")
+MATCH_COLUMNS = ("label", "labels", "x", "y")  # of what defines matches
+COLUMNS_READ = ("id", "group", CLUSTER, "vector", *MATCH_COLUMNS, "uncertainty", "time")
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
 # Columns or arrays of a file by name; the model; and the names of all of them
 _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
@@ -137,7 +138,7 @@ def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
     from pyarrow import parquet
 
     table = read_parquet(path, names)
-    model = (table.schema.metadata or {}).get(MODEL.encode())
+    model = (table.schema.metadata or {}).get(MODEL_KEY.encode())
     columns: dict[str, Any] = {
         name: _matrix(path, column) if name == "vector" else column_values(path, name, column)
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -195,7 +196,7 @@ def _table(
             raise InvalidData(f"{path}: got {n} values of {name} for {len(vectors)} vectors")
         if isinstance(values, np.ndarray):
             columns[name] = values.reshape(len(vectors), *values.shape[1:])
-    kinds = [name for name in KINDS if name in columns]
+    kinds = [name for name in MATCH_COLUMNS if name in columns]
     if kinds not in ([], ["label"], ["labels"], ["x", "y"]):
         raise InvalidData(
             f"{path} has the columns {', '.join(kinds)}; it may have one of: label, labels, x and y"
@@ -306,7 +307,7 @@ def _shards(folder: Path) -> list[Path]:
         )
     n, stated = len(shards), None
     with suppress(ArrowException, OSError):  # an unreadable shard is refused when it is read
-        stated = (parquet.read_schema(shards[0]).metadata or {}).get(SHARDS.encode())
+        stated = (parquet.read_schema(shards[0]).metadata or {}).get(SHARDS_KEY.encode())
     if stated not in (None, str(n).encode()) or shards[-1].name != shard_name(n - 1):
         raise InvalidData(
             f"{folder} holds {n} shards{'' if stated is None else f' of {stated.decode()}'}, and "
@@ -371,9 +372,9 @@ def write_vectors(
     arrays |= {
         name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
     }
-    metadata = {MODEL: model} | ({SHARDS: str(shards)} if shards > 1 else {})
-    metadata |= {} if source is None else {SOURCE: source}
-    metadata |= {REJECTS: json.dumps(dict(rejects))} if rejects else {}
+    metadata = {MODEL_KEY: model} | ({SHARDS_KEY: str(shards)} if shards > 1 else {})
+    metadata |= {} if source is None else {SOURCE_KEY: source}
+    metadata |= {REJECTS_KEY: json.dumps(dict(rejects))} if rejects else {}
     table = pyarrow.table(arrays).replace_schema_metadata(metadata)
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(table, buffer)

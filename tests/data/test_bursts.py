@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from rcir.data.bursts import (
     FALSE_RATE,
     MAX_MATES,
-    NEIGHBOURS,
+    N_NEIGHBOURS,
     as_seconds,
     count_mates,
     find_moments,
@@ -48,7 +48,7 @@ def moments_by_definition(vectors, labels):
         first_gaps = []
         for row in range(n):
             nearest = {}  # distance of the nearest item of each other moment
-            for mate in others[row][:NEIGHBOURS]:
+            for mate in others[row][:N_NEIGHBOURS]:
                 if moments[mate] != moments[row]:
                     apart = np.linalg.norm(vectors[mate] - vectors[row])
                     nearest.setdefault(moments[mate], apart)

@@ -515,7 +515,7 @@ def test_heic_without_its_extra_names_the_extra(tmp_path, monkeypatch):
     for source in (tmp_path / "a.heic", content):
         with pytest.raises(InvalidImage, match="heif"):
             read_image(source, 3)
-    assert {".heic", ".heif", ".avif"} <= set(images.ENDINGS)
+    assert {".heic", ".heif", ".avif"} <= set(images.IMAGE_ENDINGS)
 
 
 # One reader

@@ -61,7 +61,7 @@ def test_more_rejects_than_allowed_are_an_error_with_three_of_them_and_the_table
 
 
 def test_all_unreadable_images_of_all_parts_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("rcir.data.rejects.CHUNK", 2)
+    monkeypatch.setattr("rcir.data.rejects.CHECKED_TOGETHER", 2)
     names = [f"{number}.png" for number in range(7)]
     write_pictures(tmp_path, names)
     (tmp_path / "1.png").write_bytes(b"no picture")

@@ -51,7 +51,7 @@ def test_the_test_of_independence_is_exact(monkeypatch, excess):
     rng = np.random.default_rng(1)
     kinds = islice(cycle(product(INDEPENDENT, (40, 150, 400))), DRAWS)
     alarms = [warned(draw(rng, 200), draw(rng, items)) for draw, items in kinds]
-    assert excess(np.array(alarms), repeats.LEVEL) <= 3
+    assert excess(np.array(alarms), repeats.TEST_LEVEL) <= 3
 
 
 def test_queries_of_another_camera_are_not_bursts():

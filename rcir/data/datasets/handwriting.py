@@ -6,6 +6,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
@@ -15,17 +16,20 @@ from PIL import Image
 
 from rcir.data.augmentation import occlude
 from rcir.data.division import QueryDivision, Source, clusters_of, draw_by_cluster, draw_by_label
+from rcir.data.listing import require_files
 from rcir.data.records import ImageSet, Splits
-from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 
 CLASS_LIST_SEED = 714
 MIN_PER_CLASS = 100
 Gap = Literal["number", "instance"]
 Composed: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # images, and which are occluded
 MAX_REDRAWS = 10  # of pictures that come twice
-ARCHIVE = Path("omniglot") / "images_background.zip"
+OMNIGLOT_ARCHIVE = Path("omniglot") / "images_background.zip"
 ALPHABETS, DRAWINGS, DRAWING_SIDE = 30, 20, 105
-DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError)
+READ_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError),
+)
 
 
 def released_classes(digits: int) -> list[int]:
@@ -197,10 +201,6 @@ def load_two_digits(
         train, validation, gallery, tuning, calibration, test: numbers of images, at least 1.
         queries: "new-labels": tuning, calibration and test queries show different numbers; each
             split shows a share of the numbers that is its share of the queries, rounded up.
-
-    Raises:
-        InvalidConfig: a number is out of its range.
-        InvalidData: no numbers would remain for the test queries.
     """
     _require_probabilities(occlusion=occlusion, train_occlusion=train_occlusion)
     if min(train, validation, gallery, tuning, calibration, test) < 1:
@@ -261,9 +261,8 @@ def load_two_digits(
     drawn = [compose(pools[3], classes_of[name], n, occlusion) for name, n in sizes.items()]
     labels, images, occluded = map(np.concatenate, zip(*drawn, strict=True))
     other_images = np.concatenate([part.images for part in others])
-    _redraw_repeats(
-        images, occluded, labels, other_images, lambda of: draw(of, pools[3], occlusion), rng
-    )
+    redraw = partial(draw, pool=pools[3], p=occlusion)
+    _redraw_repeats(images, occluded, labels, other_images, redraw, rng)
     edges = np.cumsum([tuning, calibration])
     columns = (np.split(values, edges) for values in (labels, images, occluded))
     query_sets = [image_set(name, *part) for name, *part in zip(sizes, *columns, strict=True)]
@@ -275,7 +274,7 @@ def read_omniglot(root: Path) -> Source:
 
     The publication does not divide them; `load_omniglot` draws alphabets instead.
     """
-    drawings = _read_archive(root / ARCHIVE)
+    drawings = _read_archive(root / OMNIGLOT_ARCHIVE)
     return Source.from_halves(drawings, _alphabets(drawings) < ALPHABETS // 2)
 
 
@@ -314,18 +313,13 @@ def load_omniglot(
 
     Returns:
         The attributes "alphabet" and "drawer", as in "Greek/05", which is their cluster.
-
-    Raises:
-        DataUnavailable: the archive is not there.
-        InvalidData: it is not the background set, or a part asks for more than there is.
-        InvalidConfig: there is no such attribute, or `queries` and `cluster` are combined.
     """
     if min(train, validation) < 1 or train + validation >= ALPHABETS:
         raise InvalidData(
             f"train {train} + validation {validation} alphabets: each must be at least 1, and some "
             f"of {ALPHABETS} must remain for evaluation"
         )
-    drawings = _read_archive(root / ARCHIVE)
+    drawings = _read_archive(root / OMNIGLOT_ARCHIVE)
     alphabets = _alphabets(drawings)
     rng = np.random.default_rng(seed)
     groups = np.split(rng.permutation(ALPHABETS), [train, train + validation])
@@ -365,8 +359,7 @@ def _alphabets(images: ImageSet) -> NDArray[np.int64]:
 
 def _read_archive(archive: Path) -> ImageSet:
     """Return images (n, 105, 105), strokes white; sorted by alphabet, character and drawer."""
-    if not archive.is_file():
-        raise DataUnavailable(f"{archive} is not there")
+    require_files(archive.parent, [archive.name])
     try:
         with zipfile.ZipFile(archive) as opened:
             paths = sorted(
@@ -375,7 +368,7 @@ def _read_archive(archive: Path) -> ImageSet:
                 if path.suffix == ".png" and len(path.parts) >= 3
             )
             drawings = [_decode(opened.read(str(path))) for path in paths]
-    except DAMAGED as error:
+    except READ_ERRORS as error:
         raise InvalidData(f"{archive} is damaged ({error}): fetch it again") from error
     characters, labels = np.unique([str(path.parent) for path in paths], return_inverse=True)
     kinds, alphabets = np.unique([path.parts[-3] for path in paths], return_inverse=True)

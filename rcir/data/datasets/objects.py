@@ -135,9 +135,6 @@ def read_products(root: Path) -> Source:
     Args:
         root: folder that holds `Stanford_Online_Products`: in it `Ebay_train.txt`, `Ebay_test.txt`
             and the folders of pictures.
-
-    Returns:
-        Images as paths.
     """
     folder = root / "Stanford_Online_Products"
     paths = require_files(folder, [*PRODUCTS_FILES.values()])

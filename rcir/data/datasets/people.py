@@ -29,7 +29,7 @@ LFW_FILES = {"train": "peopleDevTrain.txt", "query": "peopleDevTest.txt"}
 MARKET_PARTS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 MARKET_NAME = re.compile(r"(-1|\d{1,9})_(c(\d{1,9})s\d+).*")
 MARKET_ENDING = ".jpg"
-JUNK = -1
+JUNK_PERSON = -1
 CHESTX_FILES = ("ChestX_Det_train.json", "ChestX_Det_test.json")
 CHESTX_PLACES = (("train_data", "train"), ("test_data", "test"))
 FINDINGS = (
@@ -120,8 +120,8 @@ def read_market(root: Path) -> Source:
                         f"{folder / file}: a name starts with person and camera, as in "
                         "0002_c1s1_000451_03.jpg: take the file away, or fetch the set again"
                     )
-                elif int(match[1]) == JUNK:
-                    yield Row(file, LEFT_OUT, f"images of person {JUNK}")
+                elif int(match[1]) == JUNK_PERSON:
+                    yield Row(file, LEFT_OUT, f"images of person {JUNK_PERSON}")
                 else:
                     yield Row(file, split, int(match[1]), (int(match[3]), match[2]))
 

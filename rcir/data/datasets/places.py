@@ -16,30 +16,31 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rcir.data.division import Source
-from rcir.data.listing import LEFT_OUT, Row, read_mat, source_of
+from rcir.data.listing import LEFT_OUT, Row, read_mat, require_files, source_of
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 
 Version = Literal["30k", "250k"]
-QUERIES = "queries_real"
-NEAR = 10.0  # metres: of positives in training
-SPLITS = ("train", "query", "gallery")
+QUERY_FOLDER = "queries_real"
+NEAR_METRES = 10.0  # metres: of positives in training
+PLACE_SPLITS = ("train", "query", "gallery")
 HELD_OUT = ("cph", "sf")
-SIDES = {"database": "gallery", "query": "query"}
+SPLIT_OF_SIDE = {"database": "gallery", "query": "query"}
 MSLS_RADIUS = 25.0  # metres
-TEXTS = {"key": str, "sequence_key": str, "pano": str}  # which may look like numbers
-APART = 1e6  # metres; cities lie in different UTM zones, where equal coordinates are other places
+TEXT_COLUMNS = {"key": str, "sequence_key": str, "pano": str}  # which may look like numbers
+# In metres. Cities are in different UTM zones, where equal coordinates are other places.
+CITY_DISTANCE = 1e6
 
 
 def _by_place(training: float, evaluation: float) -> Callable[..., WithinRadius]:
-    """Return the relevance of labels that are a side of `SIDES` and coordinates, by radii."""
+    """Return what makes the relevance of labels, which are a side and coordinates, by radii."""
 
     def relevance(split: str, labels: Sequence[tuple[Any, ...]]) -> WithinRadius:
         places = np.array([place for _, *place in labels], np.float64)
         if split != "train":
             return WithinRadius(places, evaluation)
         is_searched = np.array([side == "database" for side, *_ in labels])
-        return WithinRadius(places, training, min(NEAR, training), is_searched)
+        return WithinRadius(places, training, min(NEAR_METRES, training), is_searched)
 
     return relevance
 
@@ -65,9 +66,6 @@ def read_pittsburgh(
 
     Returns:
         Images as paths; places in metres; the attribute "panorama", which is their cluster.
-
-    Raises:
-        InvalidConfig: no such version or split, or a radius of 0 or less.
     """
     if version not in ("30k", "250k") or split not in ("test", "val"):
         raise InvalidConfig(
@@ -84,7 +82,7 @@ def read_pittsburgh(
     return source_of(
         folder,
         [row._replace(split="train") for row in train] + evaluation,
-        SPLITS,
+        PLACE_SPLITS,
         attributes=["panorama"],
         cluster="panorama",
         relevance=_by_place(training, published if radius is None else radius),
@@ -92,17 +90,8 @@ def read_pittsburgh(
 
 
 def read_pittsburgh_index(path: Path) -> tuple[list[Row], float]:
-    """Return the database images and queries of a split, and its radius in metres.
-
-    Args:
-        path: an official index such as `pitts30k_test.mat`; images are not needed.
-
-    Raises:
-        DataUnavailable: it is not there.
-        InvalidData: it is damaged, or names and positions are not one each.
-    """
-    if not path.is_file():
-        raise DataUnavailable(f"{path} is not there")
+    """Return the database images and queries of a split, and its radius in metres."""
+    require_files(path.parent, [path.name])
     rows: list[Row] = []
     sides, radius = read_mat(path, _pittsburgh_sides)
     for side, names, places in sides:
@@ -115,7 +104,7 @@ def read_pittsburgh_index(path: Path) -> tuple[list[Row], float]:
             )
         for name, place in zip(names, places.tolist(), strict=True):
             panorama = name.rpartition("_pitch")[0] or name
-            rows.append(Row(name, SIDES[side], (side, *place), (panorama,)))
+            rows.append(Row(name, SPLIT_OF_SIDE[side], (side, *place), (panorama,)))
     return rows, radius
 
 
@@ -130,7 +119,7 @@ def _pittsburgh_sides(
         files = struct[newer if newer in struct.dtype.names else f"{letter}Image"]
         names = [str(cell.item()).strip() for cell in files.reshape(-1)]
         if side == "query":
-            names = [f"{QUERIES}/{name.removeprefix(f'{QUERIES}/')}" for name in names]
+            names = [f"{QUERY_FOLDER}/{name.removeprefix(f'{QUERY_FOLDER}/')}" for name in names]
         sides.append((side, names, struct[f"utm{letter.capitalize()}"].astype(np.float64)))
     return sides, float(struct["posDistThr"].item())
 
@@ -151,9 +140,6 @@ def read_msls(root: Path, cities: str | Sequence[str] | None = None) -> Source:
     Returns:
         Images as paths; places in metres: easting, northing, and the city's number times 1,000 km;
         the attributes "city" and "sequence", a drive or walk, which is their cluster.
-
-    Raises:
-        InvalidConfig: a city does not exist or is one of cph and sf.
     """
     folder = root / "msls" / "train_val"
     there = sorted(path.name for path in folder.glob("*/") if not path.name.startswith("."))
@@ -169,10 +155,10 @@ def read_msls(root: Path, cities: str | Sequence[str] | None = None) -> Source:
 
     def rows() -> Iterator[Row]:
         for city in (*chosen, *HELD_OUT):
-            for side, split in SIDES.items():
+            for side, split in SPLIT_OF_SIDE.items():
                 table = _city_table(folder / city / side)
                 for key, *place, pano, sequence in table.itertuples(index=False):
-                    label = (side, *place, APART * there.index(city))
+                    label = (side, *place, CITY_DISTANCE * there.index(city))
                     yield Row(
                         f"{city}/{side}/images/{key}.jpg",
                         LEFT_OUT if pano else split if city in HELD_OUT else "train",
@@ -183,7 +169,7 @@ def read_msls(root: Path, cities: str | Sequence[str] | None = None) -> Source:
     return source_of(
         folder,
         rows(),
-        SPLITS,
+        PLACE_SPLITS,
         attributes=["city", "sequence"],
         cluster="sequence",
         relevance=_by_place(MSLS_RADIUS, MSLS_RADIUS),
@@ -213,12 +199,12 @@ def _city_table(folder: Path) -> pd.DataFrame:
 def _csv(path: Path, columns: list[str]) -> pd.DataFrame:
     """Return columns of a table, with a row for each key."""
     try:
-        table = pd.read_csv(path, usecols=columns, dtype=TEXTS, keep_default_na=False)[columns]
+        table = pd.read_csv(path, usecols=columns, dtype=TEXT_COLUMNS, keep_default_na=False)
     except FileNotFoundError as error:
         raise DataUnavailable(f"{path} is not there") from error
-    except ValueError as error:  # also of a parser, and of bytes that are no text
+    except ValueError as error:  # also of a parser, and of bytes that are not text
         raise InvalidData(f"{path} cannot be read ({error}): unpack it again") from error
     twice = table.key.duplicated()
     if twice.any():
         raise InvalidData(f"{path} has the key {table.key[twice.argmax()]} twice: unpack it again")
-    return table
+    return table[columns]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import ArrowException
 
 from rcir.data.division import Source, shuffle_by_class
-from rcir.data.folders import SPLITS, Pictures, scan_folder
+from rcir.data.folders import SPLIT_BY_NAME, Pictures, scan_folder
 from rcir.data.labelling import gallery_relevance
 from rcir.data.listing import require_images
 from rcir.data.names import (
@@ -29,9 +29,9 @@ from rcir.data.relevance import WithinRadius
 from rcir.data.tables import column_values, finite_numbers, missing_column, read_csv, read_parquet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
-TABLES = (".csv", ".tsv", ".parquet")
-COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
-HALVES = 1  # sets these draws apart from those of `divide`, which has the same seed
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
+USED_COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
+HALVES_STREAM = 1  # sets these draws apart from those of `divide`, which has the same seed
 
 
 def read_folder(
@@ -144,7 +144,7 @@ def _halve_classes(
             "to train and one to evaluate on; preferably many"
         )
     if train is None:
-        order = np.random.default_rng((seed, HALVES)).permutation(n)
+        order = np.random.default_rng((seed, HALVES_STREAM)).permutation(n)
         trains = np.isin(labels, order[: (n + 1) // 2])
     else:
         unknown = sorted(set(train) - set(names.tolist()))
@@ -160,7 +160,7 @@ def _halve_classes(
 def _halve_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
     """Train on a random half of every class, the larger one, and evaluate on the others."""
     labels = np.asarray(images.labels)
-    rng = np.random.default_rng((seed, HALVES))
+    rng = np.random.default_rng((seed, HALVES_STREAM))
     order, place = shuffle_by_class(rng, labels, np.bincount(labels))
     first, second = np.sort(order[place % 2 == 0]), np.sort(order[place % 2 == 1])
     if not len(second):
@@ -174,10 +174,10 @@ def _halve_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> So
 def _use_splits(
     images: ImageSet, splits: NDArray[Any], where: str, notes: tuple[str, ...]
 ) -> Source:
-    """Divide images by their splits (n,), values of `SPLITS`; others are left out."""
+    """Divide images by their splits (n,), values of `SPLIT_BY_NAME`; others are left out."""
     parts = {
         name: images.subset(np.flatnonzero(splits == name))
-        for name in dict.fromkeys(SPLITS.values())
+        for name in dict.fromkeys(SPLIT_BY_NAME.values())
         if (splits == name).any()
     }
     evaluation = "query" if "query" in parts else "test" if "test" in parts else "val"
@@ -232,7 +232,7 @@ def read_table(
         for name in ("group", "cluster")
         if name in table
     }
-    notes = [f"column {name} was not used" for name in table if name not in COLUMNS]
+    notes = [f"column {name} was not used" for name in table if name not in USED_COLUMNS]
     if "label" in table:
         images = _label_images(paths, ids, table["label"], attributes)
     elif "labels" in table:
@@ -256,7 +256,7 @@ def read_table(
         return _halve_each_class(images, seed, tuple(notes))
     if len(images) < 2:
         raise InvalidData(f"{file} has one row: have at least two, preferably thousands")
-    order = np.random.default_rng((seed, HALVES)).permutation(len(images))
+    order = np.random.default_rng((seed, HALVES_STREAM)).permutation(len(images))
     halves = np.split(order, [(len(order) + 1) // 2])
     train, queries = (images.subset(np.sort(rows)) for rows in halves)
     return Source(train, queries, "train", tuple(notes))
@@ -288,8 +288,8 @@ def _read_pictures(file: Path) -> dict[str, list[Any]]:
 
 def _read_columns(file: Path) -> dict[str, list[Any]]:
     """Return the columns of a table by name, as they are."""
-    if file.suffix.lower() not in TABLES:
-        raise InvalidData(f"{file} must end in {', '.join(TABLES)}, or be a folder")
+    if file.suffix.lower() not in TABLE_ENDINGS:
+        raise InvalidData(f"{file} must end in {', '.join(TABLE_ENDINGS)}, or be a folder")
     columns: dict[str, list[Any]] = {}
     try:
         if file.suffix.lower() != ".parquet":
@@ -297,7 +297,7 @@ def _read_columns(file: Path) -> dict[str, list[Any]]:
         else:
             table = read_parquet(file)
             for name, column in zip(table.column_names, table.columns, strict=True):
-                is_used = name in COLUMNS
+                is_used = name in USED_COLUMNS
                 columns[name] = column_values(file, name, column) if is_used else column.to_pylist()
     except InvalidData:
         raise
@@ -336,12 +336,12 @@ def _read_names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, lis
 def _read_splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
     names = as_texts(values, f"{file}: column split", first=1)
     for row, name in enumerate(names, 1):
-        if name.lower() not in SPLITS:
+        if name.lower() not in SPLIT_BY_NAME:
             raise InvalidData(
                 f"{file}: column split has {printable(repr(name))} in row {row}; it must be one of "
-                f"{', '.join(SPLITS)}"
+                f"{', '.join(SPLIT_BY_NAME)}"
             )
-    return np.array([SPLITS[name.lower()] for name in names])
+    return np.array([SPLIT_BY_NAME[name.lower()] for name in names])
 
 
 def list_pictures(source: Path) -> Pictures:
