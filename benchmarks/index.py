@@ -25,10 +25,11 @@ import numpy as np
 from common import FORM, parser, report, sized
 
 import rcir
-from rcir.data import DataConfig, data_root
+from rcir.data import DataConfig, SameLabel, data_root
 from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.errors import DataUnavailable
 from rcir.index import DEPTH, IndexConfig, build_index, nearest_others, recall_of
+from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.search import Searcher
 
 SEED = 20_240
@@ -96,11 +97,9 @@ def describe(parameters: dict) -> str:
 def calibrate(index: object, gallery: tuple, queries: tuple) -> rcir.Retriever:
     """Return a retriever over an index, calibrated through it."""
     vectors, labels = gallery
-    searcher = Searcher(
-        *(None, None, index, [str(row) for row in range(len(vectors))], labels),
-        norms=np.linalg.norm(vectors, axis=1).astype(np.float32),
-    )
-    retriever = rcir.Retriever(searcher)
+    ids = np.array([str(row) for row in range(len(vectors))], object)
+    norms = np.linalg.norm(vectors, axis=1).astype(np.float32)
+    retriever = rcir.Retriever(Searcher(Gallery(ids, norms, SameLabel(labels)), index))
     retriever.calibrate(
         *queries, "quantile", alphas=(ALPHA,), delta=DELTA, query_uncertainty="encoder"
     )

@@ -157,7 +157,7 @@ def numbers_of(
     """Return the figures of a run by column, and the uncertainty that sizes its sets."""
     outcome = calibrated(name, run, uncertainty)
     numbers, evaluation = outcome.evaluation.quality.numbers, outcome.evaluation
-    states = outcome.retriever.searcher.item_uncertainty is not None
+    states = outcome.retriever.searcher.gallery.uncertainty is not None
     found: dict[str, float | None] = {
         "R@1": numbers["recall_at_1"],
         "encoder": numbers.get("auroc_miss_encoder") if states else None,

@@ -39,7 +39,11 @@ from rcir.encoders import Encoder
 from rcir.encoders.base import Images
 from rcir.encoders.embedder import Embedder
 from rcir.errors import RiskUnattainable
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.query_uncertainty import (
+    QUERY_UNCERTAINTIES,
+    available_uncertainties,
+    with_uncertainty,
+)
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from rcir.risk import (
@@ -147,8 +151,10 @@ def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
     searcher = Retriever.build(
         run.encoder(), run.preprocessing, splits.gallery, embedder=stored
     ).searcher
-    kinds = [kind for kind in (*STATED, *NEIGHBOURHOOD) if kind in searcher.uncertainties]
-    if searcher.item_uncertainty is None:
+    kinds = [
+        kind for kind in (*STATED, *NEIGHBOURHOOD) if kind in available_uncertainties(searcher)
+    ]
+    if searcher.gallery.uncertainty is None:
         kinds.remove("encoder")
     queries = all_queries(splits)
     corrupt = replace(queries, images=corrupted(queries, run.preprocessing))
@@ -159,11 +165,11 @@ def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
         images = images_outside(run.data, "mnist")
         assert images is not None
         candidates = searcher.search(images.images, stored)
-        outside = {kind: searcher.judged(candidates, kind).uncertainty for kind in kinds}
+        outside = {kind: with_uncertainty(searcher, candidates, kind).uncertainty for kind in kinds}
     return Trained(
-        {kind: searcher.judged(results, kind) for kind in kinds},
+        {kind: with_uncertainty(searcher, results, kind) for kind in kinds},
         {kind: unlabelled(searcher, results, kind) for kind in kinds if kind in WITHOUT_LABELS},
-        {kind: searcher.judged(others, kind) for kind in kinds},
+        {kind: with_uncertainty(searcher, others, kind) for kind in kinds},
         outside,
     )
 
@@ -171,7 +177,7 @@ def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
 def unlabelled(searcher: Searcher, labelled: LabelledResults, kind: str) -> LabelledResults:
     """Results that do not use labels, with an uncertainty that does not either."""
     results = replace(labelled.results, labels=None)
-    values = QUERY_UNCERTAINTIES[kind].of(searcher, results)
+    values = QUERY_UNCERTAINTIES[kind].compute(searcher, results)
     return replace(labelled, results=results.with_uncertainty(values))
 
 

@@ -91,7 +91,12 @@ def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> S
         _warn_of_new_labels(splits, trained)
     with embedding("gallery", splits.gallery, embedder) as watched:
         retriever = Retriever.build(
-            encoder, run.preprocessing, splits.gallery, config.depth, watched, config.index
+            encoder,
+            run.preprocessing,
+            splits.gallery,
+            config.depth,
+            embedder=watched,
+            index=config.index,
         )
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {

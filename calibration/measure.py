@@ -15,6 +15,7 @@ from calibration.splits import SearchedSplits
 from rcir.errors import RiskUnattainable
 from rcir.options import ALPHA
 from rcir.retrieval.calibration import Calibration, CalibrationReport
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     RISKS,
@@ -310,7 +311,7 @@ def measure_guarantees(
     @cache
     def scored(rule: SetRule, distinct: Distinct) -> tuple[ScoredResults, ScoredResults]:
         """Score the test queries by a rule, and by the same rule of constant size."""
-        results = retriever.searcher.judged(test, rule.uncertainty)
+        results = with_uncertainty(retriever.searcher, test, rule.uncertainty)
         queries = score(
             rule.score_function, results if distinct is None else results.first_of_each_label()
         )

@@ -24,6 +24,7 @@ from rcir.metrics import (
     score_rankings,
     sparsification,
 )
+from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
 
@@ -68,9 +69,9 @@ def assess(splits: SearchedSplits) -> Quality:
     every_uncertainty = test.results.uncertainty
     uncertainty, is_right = every_uncertainty[matched], scores.hits[matched, 0]
     pair = uncertainty
-    if searcher.item_uncertainty is not None:
+    if searcher.gallery.uncertainty is not None:
         first = test.results.require("positions")[matched, 0]
-        pair = uncertainty + searcher.item_uncertainty[first]
+        pair = uncertainty + searcher.gallery.uncertainty[first]
     sparse = sparsification(pair, is_right)
     diagram = reliability(confidence(uncertainty, low, high), is_right)
     numbers = {f"recall_at_{k}": value for k, value in scores.recall.items()}
@@ -78,8 +79,8 @@ def assess(splits: SearchedSplits) -> Quality:
     if scores.map_at_r is not None:
         numbers["map_at_r"] = scores.map_at_r
     numbers |= {"ece": diagram.error, "auroc_miss": _auroc(~is_right, uncertainty)}
-    for kind in searcher.uncertainties:
-        values = searcher.judged(test, kind).results.uncertainty[matched]
+    for kind in available_uncertainties(searcher):
+        values = with_uncertainty(searcher, test, kind).results.uncertainty[matched]
         numbers[f"auroc_miss_{kind}"] = _auroc(~is_right, values)
     numbers |= {
         "ausc": sparse.ausc,

@@ -88,7 +88,7 @@ def recalibrate(
         calibration = retriever.require_calibration()
         tuning, _ = calibration.queries_to_search(retriever.searcher)
         unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
-        rehearsal.searcher.index = unbuilt
+        rehearsal.searcher = replace(rehearsal.searcher, index=unbuilt)
         _change(rehearsal, removed, added)
         calibration.queries_to_search(rehearsal.searcher)
         for change in ((removed, None), (None, added)):
@@ -154,9 +154,8 @@ def _read_feedback(
 def _calibrate_on(retriever: Retriever, queries: Queries, labels: list[Any]) -> CalibrationReport:
     """Calibrate with other queries and the same options."""
     calibration, searcher = retriever.require_calibration(), retriever.searcher
-    relevance, searcher.label_names = searcher.gallery.reported_relevance(
-        labels, searcher.label_names
-    )
+    relevance, names = searcher.gallery.reported_relevance(labels, searcher.label_names)
+    retriever.searcher = searcher.with_label_names(names)
     tuning = None
     if not calibration.tuned_on_gallery:
         tuning = retriever.search_labelled(calibration.tuning_queries)
@@ -185,7 +184,12 @@ def _change(retriever: Retriever, removed: list[str] | None, table: VectorTable 
         labels = WithinRadius(table.places, retriever.relevance.radius)
     clusters = table.cluster if retriever.searcher.options.clusters == "passed" else None
     retriever.add(
-        table.vectors, table.ids, labels, table.uncertainty, table.model, clusters=clusters
+        table.vectors,
+        table.ids,
+        labels,
+        uncertainty=table.uncertainty,
+        model=table.model,
+        clusters=clusters,
     )
 
 
@@ -297,7 +301,7 @@ def reindex(
             by_exact = chosen = _measure(retriever, exact, truth, levels, delta)
             if index is not exact:
                 chosen = _measure(retriever, index, truth, levels, delta)
-            retriever.searcher.index = index
+            retriever.searcher = replace(retriever.searcher, index=index)
             report = retriever.recalibrate()
         _save(retriever, place)
         return Reindexed(levels, delta, by_exact, chosen, report, place)
@@ -312,7 +316,7 @@ def _measure(
 ) -> MeasuredIndex:
     calibration = retriever.require_calibration()
     queries = calibration.tuning_queries
-    retriever.searcher.index = index
+    retriever.searcher = replace(retriever.searcher, index=index)
     started = time.perf_counter()
     positions = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rcir.data import ImageSet, Splits
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.population import LABEL
@@ -43,9 +44,9 @@ class SearchedSplits:
         """Return the splits with the uncertainty that the retriever was calibrated with."""
         searcher = self.retriever.searcher
         uncertainty = self.retriever.require_calibration().uncertainty
-        test, outside = searcher.judged(self.test, uncertainty), self.outside
+        test, outside = with_uncertainty(searcher, self.test, uncertainty), self.outside
         if outside is not None:
-            outside = searcher.judged(outside, uncertainty)
+            outside = with_uncertainty(searcher, outside, uncertainty)
         return replace(self, test=test, outside=outside)
 
 

@@ -15,7 +15,6 @@ import rcir
 from rcir import api
 from rcir.cli import main
 from rcir.data import DATASETS
-from rcir.retrieval.search import Searcher
 from rcir.store.folder import current_version
 
 
@@ -96,8 +95,7 @@ def test_several_images_are_answered_in_order(folder, splits, tmp_path, capsys, 
 
 
 def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys):
-    parts = retriever.encoder, retriever.preprocessing, retriever.index
-    abstaining = rcir.Retriever(Searcher(*parts, splits.gallery.ids, labels=splits.gallery.labels))
+    abstaining = rcir.Retriever(retriever.searcher)
     abstaining.calibrate_splits(
         abstaining.search_labelled(splits.tuning),
         abstaining.search_labelled(splits.calibration),

@@ -103,18 +103,18 @@ def test_calibrated_retriever_stores_its_tensors_and_ranks_by_its_distances(
     outcome = calibrate(CalibrationConfig(str(run.path), str(tmp_path / "out"), alphas=(0.3,)))
     loaded = rcir.load(outcome.folder)
     assert isinstance(loaded.encoder, Toy)
-    assert sorted(loaded.searcher.items.extra) == ["concentration", "draws"]
+    assert sorted(loaded.searcher.gallery.items.extra) == ["concentration", "draws"]
     queries = toy_splits.test.images[:5]
     results = loaded.search(queries)
     vectors = loaded.encoder.embed(loaded.preprocessing(queries)).vectors
-    draws = loaded.searcher.items.extra["draws"].numpy()
+    draws = loaded.searcher.gallery.items.extra["draws"].numpy()
     # Brute force: the mean of a query's distances to all draws of an image.
     for row, vector in enumerate(vectors.numpy()):
         distances = np.sqrt(((draws - vector) ** 2).sum(2)).mean(1)[results.positions[row]]
         np.testing.assert_allclose(results.distances[row], distances, atol=1e-3)
         assert (np.diff(results.distances[row]) >= 0).all()
     assert loaded.retrieve(queries[0], 0.3, 0.1).ids
-    loaded.searcher.items.extra["draws"][0] += 1
+    loaded.searcher.gallery.items.extra["draws"][0] += 1
     assert rcir.load(loaded.save(tmp_path / "written to")).changes() == ["gallery"]
 
 
@@ -127,9 +127,11 @@ def test_gallery_grows_to_the_same_tensors(run, toy_splits):
     grown, whole = build(50), build(70)
     more = toy_splits.gallery.subset(np.arange(50, 70))
     grown.add(more.images, more.ids, more.labels)
-    assert len(grown.searcher.items) == 70
-    for name, values in whole.searcher.items.tensors.items():
-        torch.testing.assert_close(grown.searcher.items.tensors[name], values, rtol=1e-3, atol=1e-4)
+    assert len(grown.searcher.gallery.items) == 70
+    for name, values in whole.searcher.gallery.items.tensors.items():
+        torch.testing.assert_close(
+            grown.searcher.gallery.items.tensors[name], values, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_loading_without_its_module_names_the_method(run, toy_splits, tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
 from rcir.metrics import OutOfDistribution, confidence, reliability
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.risk import Bound, ScoredResults, certify, make_request, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
@@ -193,7 +194,8 @@ def of_division(
             query_uncertainty=uncertainty,
         )
         made = retriever.require_calibration()
-        main, judged = made.main, retriever.searcher.judged(results[test], made.uncertainty)
+        main = made.main
+        judged = with_uncertainty(retriever.searcher, results[test], made.uncertainty)
         measured = score(main.score_function, judged)
         yield from at_levels(rule, bound, main.calibration, measured)
         if rule == "auto":

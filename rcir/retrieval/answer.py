@@ -14,7 +14,8 @@ from rcir.embedding import Embedding, as_vectors
 from rcir.errors import StaleCalibration, printable
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
-from rcir.retrieval.search import Results, Searcher, refuse_images
+from rcir.retrieval.query_uncertainty import Results, with_uncertainty
+from rcir.retrieval.search import Searcher, refuse_images
 from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.results import set_sizes
 from rcir.risk.score_functions import Ranking
@@ -137,7 +138,7 @@ def search_batches(n: int, dim: int) -> list[slice]:
 
 
 @dataclass(frozen=True, eq=False)
-class Version:
+class State:
     """A search and its calibration, which answer each request from its start to its end.
 
     Attributes:
@@ -183,11 +184,11 @@ class Version:
             )
         return calibration
 
-    def judged(self, results: Results, uncertainty: str | None = None) -> Results:
+    def with_uncertainty(self, results: Results, uncertainty: str | None = None) -> Results:
         """Return search results with an uncertainty, by default that of the calibration."""
         if uncertainty is None:
             uncertainty = "encoder" if self.calibration is None else self.calibration.uncertainty
-        return self.searcher.judged(results, uncertainty)
+        return with_uncertainty(self.searcher, results, uncertainty)
 
     def answer(
         self, query: Any, request: Request, uncertainty: Any = None, model: Any = None
@@ -227,14 +228,14 @@ class Version:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request
         calibration = self.require_calibration()
-        prepared = self.searcher.prepared(queries, None, uncertainty, model)
+        prepared = self.searcher.prepare(queries, None, uncertainty, model)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for rows in search_batches(*prepared.vectors.shape):
             candidates = self.searcher.candidates(prepared[rows])
             for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                 batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = self.searcher.judged(batch, rule.uncertainty)
+                results = with_uncertainty(self.searcher, batch, rule.uncertainty)
                 if request.distinct is not None:
                     results = results.first_of_each_label()
                 yield results, *rule.sets(results, guarantee)
@@ -254,7 +255,7 @@ class Version:
         column = rank if ranking.columns is None else ranking.columns[row, rank]
         positions = results.require("positions")[row, column]
         distances = results.require("distances")[row, column]
-        ids = self.searcher.ids[positions].tolist()
+        ids = self.searcher.gallery.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0
         calibrated = self._label_calibrated(results, ranking)

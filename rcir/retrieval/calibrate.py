@@ -31,6 +31,7 @@ from rcir.retrieval.calibration import (
     needs_embeddings,
 )
 from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import (
     CalibrationOptions,
@@ -157,8 +158,8 @@ def _calibration_of(
             {} if like is None else like.rules.score_functions(kind) for kind in (key, of_labels)
         )
         sources[key] = RuleSource(
-            Fits(searcher.judged(split, uncertainty)),
-            searcher.judged(calibrated, uncertainty),
+            Fits(with_uncertainty(searcher, split, uncertainty)),
+            with_uncertainty(searcher, calibrated, uncertainty),
             options,
             uncertainty,
             names,
@@ -230,7 +231,7 @@ def extend(
                 "the retriever was calibrated on items of its gallery, or the queries to add are "
                 "such, but not both: a guarantee covers either; calibrate anew"
             )
-    queries = searcher.judged(queries, calibration.uncertainty)
+    queries = with_uncertainty(searcher, queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     population = searcher.options.as_evidence(added.population)
     queries = replace(queries, population=population)
@@ -268,7 +269,7 @@ def check_recent(
         )
     request = make_request(alpha, delta, anytime=calibration.sequential)
     threshold = calibration.guarantee(request).threshold
-    scored = score(rule.score_function, searcher.judged(recent, calibration.uncertainty))
+    scored = score(rule.score_function, with_uncertainty(searcher, recent, calibration.uncertainty))
     return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
 
 
@@ -494,7 +495,7 @@ def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np
     Distances that an encoder re-ranks by are not comparable with those among queries.
     """
     distances: NDArray[np.floating[Any]] = results.results.require("distances")
-    if searcher.items is not None:
+    if searcher.gallery.items is not None:
         distances = searcher.nearest(results.results.require("vectors"), min(2, searcher.depth))[0]
     return distances
 

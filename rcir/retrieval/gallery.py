@@ -1,15 +1,14 @@
-"""The gallery's items, and digests of everything that a calibration depends on."""
+"""The items of a gallery."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +21,11 @@ from rcir.data.labelling import (
     reported_relevance,
     require_same_kind,
 )
-from rcir.data.names import MISSING_VALUES, require_utf8
-from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SharedLabel, same_relevance
+from rcir.data.names import require_utf8
+from rcir.data.relevance import Relevance, SharedLabel
 from rcir.embedding import Embedding, as_numpy
 from rcir.errors import InvalidData
-from rcir.index import Index
-from rcir.retrieval.queries import VectorOptions
 from rcir.store.codec import Array, decode, encode
-
-if TYPE_CHECKING:  # vectors need no torch
-    from torch import Tensor
-
-    from rcir.data.preprocessing import Preprocessing
-    from rcir.encoders.base import Encoder
-
 
 DTYPES: Mapping[str, Any] = {
     "ids": object,
@@ -117,7 +106,7 @@ class Gallery:
         return relevance
 
     def query_relevance(
-        self, labels: object, names: dict[int, str]
+        self, labels: object, names: Mapping[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
         """Return the relevance of queries and the names of all labels, see `rcir.data.labelling`.
 
@@ -127,7 +116,7 @@ class Gallery:
         return query_relevance(labels, self._known_relevance(), names)
 
     def reported_relevance(
-        self, labels: Sequence[Any], names: dict[int, str]
+        self, labels: Sequence[Any], names: Mapping[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
         """Return what `query_relevance` does, with None as the label of an unmatched query."""
         return reported_relevance(labels, self._known_relevance(), names)
@@ -259,30 +248,6 @@ class Gallery:
                 selected[field.name] = values.subset(rows) if of_relevance else values[rows]
         return Gallery(**selected)
 
-    def new_ids(self, ids: object, images: int) -> NDArray[np.object_]:
-        """Return the ids of a number of images to add as an array.
-
-        Raises:
-            InvalidData: there is not one string per image, an id is not UTF-8, two ids are equal,
-                or an id is already in the gallery.
-        """
-        names = _as_list(ids)
-        if len(names) != images:
-            raise InvalidData(f"got {len(names)} ids for {images} images: pass one id per image")
-        if others := [name for name in names if not isinstance(name, str)]:
-            kind = type(others[0]).__name__
-            raise InvalidData(f"{len(others)} ids are not strings, such as {others[0]!r} ({kind})")
-        require_utf8(names, "ids", "pass names without lone surrogates")
-        gallery_ids = set(self.ids.tolist())
-        if duplicates := [name for name in names if name in gallery_ids]:
-            raise InvalidData(
-                f"{len(duplicates)} of {len(names)} ids are already in the gallery "
-                f"({_abbreviated(duplicates)}): `remove` these first, or choose other ids"
-            )
-        if repeated := [name for name, count in Counter(names).items() if count > 1]:
-            raise InvalidData(f"ids occur more than once: {_abbreviated(repeated)}")
-        return np.array(names, object)
-
     def positions(self, ids: object) -> NDArray[np.int64]:
         """Return the positions (m,) of items by their ids, ascending, each once.
 
@@ -301,9 +266,9 @@ class Gallery:
         self,
         labels: object,
         ids: NDArray[np.object_],
-        names: dict[int, str],
+        names: Mapping[int, str],
         numbered: bool = False,
-    ) -> tuple[Relevance | None, dict[int, str]]:
+    ) -> tuple[Relevance | None, Mapping[int, str]]:
         """Return the relevance of images to add, and the names of all labels.
 
         The arguments are those of `rcir.data.labelling.added_relevance`.
@@ -314,13 +279,37 @@ class Gallery:
         """
         if labels is None and isinstance(self.relevance, SharedLabel) and self.relevance.of_items:
             first = self.relevance.labels.shape[1]
-            return SharedLabel.items(len(ids)), names | dict(enumerate(ids.tolist(), first))
+            return SharedLabel.items(len(ids)), {**names, **dict(enumerate(ids.tolist(), first))}
         if self.relevance is None or labels is None:
             if self.relevance is labels:
                 return None, names
             kind = "none" if self.relevance is None else f"some ({self.relevance.kind})"
             raise InvalidData(f"pass labels if and only if the gallery has labels; it has {kind}")
         return added_relevance(labels, len(ids), self.relevance, names, numbered)
+
+
+def check_ids(ids: object, images: int, present: Collection[str] = ()) -> NDArray[np.object_]:
+    """Return ids for a number of new items as an array; `present` are the ids of the gallery.
+
+    Raises:
+        InvalidData: there is not one string per image, an id is not UTF-8, two ids are equal,
+            or an id is already present.
+    """
+    names = _as_list(ids)
+    if len(names) != images:
+        raise InvalidData(f"got {len(names)} ids for {images} images: pass one id per image")
+    if others := [name for name in names if not isinstance(name, str)]:
+        kind = type(others[0]).__name__
+        raise InvalidData(f"{len(others)} ids are not strings, such as {others[0]!r} ({kind})")
+    require_utf8(names, "ids", "pass names without lone surrogates")
+    if duplicates := [name for name in names if name in present]:
+        raise InvalidData(
+            f"{len(duplicates)} of {len(names)} ids are already in the gallery "
+            f"({_abbreviated(duplicates)}): `remove` these first, or choose other ids"
+        )
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidData(f"ids occur more than once: {_abbreviated(repeated)}")
+    return np.array(names, object)
 
 
 def _read_only_copy(relevance: Relevance) -> Relevance:
@@ -359,136 +348,3 @@ def _as_list(ids: object) -> list[Any]:
 
 def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-
-
-def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np.int64]]:
-    """Return the templates of an image set, and the template of each image.
-
-    A template is a gallery item that stands for several images of one thing.
-
-    Args:
-        images: n images.
-        attribute: the attribute that names the template of each image.
-
-    Returns:
-        The first image of each template, in the order of the images, with the name of the template
-        as its id; and the number (n,) of each image's template.
-
-    Raises:
-        InvalidData: the images do not have the attribute, it is missing for some images, or images
-            of one template match different queries.
-
-    Example:
-        >>> images = ImageSet(
-        ...     np.zeros((3, 8, 8), np.uint8), np.array([4, 2, 4]), ["a", "b", "c"],
-        ...     {"person": np.array(["Ann", "Bo", "Ann"])},
-        ... )
-        >>> templates, number = templates_of(images, "person")
-        >>> templates.ids, templates.labels.tolist(), number.tolist()
-        (['Ann', 'Bo'], [4, 2], [0, 1, 0])
-    """
-    if not isinstance(attribute, str) or attribute not in images.attributes:
-        names = ", ".join(images.attributes) or "none"
-        raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {names}")
-    values = images.attributes[attribute].astype(str)
-    if missing := int(np.isin(values, MISSING_VALUES).sum()):
-        raise InvalidData(
-            f"{missing} gallery images have no {attribute}: name the template of each image; for a "
-            "template of one image, its id will do"
-        )
-    templates, first, number = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    first, number = first[order], np.argsort(order)[number]
-    _check_templates(images, attribute, first[number])
-    return replace(images.subset(first), ids=templates[order].tolist()), number
-
-
-def template_digests(
-    digests: NDArray[np.bytes_], template: NDArray[np.int64]
-) -> NDArray[np.bytes_]:
-    """Return the digests of the images of each template.
-
-    Args:
-        digests: (n,) digests of the images, see `rcir.data.repeats`.
-        template: (n,) template of each image, numbered from 0.
-
-    Returns:
-        (number of templates, m) digests, m for the largest template; empty in the last columns of
-        smaller ones.
-
-    Example:
-        >>> template_digests(np.array([b"a", b"b", b"c"]), np.array([0, 1, 0])).tolist()
-        [[b'a', b'c'], [b'b', b'']]
-    """
-    counts = np.bincount(template)
-    order = np.argsort(template, kind="stable")
-    column = np.arange(len(template)) - np.repeat(np.cumsum(counts) - counts, counts)
-    by_template = np.zeros((len(counts), counts.max()), digests.dtype)
-    by_template[template[order], column] = digests[order]
-    return by_template
-
-
-def _check_templates(images: ImageSet, attribute: str, first: NDArray[np.int64]) -> None:
-    """Raise `InvalidData` if an image and the first image of its template match differently."""
-    if same_relevance(images.relevance, images.relevance.subset(first)):
-        return
-    for row, first_row in enumerate(first.tolist()):
-        image, other = images.subset(np.array([row])), images.subset(np.array([first_row]))
-        if same_relevance(image.relevance, other.relevance):
-            continue
-        raise InvalidData(
-            f"{image.ids[0]} and {other.ids[0]} are images of one template "
-            f"({attribute} {image.attributes[attribute][0]}) but match different queries: give all "
-            "images of a template the same label, or choose another attribute for templates"
-        )
-
-
-class Fingerprints:
-    """Digests of encoder, preprocessing, gallery and index, recomputed only after a change.
-
-    A change in memory is detected if a part is replaced, the version of the index changes, torch
-    writes to a weight or replaces its memory (as a change of precision does), or a forward hook is
-    added or removed. Writes to a weight that torch does not count are not detected (`.data`, NumPy
-    views).
-    """
-
-    def __init__(self) -> None:
-        # Parts, counts, tensors (which keep their addresses while they are referred to) and
-        # digests, replaced in one assignment, because several threads may request them.
-        self._last: tuple[list[object], list[object], list[Tensor], dict[str, str]] | None = None
-
-    def of(
-        self,
-        encoder: Encoder | None,
-        preprocessing: Preprocessing | None,
-        index: Index,
-        gallery: Gallery,
-        options: VectorOptions,
-    ) -> dict[str, str]:
-        """Return the digests by the name of the part.
-
-        With an encoder these are "gallery", "index", "encoder" and "preprocessing"; without one,
-        "options" replaces the last two.
-        """
-        parts: list[object] = [encoder, preprocessing, index, gallery, options]
-        weights, hooks = ([], []) if encoder is None else encoder.parts()
-        parts += hooks
-        # Torch counts its writes to a tensor in `_version`.
-        counts: list[object] = [index.version, len(parts)]
-        counts += [count for weight in weights for count in (weight._version, weight.data_ptr())]
-        last = self._last
-        if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
-            return last[3]
-        fingerprints = {"gallery": gallery.digest, "index": index.version}
-        if encoder is not None and preprocessing is not None:
-            fingerprints["encoder"] = encoder.fingerprint()
-            fingerprints["preprocessing"] = _digest(preprocessing.identity())
-        else:
-            fingerprints["options"] = _digest(asdict(options))
-        self._last = parts, counts, [weight.data for weight in weights], fingerprints
-        return fingerprints
-
-
-def _digest(options: dict[str, Any]) -> str:
-    plain = json.dumps(options, sort_keys=True)
-    return hashlib.sha256(plain.encode()).hexdigest()

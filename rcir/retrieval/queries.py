@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data import repeats
+from rcir.data.names import as_texts
 from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
@@ -323,3 +324,22 @@ def _of_unit_length(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32
             f"have no angle to others: leave them out, or pass {as_option('metric', 'euclidean')}"
         )
     return unit
+
+
+def embedded_vectors(
+    embedding: Embedding,
+) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
+    """Return the vectors of an embedding, and its uncertainty or None."""
+    uncertainty = embedding.uncertainty
+    return as_numpy(embedding.vectors), (
+        None if uncertainty is None else as_numpy(uncertainty).astype(np.float64)
+    )
+
+
+def as_names(values: object, what: str) -> NDArray[np.str_]:
+    """Return (n,) groups or clusters as strings, or raise `InvalidData` if some are missing."""
+    names = as_numpy(values)
+    several = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str | bytes)
+    if not several or getattr(names, "ndim", 1) != 1:
+        raise InvalidData(f"{what} are of type {type(names).__name__}: pass one value per query")
+    return np.array(as_texts(names, what), np.str_)

@@ -7,34 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import HoldsVectors, Index, lengths, one_minus_cosine
+from rcir.index import HoldsVectors, lengths, one_minus_cosine
 from rcir.metrics.labels import VOTERS, count_votes
-from rcir.retrieval.gallery import Gallery
-from rcir.risk import SearchResults
+from rcir.retrieval.search import Searcher
+from rcir.risk import LabelledResults, SearchResults
 
-if TYPE_CHECKING:
-    from rcir.encoders.base import Encoder
-
+Results = TypeVar("Results", SearchResults, LabelledResults)
 COMPARED_CANDIDATES = 10  # first candidates that "spread" and "overlap" depend on
-
-
-class Search(Protocol):
-    """The parts of a search that an uncertainty may depend on; a `Searcher` has them."""
-
-    encoder: Encoder | None
-    index: Index
-    gallery: Gallery
-
-    def nearest(
-        self, vectors: NDArray[np.float32], depth: int | None = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]: ...
 
 
 @dataclass(frozen=True)
@@ -44,17 +30,17 @@ class QueryUncertainty:
     Attributes:
         title: description for reports.
         available: returns True if the uncertainty can be computed for a searcher.
-        of: computes the uncertainties (n,) of the n queries of search results.
+        compute: computes the uncertainties (n,) of the n queries of search results.
         by_draws: True if it needs the complete embeddings of the queries, see `draw_columns`.
     """
 
     title: str
-    available: Callable[[Search], bool]
-    of: Callable[[Search, SearchResults], NDArray[np.float64]]
+    available: Callable[[Searcher], bool]
+    compute: Callable[[Searcher, SearchResults], NDArray[np.float64]]
     by_draws: bool = False
 
 
-def stated_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def stated_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return the uncertainties (n,) from the encoder or passed with the vectors.
 
     Without any, return `cosine_uncertainty`.
@@ -63,7 +49,7 @@ def stated_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.f
     return cosine_uncertainty(searcher, results) if stated is None else stated
 
 
-def cosine_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def cosine_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return one minus the cosine to the nearest item, (n,)."""
     vectors = results.require("vectors")
     if searcher.gallery.items is not None:  # after re-ranking, the nearest item may not be first
@@ -72,7 +58,7 @@ def cosine_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.f
     return one_minus_cosine(results.require("distances")[:, 0], lengths(vectors), nearest)
 
 
-def gap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def gap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return the ratio (n,) of the distances to the nearest candidates of the first two labels.
 
     The ratio test of Lowe ("Distinctive image features from scale-invariant keypoints", IJCV 2004);
@@ -89,7 +75,7 @@ def gap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.floa
     return np.where(second > 0, ratio, 1.0)  # both distances are 0: neither is nearer
 
 
-def vote_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def vote_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return one minus the share of the first 30 candidates that match the first one, (n,)."""
     labels = results.labels
     votes = results.require("votes") if labels is None else count_votes(labels, labels[:, :1])
@@ -97,7 +83,7 @@ def vote_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.flo
     return 1 - share
 
 
-def spread_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return the root mean square distance of the first 10 locations from their mean, (n,).
 
     After Zaffar, Nan and Kooij, "On the estimation of image-matching uncertainty in visual place
@@ -112,14 +98,14 @@ def spread_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.f
     return np.sqrt(squared)
 
 
-def can_draw(searcher: Search) -> bool:
+def can_draw(searcher: Searcher) -> bool:
     """Return True if several draws of a query can rank its candidates, see `draw_columns`."""
     if searcher.encoder is None or not searcher.encoder.draws:
         return False
     return searcher.gallery.items is not None or isinstance(searcher.index, HoldsVectors)
 
 
-def draw_columns(searcher: Search, results: SearchResults, nearest: int) -> NDArray[np.int64]:
+def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> NDArray[np.int64]:
     """Rank the first 30 candidates of each query by t draws of its embedding.
 
     Args:
@@ -153,7 +139,7 @@ def draw_columns(searcher: Search, results: SearchResults, nearest: int) -> NDAr
     return nearest_of_draws(searcher.encoder, queries, positions, vectors, nearest)
 
 
-def agreement_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def agreement_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return one minus the largest share of draws whose first candidates have one label, (n,).
 
     Draws are the members of a deep ensemble, or samples from the predicted variance; see
@@ -167,7 +153,7 @@ def agreement_uncertainty(searcher: Search, results: SearchResults) -> NDArray[n
     return 1 - share
 
 
-def overlap_uncertainty(searcher: Search, results: SearchResults) -> NDArray[np.float64]:
+def overlap_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np.float64]:
     """Return one minus the share of first 10 candidates that two draws have in common, (n,)."""
     columns = draw_columns(searcher, results, COMPARED_CANDIDATES)
     n, draws, k = columns.shape
@@ -221,3 +207,28 @@ def check_uncertainty(name: str) -> None:
         raise InvalidConfig(
             f"query_uncertainty {name!r} is unknown; choose one of {', '.join(kinds)}"
         )
+
+
+def available_uncertainties(searcher: Searcher) -> tuple[str, ...]:
+    """Return the names of the uncertainties that can be computed for queries of a searcher."""
+    return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.available(searcher))
+
+
+def with_uncertainty(searcher: Searcher, results: Results, uncertainty: str) -> Results:
+    """Return search results with another uncertainty of the queries.
+
+    Args:
+        searcher: that searched the queries.
+        results: its results.
+        uncertainty: one of `available_uncertainties`.
+
+    Raises:
+        InvalidConfig: the uncertainty is not available.
+    """
+    if uncertainty not in (available := available_uncertainties(searcher)):
+        raise InvalidConfig(
+            f"uncertainty {uncertainty!r} is not available for this gallery and encoder; choose "
+            f"one of {', '.join(available)}"
+        )
+    searched = results.results if isinstance(results, LabelledResults) else results
+    return results.with_uncertainty(QUERY_UNCERTAINTIES[uncertainty].compute(searcher, searched))

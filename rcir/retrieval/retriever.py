@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy, deepcopy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rcir.data.labelling import gallery_relevance
+from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance
+from rcir.data.repeats import digests
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, SaveConflict
-from rcir.index import DEPTH, Index, IndexConfig, IsRemote
+from rcir.errors import InvalidConfig, InvalidData, SaveConflict
+from rcir.index import (
+    DEPTH,
+    Index,
+    IndexConfig,
+    IsRemote,
+    UnbuiltIndex,
+    build_index,
+    lengths,
+)
 from rcir.options import ALPHA, DELTA
 from rcir.retrieval import storage
-from rcir.retrieval.answer import AtLevels, Retrieval, Version
+from rcir.retrieval.answer import AtLevels, Retrieval, State
 from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrate
 from rcir.retrieval.calibration import Calibration, CalibrationReport
-from rcir.retrieval.queries import Metric, Queries
+from rcir.retrieval.gallery import Gallery, check_ids
+from rcir.retrieval.items import cluster_items, embed_gallery
+from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import CalibrationOptions, Tuning, divide_queries
 from rcir.risk import (
@@ -44,7 +58,7 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder, Images
     from rcir.encoders.batches import Embed
 
-_SWAP = threading.RLock()  # held while a version is replaced
+_SWAP = threading.RLock()  # held while a state is replaced
 Several: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 
 
@@ -63,7 +77,7 @@ class Retriever:
     """
 
     def __init__(self, searcher: Searcher, calibration: Calibration | None = None) -> None:
-        self._version = Version(searcher, calibration)
+        self._state = State(searcher, calibration)
         self.origin: dict[str, Any] = {}
         self.version_folder: Path | None = None
 
@@ -74,6 +88,7 @@ class Retriever:
         preprocessing: Preprocessing,
         gallery: ImageSet,
         depth: int = DEPTH,
+        *,
         embedder: Embed | None = None,
         index: IndexConfig | None = None,
         templates: str | None = None,
@@ -107,9 +122,17 @@ class Retriever:
             >>> Retriever.build(encoder, Preprocessing(), gallery, templates="person").ids
             array(['Ann', 'Bo'], dtype=object)
         """
-        return cls(
-            Searcher.build(encoder, preprocessing, gallery, depth, embedder, index, templates)
+        vectors, items = embed_gallery(encoder, preprocessing, gallery, embedder, templates)
+        unbuilt: Any = UnbuiltIndex(*vectors.shape)  # the parts are checked first
+        searcher = Searcher(
+            gallery=items,
+            index=unbuilt,
+            encoder=encoder,
+            preprocessing=preprocessing,
+            max_depth=depth,
+            label_names=gallery.label_names,
         )
+        return cls(replace(searcher, index=build_index(vectors, index)))
 
     @classmethod
     def from_embeddings(
@@ -117,6 +140,7 @@ class Retriever:
         vectors: ArrayLike,
         ids: Sequence[str] | None = None,
         labels: object = None,
+        *,
         metric: Metric = "cosine",
         uncertainty: NDArray[np.floating[Any]] | None = None,
         depth: int = DEPTH,
@@ -160,22 +184,31 @@ class Retriever:
             >>> retriever.search(vectors[:2]).positions[:, 0]
             array([0, 1])
         """
-        return cls(
-            Searcher.from_embeddings(
-                vectors,
-                ids,
-                labels,
-                metric,
-                uncertainty,
-                depth,
-                index,
-                model,
-                leave_one_out,
-                clusters,
-                cluster,
-                times,
-            )
+        options = VectorOptions(metric, model, leave_one_out)
+        checked = options.checked(vectors)
+        if not len(checked):
+            raise InvalidData("the gallery is empty: pass at least one vector")
+        require_digits(checked, metric)
+        numbers = [str(row) for row in range(len(checked))]
+        names = check_ids(numbers if ids is None else ids, len(checked))
+        relevance, label_names = gallery_relevance(labels, names.tolist())
+        require_utf8(label_names.values(), "the labels of the gallery")
+        item_clusters, options = cluster_items(
+            checked, relevance, options, clusters=clusters, cluster=cluster, times=times
         )
+        gallery = Gallery(
+            ids=names,
+            norms=lengths(checked),
+            relevance=relevance,
+            uncertainty=options.uncertainties(uncertainty),
+            digests=digests(checked),
+            clusters=item_clusters,
+        )
+        unbuilt: Any = UnbuiltIndex(*checked.shape)  # the parts are checked first
+        searcher = Searcher(
+            gallery, unbuilt, max_depth=depth, options=options, label_names=label_names
+        )
+        return cls(replace(searcher, index=build_index(checked, index)))
 
     @property
     def encoder(self) -> Encoder | None:
@@ -193,7 +226,7 @@ class Retriever:
         return self.searcher.index
 
     @property
-    def label_names(self) -> dict[int, str]:
+    def label_names(self) -> Mapping[int, str]:
         """Names of the labels, by label."""
         return self.searcher.label_names
 
@@ -236,12 +269,14 @@ class Retriever:
         ids: Sequence[str],
         labels: object = None,
         uncertainty: NDArray[np.floating[Any]] | None = None,
+        *,
         model: str | None = None,
         clusters: ArrayLike | None = None,
     ) -> None:
         """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
 
-        This changes the gallery in place. While other threads query, use `Retriever.update`.
+        Each call copies an index that is in memory, so add many items at once. Use `update` to go
+        on answering queries meanwhile.
 
         Args:
             images: n images, embeddings or vectors, as for `search`.
@@ -257,21 +292,25 @@ class Retriever:
             InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
                 added.
             InvalidConfig, InvalidImage: see `embed`.
+            SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        version = self._version
-        version.searcher.add(images, ids, labels, uncertainty, model, clusters)
-        version.warn_of_new_labels()
+        before = self._state
+        searcher = before.searcher.with_items(
+            images, ids, labels, uncertainty=uncertainty, model=model, clusters=clusters
+        )
+        self._replace(before, State(searcher, before.calibration))
+        self._state.warn_of_new_labels()
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Remove items from the gallery; a calibration is then stale.
-
-        This changes the gallery in place. While other threads query, use `Retriever.update`.
+        """Remove items from the gallery; a calibration is then stale, see `add`.
 
         Raises:
             InvalidData: some ids are not in the gallery, or no item would remain; nothing was
                 removed.
+            SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        self.searcher.remove(ids)
+        before = self._state
+        self._replace(before, State(before.searcher.without(ids), before.calibration))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder as its current version.
@@ -282,8 +321,8 @@ class Retriever:
             SaveConflict: the retriever was loaded from or saved to this folder, and another version
                 has been saved to it since.
         """
-        version = self._version
-        parts = version.searcher, version.calibration, self.origin, self.version_folder
+        state = self._state
+        parts = state.searcher, state.calibration, self.origin, self.version_folder
         self.version_folder = storage.save(storage.StoredRetriever(*parts), folder)
         return Path(folder)
 
@@ -306,49 +345,45 @@ class Retriever:
 
     def __copy__(self) -> Retriever:
         """Return a retriever whose search and calibration can be replaced on their own."""
-        version = self._version
-        other = Retriever(copy(version.searcher), version.calibration)
+        state = self._state
+        other = Retriever(state.searcher, state.calibration)
         other.origin, other.version_folder = self.origin, self.version_folder
         return other
 
-    def _replace(self, before: Version, after: Version) -> None:
-        """Replace the version, or raise `SaveConflict` if it is not the one from before."""
+    def _replace(self, before: State, after: State) -> None:
+        """Replace the state, or raise `SaveConflict` if it is not the one from before."""
         with _SWAP:
-            if self._version is not before:
+            if self._state is not before:
                 raise SaveConflict("the retriever changed meanwhile: repeat this change")
-            self._version = after
-
-    @contextmanager
-    def _restored_label_names(self) -> Iterator[None]:
-        """Restore the names of labels if the block raises: a refused call leaves no trace."""
-        searcher, names = self.searcher, self.label_names
-        try:
-            yield
-        except BaseException:
-            searcher.label_names = names
-            raise
+            self._state = after
 
     @property
     def searcher(self) -> Searcher:
         """The search that finds the candidates."""
-        return self._version.searcher
+        return self._state.searcher
+
+    @searcher.setter
+    def searcher(self, searcher: Searcher) -> None:
+        with _SWAP:
+            self._state = State(searcher, self._state.calibration)
 
     @property
     def calibration(self) -> Calibration | None:
         """Everything that calibration made; None until calibrated."""
-        return self._version.calibration
+        return self._state.calibration
 
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
-        self._version = Version(self.searcher, calibration)
+        with _SWAP:
+            self._state = State(self._state.searcher, calibration)
 
     def search(self, queries: QueryInput, embedder: Embed | None = None) -> SearchResults:
         """Find the nearest gallery items of each query without a guarantee.
 
         See `Searcher.search`; queries have the uncertainty of the calibration.
         """
-        version = self._version
-        return version.judged(version.searcher.search(queries, embedder))
+        state = self._state
+        return state.with_uncertainty(state.searcher.search(queries, embedder))
 
     def search_labelled(
         self,
@@ -358,12 +393,14 @@ class Retriever:
         cluster: str | None = None,
     ) -> LabelledResults:
         """Search queries with known matches, see `Searcher.search_labelled`."""
-        version = self._version
-        return version.judged(version.searcher.search_labelled(queries, group, embedder, cluster))
+        state = self._state
+        return state.with_uncertainty(
+            state.searcher.search_labelled(queries, group, embedder, cluster)
+        )
 
     def changes(self) -> list[str]:
         """Return the names of what differs from what it was calibrated on."""
-        return self._version.changes()
+        return self._state.changes()
 
     def require_calibration(self) -> Calibration:
         """Return the calibration, whether it is stale or not.
@@ -371,13 +408,14 @@ class Retriever:
         Raises:
             StaleCalibration: not calibrated.
         """
-        return self._version.require_calibration()
+        return self._state.require_calibration()
 
     def labelled(
         self,
         vectors: ArrayLike,
         labels: object,
         uncertainty: NDArray[np.floating[Any]] | None = None,
+        *,
         model: str | None = None,
         groups: Sequence[str] | NDArray[Any] | None = None,
         clusters: Sequence[str] | NDArray[Any] | None = None,
@@ -399,9 +437,22 @@ class Retriever:
         Raises:
             InvalidData: the vectors or labels are unsuitable, or their lengths differ.
         """
-        return self.searcher.labelled(
-            vectors, labels, uncertainty, model, groups, clusters, cluster
-        )
+        while True:
+            before = self._state
+            queries, searcher = before.searcher.labelled(
+                vectors,
+                labels,
+                uncertainty=uncertainty,
+                model=model,
+                groups=groups,
+                clusters=clusters,
+                cluster=cluster,
+            )
+            if searcher is before.searcher:
+                return queries
+            with suppress(SaveConflict):  # further labels were numbered meanwhile
+                self._replace(before, State(searcher, before.calibration))
+                return queries
 
     def calibrate(
         self,
@@ -443,15 +494,25 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             350
         """
-        with self._restored_label_names():
-            labelled = self.labelled(queries, labels, uncertainty, model, groups, clusters, cluster)
-            chosen = CalibrationOptions(score_function, **options)
-            tuned, calibrated = divide_queries(self.searcher, labelled, tuning, chosen)
-            tuning_split = None if tuned is None else self.searcher.search_labelled(tuned)
-            split = self.searcher.search_labelled(calibrated)
-            if tuned is None:  # nothing was divided
-                options["seed"] = None
-            return self.calibrate_splits(tuning_split, split, score_function, **options)
+        chosen, before = CalibrationOptions(score_function, **options), self._state
+        labelled, searcher = before.searcher.labelled(
+            queries,
+            labels,
+            uncertainty=uncertainty,
+            model=model,
+            groups=groups,
+            clusters=clusters,
+            cluster=cluster,
+        )
+        tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
+        split = searcher.search_labelled(calibrated)
+        if tuned is None:  # nothing was divided
+            tuning_split, chosen = None, replace(chosen, seed=None)
+        else:
+            tuning_split = searcher.search_labelled(tuned)
+        made, report = calibrate(searcher, tuning_split, split, chosen, before.calibration)
+        self._replace(before, State(searcher, made))
+        return report
 
     def calibrate_splits(
         self,
@@ -475,11 +536,9 @@ class Retriever:
                 the tuning split too, or the same (by digests; for images that were encoded again it
                 warns, but not for those in templates, whose vectors combine several images).
         """
-        chosen, before = CalibrationOptions(score_function, **options), self._version
-        calibration_made, report = calibrate(
-            before.searcher, tuning, calibration, chosen, before.calibration
-        )
-        self._replace(before, Version(before.searcher, calibration_made))
+        chosen, before = CalibrationOptions(score_function, **options), self._state
+        made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
+        self._replace(before, State(before.searcher, made))
         return report
 
     @overload
@@ -534,7 +593,7 @@ class Retriever:
             True
         """
         request = make_request(alpha, delta, **options)
-        return self._version.answer(query, request, uncertainty, model)
+        return self._state.answer(query, request, uncertainty, model)
 
     def guarantee(
         self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
@@ -544,7 +603,7 @@ class Retriever:
         Raises:
             RcirError: as `retrieve` does, but for those of queries.
         """
-        calibration = self._version.valid_calibration()
+        calibration = self._state.valid_calibration()
         return calibration.guarantee(make_request(alpha, delta, **options))
 
     def at_levels(
@@ -580,7 +639,7 @@ class Retriever:
             make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
             for alpha in sorted(check_levels(alphas))
         ]
-        return self._version.answer_at_levels(query, requests)
+        return self._state.answer_at_levels(query, requests)
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:
@@ -613,16 +672,12 @@ class Retriever:
                 "the index is on a server and changes in place: call `add` or `remove`, then "
                 "`recalibrate`, on the retriever itself"
             )
-        before, folder, changed = self._version, self.version_folder, copy(self)
-        fingerprints = before.searcher.fingerprints()
-        changed.searcher.index = deepcopy(before.searcher.index)
+        before, folder, changed = self._state, self.version_folder, copy(self)
         yield changed
         if changed.calibration is not None and changed.changes():
             changed.recalibrate()
         with _SWAP:
-            if before.searcher.fingerprints() != fingerprints:
-                raise SaveConflict("the gallery changed during this update: repeat it")
-            self._replace(before, changed._version)
+            self._replace(before, changed._state)
             if changed.version_folder != folder:  # the block saved it
                 self.version_folder = changed.version_folder
 
@@ -639,9 +694,9 @@ class Retriever:
                 queries are no longer its own.
             InvalidData: it is not known which queries some gallery items match.
         """
-        before = self._version
+        before = self._state
         made, report = recalibrate(before.searcher, before.require_calibration())
-        self._replace(before, Version(before.searcher, made))
+        self._replace(before, State(before.searcher, made))
         return report
 
     def extend_calibration(
@@ -649,7 +704,12 @@ class Retriever:
         queries: LabelledResults | NDArray[np.floating[Any]],
         labels: object = None,
         recurring: bool = False,
-        **options: Any,
+        *,
+        uncertainty: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        groups: Sequence[str] | NDArray[Any] | None = None,
+        clusters: Sequence[str] | NDArray[Any] | None = None,
+        cluster: str = "cluster",
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
@@ -664,7 +724,7 @@ class Retriever:
                 guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
                 that is fixed beforehand, and then add it as one that matches nothing. Queries by
                 which this retriever was chosen among others must not be added.
-            labels, options: of the vectors, see `labelled`.
+            labels, uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
 
@@ -685,13 +745,20 @@ class Retriever:
             >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration
             650
         """
-        before = self._version
-        calibration = before.valid_calibration()
-        with self._restored_label_names():
-            if not isinstance(queries, LabelledResults):
-                queries = self.search_labelled(self.labelled(queries, labels, **options))
-            made = extend(before.searcher, calibration, queries, recurring)
-            self._replace(before, Version(before.searcher, made))
+        before = self._state
+        calibration, searcher = before.valid_calibration(), before.searcher
+        if not isinstance(queries, LabelledResults):
+            labelled, searcher = searcher.labelled(
+                queries,
+                labels,
+                uncertainty=uncertainty,
+                model=model,
+                groups=groups,
+                clusters=clusters,
+                cluster=cluster,
+            )
+            queries = searcher.search_labelled(labelled)
+        self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))
 
     def check(
         self, recent: LabelledResults, alpha: float = ALPHA, delta: float = DELTA
@@ -707,5 +774,5 @@ class Retriever:
             InvalidData: the queries come in clusters: the tests are of independent ones.
             InvalidRiskLevel, RiskUnattainable: a level is out of range, or nothing certifies it.
         """
-        version = self._version
-        return check_recent(version.searcher, version.valid_calibration(), recent, alpha, delta)
+        state = self._state
+        return check_recent(state.searcher, state.valid_calibration(), recent, alpha, delta)

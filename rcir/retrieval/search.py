@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.data.bursts import as_seconds, find_moments
-from rcir.data.labelling import gallery_relevance
-from rcir.data.names import as_texts, require_utf8
+from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, SameLabel, count_matches
+from rcir.data.relevance import Relevance, count_matches
 from rcir.data.repeats import digests
-from rcir.embedding import Embedding, as_numpy, as_vectors
+from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import (
     DEPTH,
     HoldsVectors,
     Index,
-    IndexConfig,
+    IsRemote,
     UnbuiltIndex,
-    build_index,
     check_depth,
     check_shape,
     lengths,
     one_minus_cosine,
 )
 from rcir.metrics.labels import VOTERS
-from rcir.retrieval.gallery import Fingerprints, Gallery, template_digests, templates_of
-from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.fingerprints import Fingerprints
+from rcir.retrieval.gallery import Gallery, check_ids
+from rcir.retrieval.items import moments_of
+from rcir.retrieval.queries import Queries, VectorOptions, as_names, embedded_vectors
 from rcir.risk import LabelledResults, SearchResults
 
 if TYPE_CHECKING:  # without an encoder, torch is not needed
@@ -42,7 +41,6 @@ if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.encoders.base import Encoder, Images
     from rcir.encoders.batches import Embed
 
-Results = TypeVar("Results", SearchResults, LabelledResults)
 NO_ENCODER = (
     "this retriever has no encoder and accepts only vectors: pass an array (n, d) of numbers from "
     "the model that embedded the gallery"
@@ -51,239 +49,87 @@ MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
+@dataclass(frozen=True, eq=False)
 class Searcher:
-    """Finds the nearest gallery items of queries.
-
-    `embed` turns images into vectors, and `search` finds the nearest items. Without an encoder,
-    queries are vectors.
+    """Finds the nearest gallery items of queries; changes of the gallery give another searcher.
 
     Attributes:
+        gallery: the items in the order of the index, with what defines their matches.
+        index: the index of the gallery's vectors; nobody else adds to it or removes from it.
         encoder, preprocessing: how images are embedded; None if the gallery consists of vectors.
-        index: the index of the gallery's vectors.
-        gallery: the items in the order of the index, with their labels.
         max_depth: number of candidates to search for each query; a small gallery has fewer.
         options: how vectors are searched that were embedded elsewhere.
-        label_names: names of the gallery's labels, by label; empty if they have none. They do not
-            affect the search.
-
-    Args:
-        index: the index, or a function that builds it, called after all else is checked.
-        ids: names of the gallery's items; or the gallery itself, without the arguments for its
-            attributes.
-        labels: labels of the gallery images, or their `Relevance`.
-        depth: `max_depth`.
-        item_uncertainty, digests, items, norms, clusters: see `Gallery`; norms are 1 by default.
+        label_names: names of labels, by label: those of the gallery's labels, and of further ones
+            that queries had; empty if labels have no names. They do not affect the search.
 
     Raises:
-        InvalidConfig: only one of encoder and preprocessing is passed, or depth is below 1.
+        InvalidConfig: only one of encoder and preprocessing is passed, or max_depth is below 1.
         InvalidData: the parts do not fit together.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder | None,
-        preprocessing: Preprocessing | None,
-        index: Index | Callable[[], Index],
-        ids: Sequence[str] | Gallery,
-        labels: NDArray[np.int64] | Relevance | None = None,
-        depth: int = DEPTH,
-        item_uncertainty: NDArray[np.float64] | None = None,
-        digests: NDArray[np.bytes_] | None = None,
-        items: Embedding | None = None,
-        norms: NDArray[np.float32] | None = None,
-        options: VectorOptions | None = None,
-        clusters: NDArray[np.str_] | None = None,
-    ) -> None:
-        if encoder is not None:
+    gallery: Gallery
+    index: Index
+    encoder: Encoder | None = None
+    preprocessing: Preprocessing | None = None
+    max_depth: int = DEPTH
+    options: VectorOptions = field(default_factory=VectorOptions)
+    label_names: Mapping[int, str] = field(default_factory=dict)
+    _fingerprints: Fingerprints = field(default_factory=Fingerprints, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.encoder is None) != (self.preprocessing is None):
+            raise InvalidConfig("pass an encoder and its preprocessing, or neither")
+        if self.encoder is not None:
             from rcir.encoders import require_encoder
 
-            require_encoder(encoder)
-        if (encoder is None) != (preprocessing is None):
-            raise InvalidConfig("pass an encoder and its preprocessing, or neither")
-        if isinstance(labels, np.ndarray):
-            labels = SameLabel(np.asarray(labels, np.int64))
-        if isinstance(ids, Gallery):
-            gallery = ids
-        else:
-            norms = np.ones(len(ids), np.float32) if norms is None else norms
-            names = np.array(ids, dtype=object)
-            gallery = Gallery(names, norms, labels, item_uncertainty, digests, items, clusters)
-        check_depth(depth)
-        self.encoder = encoder
-        self.preprocessing = preprocessing
-        self.gallery = gallery
-        self.max_depth = int(depth)
-        self.options = options or VectorOptions()
-        self.label_names: dict[int, str] = {}
-        self._fingerprints = Fingerprints()
-        if self.options.leave_one_out and gallery.digests is None:
+            require_encoder(self.encoder)
+        check_depth(self.max_depth)
+        if self.options.leave_one_out and self.gallery.digests is None:
             raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
         if self.depth < 1:
             raise InvalidData(
-                f"a gallery of {len(gallery)} items has no candidates, because an item is left out "
-                f"with its exact copies and its {self.options.cluster}: add other items"
+                f"a gallery of {len(self.gallery)} items has no candidates, because an item is "
+                f"left out with its exact copies and its {self.options.cluster}: add other items"
             )
-        if encoder is not None and encoder.reranks and gallery.items is None:
+        if self.encoder is not None and self.encoder.reranks and self.gallery.items is None:
             raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
-        # Last, because it may create a table on a server.
-        self.index: Index = index() if callable(index) else index
-        if len(self.index) != len(gallery):
+        if len(self.index) != len(self.gallery):
             raise InvalidData(
-                f"the index has {len(self.index)} vectors and the gallery {len(gallery)} items: "
-                "pass one vector per item"
+                f"the index has {len(self.index)} vectors and the gallery {len(self.gallery)} "
+                "items: pass one vector per item"
             )
 
-    def __copy__(self) -> Self:
-        """Return a searcher with the same parts; replacing one does not affect the original."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _fingerprints=Fingerprints())
-        return other
-
-    @classmethod
-    def build(
-        cls,
-        encoder: Encoder,
-        preprocessing: Preprocessing,
-        gallery: ImageSet,
-        depth: int = DEPTH,
-        embedder: Embed | None = None,
-        index: IndexConfig | None = None,
-        templates: str | None = None,
-    ) -> Self:
-        """Embed and index a gallery, see `Retriever.build`."""
-        if len(gallery) == 0:
-            raise InvalidData("the gallery is empty: pass at least one image")
-        from rcir.encoders import require_encoder
-        from rcir.encoders.batches import embed
-
-        require_encoder(encoder)
-        entries, template = (
-            (gallery, None) if templates is None else templates_of(gallery, templates)
-        )
-        require_utf8(entries.ids, "the ids of the gallery")
-        require_utf8(gallery.label_names.values(), "the labels of the gallery")
-        embedding = (embedder or embed)(encoder, preprocessing, gallery.images)
-        item_digests = digests(gallery.images)
-        if template is not None:
-            import torch
-
-            from rcir.encoders.batches import fuse
-
-            if not encoder.draws:  # its variance is not a variance of the vectors
-                embedding = replace(embedding, variance=None)
-            templates_on_device = torch.from_numpy(template).to(embedding.vectors.device)
-            embedding = fuse(embedding, templates_on_device, len(entries))
-            item_digests = template_digests(item_digests, template)
-        vectors, uncertainty = _to_numpy(embedding)
-        items = embedding.map(lambda values: values.cpu()) if encoder.reranks else None
-        built = cls(
-            encoder=encoder,
-            preprocessing=preprocessing,
-            index=lambda: build_index(vectors, index),
-            ids=entries.ids,
-            labels=entries.relevance,
-            depth=depth,
-            item_uncertainty=uncertainty,
-            digests=item_digests,
-            items=items,
-            norms=lengths(vectors),
-        )
-        built.label_names = gallery.label_names
-        return built
-
-    @classmethod
-    def from_embeddings(
-        cls,
-        vectors: ArrayLike,
-        ids: Sequence[str] | None = None,
-        labels: object = None,
-        metric: Metric = "cosine",
-        uncertainty: NDArray[np.floating[Any]] | None = None,
-        depth: int = DEPTH,
-        index: IndexConfig | None = None,
-        model: str | None = None,
-        leave_one_out: bool = False,
-        clusters: ArrayLike | Literal["auto"] | None = "auto",
-        cluster: str = "cluster",
-        times: ArrayLike | None = None,
-    ) -> Self:
-        """Index precomputed embeddings, see `Retriever.from_embeddings`."""
-        options = VectorOptions(metric, model, leave_one_out)
-        checked = options.checked(vectors)
-        if not len(checked):
-            raise InvalidData("the gallery is empty: pass at least one vector")
-        require_digits(checked, metric)
-        names = [str(row) for row in range(len(checked))] if ids is None else ids
-        empty = Gallery(np.empty(0, object), np.empty(0, np.float32))
-        new_ids = empty.new_ids(names, len(checked)).tolist()
-        relevance, label_names = gallery_relevance(labels, new_ids)
-        require_utf8(label_names.values(), "the labels of the gallery")
-        item_clusters: NDArray[np.str_] | None = None
-        if isinstance(clusters, str) and clusters == "auto":
-            item_labels = None if relevance is None else relevance.single
-            if leave_one_out and item_labels is not None:
-                options = replace(options, clusters="found")
-                seconds = None if times is None else as_seconds(times, "times")
-                if seconds is not None and seconds.shape != (len(checked),):
-                    raise InvalidData(
-                        f"got {len(seconds)} times for {len(checked)} vectors: pass one for each"
-                    )
-                item_clusters = _moments(checked, item_labels, seconds)
-        elif clusters is not None:
-            if isinstance(clusters, str):
-                raise InvalidData(
-                    f'clusters is {clusters!r}: pass one for each item, "auto" or None'
-                )
-            item_clusters = _as_names(clusters, "clusters")
-            options = replace(options, clusters="passed", cluster=str(cluster))
-            if not leave_one_out:
-                raise InvalidData(
-                    "clusters of gallery items are for leave_one_out=True; pass the clusters of "
-                    "other queries to `calibrate`"
-                )
-        built = cls(
-            encoder=None,
-            preprocessing=None,
-            index=lambda: build_index(checked, index),
-            ids=new_ids,
-            labels=relevance,
-            depth=depth,
-            item_uncertainty=options.uncertainties(uncertainty),
-            digests=digests(checked),
-            norms=lengths(checked),
-            options=options,
-            clusters=item_clusters,
-        )
-        built.label_names = label_names
-        return built
-
-    def add(
+    def with_items(
         self,
         images: QueryInput,
         ids: Sequence[str],
         labels: object = None,
         uncertainty: NDArray[np.floating[Any]] | None = None,
+        *,
         model: str | None = None,
         clusters: ArrayLike | None = None,
-    ) -> None:
-        """Add items to the gallery, see `Retriever.add`."""
+    ) -> Searcher:
+        """Return the search of this gallery with further items, see `Retriever.add`.
+
+        An index in memory is copied once; one on a server grows in place.
+        """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
         if self.encoder is None and not isinstance(images, Embedding | Queries):
             images = as_vectors(images)
             check_shape(images)
-        new_ids = self.gallery.new_ids(ids, len(images))
+        new_ids = check_ids(ids, len(images), set(self.gallery.ids.tolist()))
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         require_utf8(names.values(), "the labels")
-        queries = self.prepared(images, None, uncertainty, model)
+        queries = self.prepare(images, None, uncertainty, model)
         if (clusters is None) == (self.options.clusters == "passed"):
             raise InvalidData(
                 "pass the clusters of the items to add"
                 if clusters is None
                 else "the gallery was built without clusters: add the items without them, too"
             )
-        item_clusters = None if clusters is None else _as_names(clusters, "clusters")
+        item_clusters = None if clusters is None else as_names(clusters, "clusters")
         if self.options.clusters == "found":
             item_clusters = digests(queries.vectors).astype(str)  # until moments are found below
         gallery = self.gallery.joined(
@@ -299,19 +145,24 @@ class Searcher:
         )
         if self.options.clusters == "found" and not isinstance(self.index, UnbuiltIndex):
             gallery = replace(gallery, clusters=self._moments_with(queries.vectors, gallery))
-        self.index.add(queries.vectors)
-        self.gallery, self.label_names = gallery, names
+        index = _changeable(self.index)
+        index.add(queries.vectors)
+        return replace(self, gallery=gallery, index=index, label_names=names)
 
-    def remove(self, ids: Sequence[str]) -> None:
-        """Remove items from the gallery; a calibration is then stale, see `Retriever.remove`."""
+    def without(self, ids: Sequence[str]) -> Searcher:
+        """Return the search of this gallery without some items, see `Retriever.remove`.
+
+        An index in memory is copied once; one on a server shrinks in place.
+        """
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
             raise InvalidData("cannot remove all gallery items: keep at least one")
         remaining = self.gallery.subset(np.delete(np.arange(len(self.gallery)), rows))
         if self.options.leave_one_out and len(remaining) <= remaining.largest_unit:
             raise InvalidData("no candidate would remain when an item is left out: keep others")
-        self.index.remove(rows)
-        self.gallery = remaining
+        index = _changeable(self.index)
+        index.remove(rows)
+        return replace(self, gallery=remaining, index=index)
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -329,11 +180,6 @@ class Searcher:
         return self.gallery.relevance
 
     @property
-    def item_uncertainty(self) -> NDArray[np.float64] | None:
-        """The uncertainties (n,) of the gallery items, if there are any."""
-        return self.gallery.uncertainty
-
-    @property
     def digests(self) -> NDArray[np.bytes_] | None:
         """Digests of all gallery images, including every image of a template; None if unknown.
 
@@ -341,11 +187,6 @@ class Searcher:
         """
         values = self.gallery.digests
         return None if values is None else values[values != b""]
-
-    @property
-    def items(self) -> Embedding | None:
-        """The embeddings of the gallery items, if the encoder re-ranks with them."""
-        return self.gallery.items
 
     @property
     def depth(self) -> int:
@@ -448,7 +289,7 @@ class Searcher:
         before = self.index.vectors_at(np.arange(len(self.index)))
         assert gallery.labels is not None
         every_vector = np.concatenate([before, vectors])
-        return _moments(every_vector, gallery.labels, known=gallery.clusters)
+        return moments_of(every_vector, gallery.labels, known=gallery.clusters)
 
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, see `Retriever.embed`."""
@@ -458,7 +299,7 @@ class Searcher:
 
         return (embedder or embed)(self.encoder, self.preprocessing, images)
 
-    def prepared(
+    def prepare(
         self,
         queries: QueryInput,
         embedder: Embed | None = None,
@@ -497,7 +338,7 @@ class Searcher:
                 return Queries(self.options.checked(queries), uncertainties)
             images = queries
             embedding = self.embed(images, embedder)
-        vectors, uncertainties = _to_numpy(embedding)
+        vectors, uncertainties = embedded_vectors(embedding)
         if self.encoder is None:
             vectors = self.options.checked(vectors)
         stored = None
@@ -509,7 +350,7 @@ class Searcher:
         """Return the nearest gallery items of each query, without a guarantee.
 
         Args:
-            queries: the result of `embed` or `prepared`; or images, which are embedded first; or,
+            queries: the result of `embed` or `prepare`; or images, which are embedded first; or,
                 without an encoder, vectors (n, d).
             embedder: see `Retriever.build`.
 
@@ -517,7 +358,7 @@ class Searcher:
             InvalidConfig, InvalidImage: see `Retriever.embed`.
             InvalidData: vectors have another dimension than the gallery's, or are NaN or infinite.
         """
-        return self.candidates(self.prepared(queries, embedder), self.fingerprints())
+        return self.candidates(self.prepare(queries, embedder), self.fingerprints())
 
     def candidates(
         self, queries: Queries, fingerprints: Mapping[str, str] | None = None
@@ -525,17 +366,23 @@ class Searcher:
         """Return the search results of prepared queries.
 
         Args:
-            queries: the result of `prepared`.
+            queries: the result of `prepare`.
             fingerprints: `self.fingerprints()`, stored in the results; calibration requires them.
         """
         distances, positions, cosine = self.nearest(
             queries.vectors, left_out=self._left_out(queries)
         )
-        if self.items is not None and self.encoder is not None and queries.embedding is not None:
+        if (
+            self.gallery.items is not None
+            and self.encoder is not None
+            and queries.embedding is not None
+        ):
             from rcir.encoders.rerank import rerank
 
-            distances, positions = rerank(self.encoder, queries.embedding, self.items, positions)
-        uncertainty, votes = self.item_uncertainty, None
+            distances, positions = rerank(
+                self.encoder, queries.embedding, self.gallery.items, positions
+            )
+        uncertainty, votes = self.gallery.uncertainty, None
         if self.relevance is not None and self.labels is None:  # labels are counted on demand
             votes = count_matches(self.relevance, positions, VOTERS)
         return SearchResults(
@@ -586,10 +433,10 @@ class Searcher:
                 stacklevel=2,
             )
         groups, clusters = (
-            None if name is None else _as_names(queries.attributes[name], name)
+            None if name is None else as_names(queries.attributes[name], name)
             for name in (group, cluster)
         )
-        embedded = self.prepared(queries.images, embedder)
+        embedded = self.prepare(queries.images, embedder)
         return self._search_labelled(
             embedded.with_population(queries.relevance, groups, clusters, cluster)
         )
@@ -599,26 +446,36 @@ class Searcher:
         vectors: ArrayLike,
         labels: object,
         uncertainty: NDArray[np.floating[Any]] | None = None,
+        *,
         model: str | None = None,
         groups: Sequence[str] | NDArray[Any] | None = None,
         clusters: Sequence[str] | NDArray[Any] | None = None,
         cluster: str = "cluster",
-    ) -> Queries:
-        """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`."""
+    ) -> tuple[Queries, Searcher]:
+        """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`.
+
+        Returns:
+            The queries, and this searcher with the names of their labels, so that a label that no
+            item has gets the same number in further queries.
+        """
         if isinstance(vectors, LabelledResults):
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         queries: Any = vectors
-        embedded = self.prepared(queries, None, uncertainty, model)
+        embedded = self.prepare(queries, None, uncertainty, model)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
         labelled = embedded.with_population(
             relevance,
-            None if groups is None else _as_names(groups, "groups"),
-            None if clusters is None else _as_names(clusters, "clusters"),
+            None if groups is None else as_names(groups, "groups"),
+            None if clusters is None else as_names(clusters, "clusters"),
             None if clusters is None else cluster,
         )
-        self.label_names = names  # the numbers of further labels, too, once nothing is refused
-        return labelled
+        return labelled, self.with_label_names(names)
+
+    def with_label_names(self, names: Mapping[int, str]) -> Searcher:
+        """Return this searcher with the names of further labels, which queries had."""
+        grown = len(names) > len(self.label_names)  # a label keeps its number
+        return replace(self, label_names=names) if grown else self
 
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
@@ -675,32 +532,9 @@ class Searcher:
             counts[rows] = np.count_nonzero(is_match, axis=1)
         return counts
 
-    @property
-    def uncertainties(self) -> tuple[str, ...]:
-        """The names of the available uncertainties of queries, see `judged`."""
-        return tuple(name for name, kind in QUERY_UNCERTAINTIES.items() if kind.available(self))
-
-    def judged(self, results: Results, uncertainty: str) -> Results:
-        """Return search results with another uncertainty of the queries.
-
-        Args:
-            results: results of this searcher.
-            uncertainty: one of `uncertainties`, see `rcir.retrieval.query_uncertainty`.
-
-        Raises:
-            InvalidConfig: the uncertainty is not available.
-        """
-        if uncertainty not in self.uncertainties:
-            raise InvalidConfig(
-                f"uncertainty {uncertainty!r} is not available for this gallery and encoder; "
-                f"choose one of {', '.join(self.uncertainties)}"
-            )
-        searched = results.results if isinstance(results, LabelledResults) else results
-        return results.with_uncertainty(QUERY_UNCERTAINTIES[uncertainty].of(self, searched))
-
     def fingerprints(self) -> dict[str, str]:
         """Return digests of everything that a calibration depends on, see `Fingerprints`."""
-        return self._fingerprints.of(
+        return self._fingerprints.compute(
             self.encoder, self.preprocessing, self.index, self.gallery, self.options
         )
 
@@ -717,31 +551,6 @@ def refuse_images(queries: object) -> None:
         raise InvalidConfig(NO_ENCODER)
 
 
-def _to_numpy(embedding: Embedding) -> tuple[NDArray[np.float32], NDArray[np.float64] | None]:
-    """Return the vectors of an embedding, and its uncertainty or None."""
-    uncertainty = embedding.uncertainty
-    return as_numpy(embedding.vectors), (
-        None if uncertainty is None else as_numpy(uncertainty).astype(np.float64)
-    )
-
-
-def _moments(
-    vectors: NDArray[np.float32],
-    labels: NDArray[np.int64],
-    times: NDArray[np.float64] | None = None,
-    known: NDArray[np.str_] | None = None,
-) -> NDArray[np.str_]:
-    """Return the moment (n,) of each item, named by the digest of its first one."""
-    numbers = find_moments(vectors, labels, times, known)
-    _, first, moments = np.unique(numbers, return_index=True, return_inverse=True)
-    names: NDArray[np.str_] = digests(vectors[first]).astype(str)[moments]
-    return names
-
-
-def _as_names(values: object, what: str) -> NDArray[np.str_]:
-    """Return (n,) groups or clusters as strings, or raise `InvalidData` if some are missing."""
-    names = as_numpy(values)
-    several = isinstance(names, Sequence | np.ndarray) and not isinstance(names, str | bytes)
-    if not several or getattr(names, "ndim", 1) != 1:
-        raise InvalidData(f"{what} are of type {type(names).__name__}: pass one value per query")
-    return np.array(as_texts(names, what), np.str_)
+def _changeable(index: Index) -> Index:
+    """Return an index to change: a copy, but an index on a server itself."""
+    return index if isinstance(index, IsRemote) else deepcopy(index)

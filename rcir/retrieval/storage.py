@@ -208,17 +208,15 @@ def _searcher(contents: Contents, folder: Path) -> Searcher:
         preprocessing = Preprocessing.from_dict(contents.preprocessing)
         config = EncoderConfig(**contents.encoder)
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
-    gallery = contents.gallery
-    searcher = Searcher(
-        encoder,
-        preprocessing,
-        _load_index(IndexConfig(**contents.index), folder / INDEX),
-        gallery,
-        depth=contents.max_depth,
+    return Searcher(
+        gallery=contents.gallery,
+        index=_load_index(IndexConfig(**contents.index), folder / INDEX),
+        encoder=encoder,
+        preprocessing=preprocessing,
+        max_depth=contents.max_depth,
         options=contents.options,
+        label_names=dict(contents.label_names),
     )
-    searcher.label_names = dict(contents.label_names)
-    return searcher
 
 
 def _load_index(config: IndexConfig, folder: Path) -> Index:

@@ -21,7 +21,12 @@ from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.queries import Queries
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, check_uncertainty
+from rcir.retrieval.query_uncertainty import (
+    QUERY_UNCERTAINTIES,
+    available_uncertainties,
+    check_uncertainty,
+    with_uncertainty,
+)
 from rcir.retrieval.search import Searcher
 from rcir.risk import (
     RISKS,
@@ -64,7 +69,7 @@ class CalibrationOptions:
         recurring: allow calibration queries that are in the tuning split too, or come twice: for
             images that recur in use exactly as they do here, each query drawn independently of all
             others. Copies of one list of images are not.
-        query_uncertainty: the uncertainty of queries: one of `Searcher.uncertainties`; or "auto",
+        query_uncertainty: the uncertainty of queries: one of `available_uncertainties`; or "auto",
             which chooses the one with the smallest sets on the tuning split, see
             `rcir.risk.smallest_uncertainty`.
         seed: of the division of the queries, which the guarantee then states, because the best of
@@ -298,8 +303,8 @@ def choose_uncertainty(
         return ChosenUncertainty(options.query_uncertainty)
     queries = tuning.results.require("queries")
     candidates = {
-        kind: searcher.judged(tuning, kind)
-        for kind in searcher.uncertainties
+        kind: with_uncertainty(searcher, tuning, kind)
+        for kind in available_uncertainties(searcher)
         if queries.embedding is not None or not QUERY_UNCERTAINTIES[kind].by_draws
     }
     levels = options.alphas, options.delta
@@ -320,7 +325,7 @@ def why_gallery_cannot_tune(
         return "with leave_one_out the gallery's items are the queries"
     if searcher.labels is None:
         return "the gallery's items have no single label each"
-    if searcher.items is not None:
+    if searcher.gallery.items is not None:
         return "the encoder re-ranks candidates"
     if len(searcher.gallery) <= searcher.gallery.largest_unit:
         return "all items are copies of each other"
@@ -329,7 +334,7 @@ def why_gallery_cannot_tune(
     kind = QUERY_UNCERTAINTIES.get(options.query_uncertainty)
     if kind is not None and kind.by_draws:
         return f"the uncertainty {options.query_uncertainty!r} needs draws of each query"
-    if queries.uncertainty is not None and searcher.item_uncertainty is None:
+    if queries.uncertainty is not None and searcher.gallery.uncertainty is None:
         return "the queries come with uncertainties, and the gallery's items without"
     counts = np.unique(searcher.labels, return_counts=True)[1]
     if np.mean(counts > 1) <= 0.5:

@@ -102,7 +102,7 @@ class Served:
         array = np.asarray(vectors, np.float64)
         searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
         stated = None if uncertainty is None else np.atleast_1d(np.asarray(uncertainty, np.float64))
-        return searcher.prepared(array, None, stated, model).with_population()
+        return searcher.prepare(array, None, stated, model).with_population()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Return the queries of each request; the pictures of all are embedded together."""
@@ -129,7 +129,7 @@ class Served:
         batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
         population = Population(len(pixels), np.concatenate(part_digests))
-        queries = replace(self.retriever.searcher.prepared(embedded), population=population)
+        queries = replace(self.retriever.searcher.prepare(embedded), population=population)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         return [queries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

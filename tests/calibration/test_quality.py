@@ -28,6 +28,7 @@ from rcir.metrics import (
     score_rankings,
     sparsification,
 )
+from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SearchResults
 
@@ -140,7 +141,7 @@ def expected_numbers(case):
     outside = None if retriever.labels is None else OUTSIDE
     rows, order, rankings, whole = ranked(case)
     totals, right = rankings.sum(axis=1), rankings[:, 0].astype(float)
-    uncertainty, items = test.results.uncertainty[rows], retriever.searcher.item_uncertainty
+    uncertainty, items = test.results.uncertainty[rows], retriever.searcher.gallery.uncertainty
     pair = uncertainty if items is None else uncertainty + items[order[:, 0]]
     tuning = retriever.calibration.main.tuning.uncertainty
     inside = (uncertainty >= tuning.min()) & (uncertainty <= tuning.max())
@@ -157,8 +158,10 @@ def expected_numbers(case):
     for k in (1, 5, 10)[: 3 if retriever.depth >= 10 else 1]:
         expected[f"recall_at_{k}"] = rankings[:, :k].any(axis=1).mean()
         expected[f"map_at_{k}"] = average_precision_at_k(rankings, totals, k).mean()
-    for kind in retriever.searcher.uncertainties:  # what each of them is, tests/retrieval checks
-        judged = retriever.searcher.judged(test, kind).results.uncertainty[rows]
+    for kind in available_uncertainties(
+        retriever.searcher
+    ):  # what each of them is, tests/retrieval checks
+        judged = with_uncertainty(retriever.searcher, test, kind).results.uncertainty[rows]
         expected[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
     if outside is not None:  # the case with labels
         queries = test.results.uncertainty

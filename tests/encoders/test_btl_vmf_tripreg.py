@@ -12,6 +12,7 @@ from rcir.encoders.batches import embed
 from rcir.encoders.features import floored_softplus
 from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, bessel_ratio
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from tests.encoders import small
 from tests.encoders.small import as_tuples, check_ranking, pictures
@@ -147,7 +148,7 @@ def test_vectors_of_any_length_are_searched_by_distance_and_judged_by_angle(spli
     np.testing.assert_allclose(results.distances, distances.sort(dim=1).values[:, :20], rtol=1e-4)
     nearest = results.positions[:, 0]
     cosine = F.cosine_similarity(query, item[nearest])
-    by_angle = retriever.searcher.judged(results, "cosine").uncertainty
+    by_angle = with_uncertainty(retriever.searcher, results, "cosine").uncertainty
     np.testing.assert_allclose(by_angle, 1 - cosine, atol=1e-5)
     squared = distances[np.arange(30), nearest].square()
     assert (squared / 2 - (1 - cosine)).abs().max() > 0.1

@@ -3,6 +3,7 @@
 import json
 import sys
 from copy import copy, deepcopy
+from dataclasses import replace
 from pickle import dumps, loads
 
 import numpy as np
@@ -303,7 +304,8 @@ def test_an_index_class_that_cannot_be_imported_is_not_saved(tmp_path):
         pass
 
     retriever = Retriever.from_embeddings(vectors(9), metric="euclidean")
-    retriever.searcher.index = Local.build(vectors(9), BruteOptions())
+    local = Local.build(vectors(9), BruteOptions())
+    retriever.searcher = replace(retriever.searcher, index=local)
     with pytest.raises(InvalidConfig, match="Local"):
         retriever.save(tmp_path / "retriever")
     assert not (tmp_path / "retriever").exists()

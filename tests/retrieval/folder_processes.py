@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +215,8 @@ def hold_version(pair, count):
     """A version that is in use while many others are written, and deleted."""
     folder, own = pair / "it", rcir.load(pair / "first")
     vectors = own.index.vectors_at(np.arange(len(own.ids)))
-    own.searcher.index = build_index(vectors, IndexConfig("hnsw"))  # whose file is mapped
+    mapped = build_index(vectors, IndexConfig("hnsw"))
+    own.searcher = replace(own.searcher, index=mapped)
     own.recalibrate()
     own.save(folder)
     held, size = rcir.load(folder), []

@@ -223,7 +223,7 @@ ALPHAS = (0.7, 0.5, 0.95, 0.6)
 
 @pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=str)
 def test_at_levels_returns_the_sets_of_each_level(certified, options):
-    queries = certified.searcher.prepared(TEST.vectors, uncertainty=TEST.uncertainty)
+    queries = certified.searcher.prepare(TEST.vectors, uncertainty=TEST.uncertainty)
     found = certified.at_levels(queries, ALPHAS, DELTA, **options)
     assert all(one.alphas == tuple(sorted(ALPHAS)) for one in found)
     for column, alpha in enumerate(found[0].alphas):

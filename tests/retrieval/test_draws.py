@@ -14,6 +14,7 @@ from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.deterministic import Deterministic
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import IndexConfig
+from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from tests.methods import config_of
 
@@ -90,7 +91,7 @@ def test_agreement_and_overlap_are_those_by_hand(method):
     assert np.ptp(most) > 0
     found = retriever.search(asked)
     for kind, expected in (("agreement", 1 - most), ("overlap", 1 - np.array(shared))):
-        uncertainty = retriever.searcher.judged(found, kind).uncertainty
+        uncertainty = with_uncertainty(retriever.searcher, found, kind).uncertainty
         # Single precision may order two candidates differently that are equally near.
         assert np.isclose(uncertainty, expected, atol=1e-9).mean() > 0.9
 
@@ -105,12 +106,12 @@ def test_draws_need_a_variance_and_an_index_that_returns_vectors_and_agreement_n
         (GALLERY, "btl", brute, ()),
     ):
         one = Retriever.build(encoder_of(method), PREPROCESSING, gallery, index=index)
-        assert one.searcher.uncertainties == ("encoder", "cosine", "gap", "vote", *more)
+        assert available_uncertainties(one.searcher) == ("encoder", "cosine", "gap", "vote", *more)
     encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     certain = Retriever.build(encoder, PREPROCESSING, GALLERY)
-    assert certain.searcher.uncertainties == ("encoder", "cosine", "gap", "vote")
+    assert available_uncertainties(certain.searcher) == ("encoder", "cosine", "gap", "vote")
     with pytest.raises(InvalidConfig, match="overlap"):
-        certain.searcher.judged(certain.search(GALLERY.images[:2]), "overlap")
+        with_uncertainty(certain.searcher, certain.search(GALLERY.images[:2]), "overlap")
 
 
 @pytest.mark.parametrize("method", ["btl", "deep-ensemble"])
@@ -120,7 +121,7 @@ def test_answers_by_draws_are_stored_loaded_and_recalibrated(method, kind, tmp_p
     loaded = rcir.load(retriever.save(tmp_path / "kept"))
     before, after = (one.retrieve(list(new.images), 0.4, 0.1) for one in (retriever, loaded))
     assert [one.to_dict() for one in before] == [one.to_dict() for one in after]
-    expected = retriever.searcher.judged(retriever.search(new.images), kind).uncertainty
+    expected = with_uncertainty(retriever.searcher, retriever.search(new.images), kind).uncertainty
     np.testing.assert_allclose([one.uncertainty for one in after], expected)
     loaded.add(list(new.images), list(new.ids), new.labels)
     assert loaded.recalibrate().n_calibration == 150
@@ -133,7 +134,7 @@ def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
     assert kept[1].embedding is None
     again = [retriever.search_labelled(queries) for queries in kept]
     with pytest.raises(InvalidData, match="draws"):
-        retriever.searcher.judged(again[0], "agreement")
+        with_uncertainty(retriever.searcher, again[0], "agreement")
     report = retriever.calibrate_splits(*again, "quantile")
     assert set(report.uncertainties) == {"encoder", "cosine", "gap", "vote"}
     calibrate(retriever, "overlap")
@@ -157,12 +158,16 @@ def test_draws_on_the_sphere_have_the_mean_and_the_length_of_its_distributions()
 def test_every_method_with_a_variance_draws_from_it(method):
     encoder = build_encoder(config_of(method, dim=6), 1, (8, 8))
     retriever = Retriever.build(encoder, PREPROCESSING, GALLERY)
-    assert {"agreement", "overlap"} <= set(retriever.searcher.uncertainties)
+    assert {"agreement", "overlap"} <= set(available_uncertainties(retriever.searcher))
     found = retriever.search(GALLERY.images[:10])
-    spread = retriever.searcher.judged(found, "overlap").uncertainty
+    spread = with_uncertainty(retriever.searcher, found, "overlap").uncertainty
     sure = replace(found.queries.embedding, variance=found.queries.embedding.variance * 1e-12)
     found = replace(found, queries=replace(found.queries, embedding=sure))
-    assert retriever.searcher.judged(found, "overlap").uncertainty.mean() < 0.1 < spread.mean()
+    assert (
+        with_uncertainty(retriever.searcher, found, "overlap").uncertainty.mean()
+        < 0.1
+        < spread.mean()
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,4 +195,4 @@ def test_an_encoder_that_cannot_draw_is_refused(kind, word):
     encoder = kind(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     retriever = Retriever.build(encoder, PREPROCESSING, GALLERY)
     with pytest.raises(InvalidConfig, match=word):
-        retriever.searcher.judged(retriever.search(QUERIES.images[:3]), "overlap")
+        with_uncertainty(retriever.searcher, retriever.search(QUERIES.images[:3]), "overlap")

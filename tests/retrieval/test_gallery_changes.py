@@ -209,11 +209,13 @@ def test_uncertainties_of_images_follow_the_gallery(loaded, splits, tmp_path):
     loaded.add(extra, list("abcde"), [1, 2, 3, 4, 5])
     images = np.concatenate([splits.gallery.images, extra])
     expected = loaded.embed(images).uncertainty.numpy()
-    np.testing.assert_allclose(loaded.searcher.item_uncertainty, expected, rtol=1e-3)
+    np.testing.assert_allclose(loaded.searcher.gallery.uncertainty, expected, rtol=1e-3)
     again = Retriever.load(loaded.save(tmp_path / "again"))
-    np.testing.assert_array_equal(again.searcher.item_uncertainty, loaded.searcher.item_uncertainty)
+    np.testing.assert_array_equal(
+        again.searcher.gallery.uncertainty, loaded.searcher.gallery.uncertainty
+    )
     found = again.search(extra)
-    expected = again.searcher.item_uncertainty[found.positions]
+    expected = again.searcher.gallery.uncertainty[found.positions]
     np.testing.assert_array_equal(found.candidate_uncertainty, expected)
 
 
@@ -244,9 +246,9 @@ def grown_from_scratch(**options):
         np.concatenate([GALLERY.vectors[40:], items.vectors]),
         [*map(str, range(40, 300)), *names(80)],
         np.concatenate([GALLERY.labels[40:], items.labels]),
-        "euclidean",
-        np.concatenate([GALLERY.uncertainty[40:], items.uncertainty]),
-        options.pop("depth", 150),
+        metric="euclidean",
+        uncertainty=np.concatenate([GALLERY.uncertainty[40:], items.uncertainty]),
+        depth=options.pop("depth", 150),
     )
     return calibrate(built, **options)
 
@@ -395,6 +397,6 @@ def test_queries_searched_before_a_change_calibrate_nothing(own):
         with pytest.raises(StaleCalibration, match="again"):
             own.calibrate_splits(*queries, "constant")
     own.calibrate_splits(*after, "constant")
-    own.searcher.max_depth = 20
+    own.searcher = replace(own.searcher, max_depth=20)
     with pytest.raises(StaleCalibration, match="again"):
         own.calibrate_splits(*after, "constant")

@@ -99,7 +99,8 @@ def test_items_are_searched_without_themselves_and_their_copies():
     searcher = rcir.Retriever.from_embeddings(
         vectors, labels=labels, metric="euclidean", depth=len(vectors)
     ).searcher
-    queries = searcher.search_labelled(searcher.labelled(TEST.vectors, TEST.labels))
+    labelled, _ = searcher.labelled(TEST.vectors, TEST.labels)
+    queries = searcher.search_labelled(labelled)
     items = search_items(searcher, queries)
     assert isinstance(items, LabelledResults)
     apart = np.abs(items.results.vectors[:, None, 0] - vectors[None, :, 0])
@@ -123,7 +124,7 @@ def test_items_are_searched_without_themselves_and_their_copies():
 )
 def test_some_galleries_cannot_tune(options, reason):
     searcher = build(**options).searcher
-    queries = searcher.prepared(TEST.vectors, None, TEST.uncertainty)
+    queries = searcher.prepare(TEST.vectors, None, TEST.uncertainty)
     assert reason in why_gallery_cannot_tune(searcher, queries, CalibrationOptions())
 
 

@@ -1,5 +1,7 @@
 """The uncertainties of queries that a retriever can use, compared with values by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
@@ -7,8 +9,8 @@ from scipy.spatial.distance import cdist
 import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig
+from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults, smallest_uncertainty
 from tests.retrieval.retrievers import build, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST, TUNING
@@ -44,31 +46,33 @@ def by_hand(part):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_uncertainties_are_those_by_hand(own, kind):
-    found = own.searcher.judged(own.search(TEST.vectors), kind)
+    found = with_uncertainty(own.searcher, own.search(TEST.vectors), kind)
     np.testing.assert_allclose(found.uncertainty, by_hand(TEST)[kind], rtol=1e-2, atol=1e-9)
 
 
 def test_the_uncertainty_of_its_own_is_what_a_query_came_with(own):
     found = search(own, TEST)
     np.testing.assert_array_equal(found.results.uncertainty, TEST.uncertainty)
-    voted = own.searcher.judged(found, "vote")
+    voted = with_uncertainty(own.searcher, found, "vote")
     np.testing.assert_allclose(voted.results.uncertainty, by_hand(TEST)["vote"])
-    again = own.searcher.judged(voted, "encoder").results
+    again = with_uncertainty(own.searcher, voted, "encoder").results
     np.testing.assert_array_equal(again.uncertainty, TEST.uncertainty)
 
 
 def test_places_vote_and_spread():
     places = np.random.default_rng(1).integers(0, 10, (300, 2)).astype(float)
     own = build(WithinRadius(places, 3.5), uncertainty=None)
-    assert own.searcher.uncertainties == ("encoder", "cosine", "gap", "vote", "spread")
+    assert available_uncertainties(own.searcher) == ("encoder", "cosine", "gap", "vote", "spread")
     found = own.search(TEST.vectors)
     near = cdist(places, places) <= 3.5
     expected = [1 - near[row[0], row[:30]].mean() for row in TEST.order]
-    np.testing.assert_allclose(own.searcher.judged(found, "vote").uncertainty, expected)
+    np.testing.assert_allclose(with_uncertainty(own.searcher, found, "vote").uncertainty, expected)
     expected = np.sqrt(places[TEST.order[:, :10]].var(axis=1).sum(axis=1))
-    np.testing.assert_allclose(own.searcher.judged(found, "spread").uncertainty, expected)
+    np.testing.assert_allclose(
+        with_uncertainty(own.searcher, found, "spread").uncertainty, expected
+    )
     few = rcir.Retriever.from_embeddings(GALLERY.vectors[1:4], labels=WithinRadius(places[:3], 3.5))
-    spread = few.searcher.judged(few.search(TEST.vectors[:2]), "spread").uncertainty
+    spread = with_uncertainty(few.searcher, few.search(TEST.vectors[:2]), "spread").uncertainty
     np.testing.assert_allclose(spread, np.sqrt(places[:3].var(axis=0).sum()))
 
 
@@ -78,7 +82,7 @@ def test_the_gap_without_labels_is_to_the_second_candidate():
 
     def gap(queries, *arguments, **options):
         one = rcir.Retriever.from_embeddings(*arguments, **options)
-        return one.searcher.judged(one.search(queries), "gap").uncertainty
+        return with_uncertainty(one.searcher, one.search(queries), "gap").uncertainty
 
     np.testing.assert_allclose(gap(queries, vectors[:2]), [0, np.sqrt(0.4 / 0.8)], atol=1e-5)
     assert gap(queries[:1], vectors).tolist() == [1]  # of two equal distances
@@ -121,11 +125,11 @@ def test_an_unknown_uncertainty_is_refused(own, kind):
 
 
 def test_a_gallery_without_labels_does_not_vote(retriever, splits):
-    parts = retriever.encoder, retriever.preprocessing, retriever.index
-    bare = Retriever(Searcher(*parts, splits.gallery.ids, depth=50))
+    gallery = replace(retriever.searcher.gallery, relevance=None)
+    bare = Retriever(replace(retriever.searcher, gallery=gallery))
     found = bare.search(splits.test.images[:5])
     with pytest.raises(InvalidConfig, match="vote"):
-        bare.searcher.judged(found, "vote")
+        with_uncertainty(bare.searcher, found, "vote")
 
 
 # The choice

@@ -11,7 +11,6 @@ from rcir.data import ImageSet
 from rcir.errors import InvalidData
 from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.search import Searcher
 from tests.retrieval.retrievers import build, calibrate, guarantee, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TUNING
 
@@ -79,8 +78,8 @@ def test_images_in_another_format_cause_a_warning_unless_they_recur(loaded, spli
 
 
 def test_a_gallery_without_digests_causes_a_warning(retriever, splits):
-    parts = retriever.encoder, retriever.preprocessing, retriever.index
-    own = Retriever(Searcher(*parts, splits.gallery.ids, splits.gallery.labels))
+    gallery = replace(retriever.searcher.gallery, digests=None)
+    own = Retriever(replace(retriever.searcher, gallery=gallery))
     queries = own.search_labelled(splits.tuning), own.search_labelled(splits.gallery)
     with pytest.warns(UserWarning, match="may be the same"):
         own.calibrate_splits(*queries, "constant")

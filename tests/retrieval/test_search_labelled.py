@@ -16,7 +16,6 @@ from rcir.errors import (
     StaleCalibration,
 )
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults
 from tests.retrieval.retrievers import build, calibrate, missed, retrieve, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, TEST
@@ -145,8 +144,8 @@ def by_hand(retriever, splits, queries):
 @pytest.fixture
 def unlabelled(retriever, splits):
     """A gallery of images without labels, not calibrated."""
-    parts = retriever.encoder, retriever.preprocessing, retriever.index
-    return Retriever(Searcher(*parts, splits.gallery.ids, depth=150))
+    gallery = replace(retriever.searcher.gallery, relevance=None)
+    return Retriever(replace(retriever.searcher, gallery=gallery))
 
 
 def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(

@@ -8,7 +8,6 @@ import torch
 
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.search import Searcher
 from tests.retrieval.retrievers import build, guarantee, retrieve, search
 from tests.retrieval.whole_numbers import GALLERY, TEST
 
@@ -49,11 +48,12 @@ def add_forward_pre_hook(retriever):
 
 
 def change_preprocessing(retriever):
-    retriever.searcher.preprocessing = replace(retriever.preprocessing, mean=(0.5,))
+    changed = replace(retriever.preprocessing, mean=(0.5,))
+    retriever.searcher = replace(retriever.searcher, preprocessing=changed)
 
 
 def change_depth(retriever):
-    retriever.searcher.max_depth = 10
+    retriever.searcher = replace(retriever.searcher, max_depth=10)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,14 @@ def test_everything_an_answer_depends_on_is_in_a_fingerprint(change, name):
         "metric": "euclidean",
     }
     before, after = (
-        Searcher.from_embeddings(**each).fingerprints() for each in (arguments, arguments | change)
+        Retriever.from_embeddings(**options).searcher.fingerprints()
+        for options in (arguments, arguments | change)
     )
     assert name in {part for part, digest in before.items() if digest != after[part]}
 
 
 def test_names_labels_and_uncertainties_cannot_be_written_to(certified):
-    for values in (certified.ids, certified.labels, certified.searcher.item_uncertainty):
+    for values in (certified.ids, certified.labels, certified.searcher.gallery.uncertainty):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = values[1]
 
@@ -138,7 +139,7 @@ def test_the_gallery_keeps_copies_of_what_it_was_built_from(argument):
     before = built.searcher.fingerprints()
     given[argument][:] = 7
     assert built.searcher.fingerprints() == before
-    kept = built.searcher.item_uncertainty if argument == "uncertainty" else built.labels
+    kept = built.searcher.gallery.uncertainty if argument == "uncertainty" else built.labels
     assert kept.tolist() == getattr(GALLERY, argument).tolist()
 
 
@@ -159,7 +160,7 @@ def test_an_empty_gallery_or_search_and_a_lone_encoder_are_refused(retriever, sp
         Retriever.build(*parts, splits.gallery, depth=0)
     for encoder, preprocessing in ((parts[0], None), (None, parts[1])):
         with pytest.raises(InvalidConfig, match="preprocessing"):
-            Searcher(encoder, preprocessing, retriever.index, splits.gallery.ids)
+            replace(retriever.searcher, encoder=encoder, preprocessing=preprocessing)
 
 
 def test_options_of_vectors_are_refused_with_images(retriever, splits):

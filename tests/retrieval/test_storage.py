@@ -106,7 +106,7 @@ def test_every_encoder_survives(splits, tmp_path, method):
     loaded = load(built.save(tmp_path / "retriever"))
     assert answers(loaded, splits.test.images[:20]) == answers(built, splits.test.images[:20])
     # LAM is fitted after training.
-    assert (loaded.searcher.item_uncertainty is None) == (method in (*CERTAIN, "lam"))
+    assert (loaded.searcher.gallery.uncertainty is None) == (method in (*CERTAIN, "lam"))
     assert loaded.searcher.fingerprints() == built.searcher.fingerprints()
 
 

@@ -102,7 +102,7 @@ def test_entries_have_the_names_labels_and_fused_vectors_of_their_templates(temp
         assert found.positions[0, 0] == position
         assert found.distances[0, 0] < 1e-2
         expected = pytest.approx(1 / weights.sum().item(), rel=1e-3)
-        assert templates.searcher.item_uncertainty[position] == expected
+        assert templates.searcher.gallery.uncertainty[position] == expected
 
 
 def test_a_variance_that_is_not_drawn_from_weighs_no_image(splits):

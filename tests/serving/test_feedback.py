@@ -44,7 +44,7 @@ def file(tmp_path):
 def keep(store, vectors, n=1, seed=5, **terms):
     """Keep answers of a retriever in a store; return their ids."""
     terms = Terms(**({"alpha": ALPHA} | terms))
-    queries = vectors.searcher.prepared(drawn(n, seed)[0])
+    queries = vectors.searcher.prepare(drawn(n, seed)[0])
     answers = vectors.retrieve(queries, **terms.options)
     return store.add([("v1", terms, queries.with_population(), answers)])
 
@@ -57,7 +57,7 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     store.feed(Feedback(answer=first, match=True))
     store.close()
     store = Store(file)
-    expected = vectors.searcher.prepared(drawn(3, 5)[0]).with_population()
+    expected = vectors.searcher.prepare(drawn(3, 5)[0]).with_population()
     key, now = Terms(alpha=ALPHA).key, time.time()
     losses = store.losses("v1")
     assert [(loss.number, loss.terms, loss.miss, loss.answer, loss.digest) for loss in losses] == [
@@ -591,7 +591,7 @@ def keep_feedback(retriever, place, file, vectors, labels, unlabelled=None):
     Hits have none if `unlabelled` is True, and misses if it is False.
     """
     store = Store(file)
-    queries = retriever.searcher.prepared(vectors).with_population()
+    queries = retriever.searcher.prepare(vectors).with_population()
     answers = retriever.retrieve(vectors, ALPHA, DELTA)
     names = store.add([(Folder(place).version(), Terms(alpha=ALPHA), queries, answers)])
     for name, answer, label in zip(names, answers, labels.tolist(), strict=True):

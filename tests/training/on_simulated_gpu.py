@@ -31,7 +31,6 @@ from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.losses.tuples import PointForm
 from rcir.mining import MiningConfig, mine
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.search import Searcher
 from rcir.serving.served import Served
 from tests.methods import config_of
 from tests.simulated_gpu import CPU, DEVICE, on_cpu, simulated, waits
@@ -118,12 +117,13 @@ def embeddings(device, config):
 def retrieved(device, method, templates=None):
     """The candidates of some images."""
     encoder = encoder_on(device, config_of(method, dim=DIM)).eval()
-    searcher = Searcher.build(encoder, PREPROCESSING, IMAGES, templates=templates, depth=5)
-    queries = searcher.prepared(PIXELS[:9])
+    retriever = Retriever.build(encoder, PREPROCESSING, IMAGES, 5, templates=templates)
+    searcher = retriever.searcher
+    queries = searcher.prepare(PIXELS[:9])
     stored = queries.embedding.tensors if queries.embedding else {}
     assert all(each.device == CPU for each in stored.values())
     results = searcher.search(queries)
-    return results.distances, results.positions, searcher.item_uncertainty
+    return results.distances, results.positions, searcher.gallery.uncertainty
 
 
 def served(device):

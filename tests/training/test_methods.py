@@ -58,7 +58,7 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     (row,) = (row for row in outcome.evaluation.rows if row.alpha == 0.9)
     assert row.threshold is not None
     loaded = rcir.load(outcome.folder)
-    assert (loaded.searcher.item_uncertainty is None) == (method in CERTAIN)
+    assert (loaded.searcher.gallery.uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.data.test.images[:100]), 0.9, 0.1)
     rule = loaded.calibration.main
     _, expected = rule.sets(

@@ -1,0 +1,70 @@
+"""Digests of everything that a calibration depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rcir.index import Index
+from rcir.retrieval.gallery import Gallery
+from rcir.retrieval.queries import VectorOptions
+
+if TYPE_CHECKING:  # vectors need no torch
+    from torch import Tensor
+
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders.base import Encoder
+
+
+class Fingerprints:
+    """Digests of encoder, preprocessing, gallery and index, recomputed only after a change.
+
+    A change in memory is detected if a part is replaced, the version of the index changes, torch
+    writes to a weight or replaces its memory (as a change of precision does), or a forward hook is
+    added or removed. Writes to a weight that torch does not count are not detected (`.data`, NumPy
+    views).
+    """
+
+    def __init__(self) -> None:
+        # Parts, counts, tensors (which keep their addresses while they are referred to) and
+        # digests, replaced in one assignment, because several threads may request them.
+        self._last: tuple[list[object], list[object], list[Tensor], dict[str, str]] | None = None
+
+    def compute(
+        self,
+        encoder: Encoder | None,
+        preprocessing: Preprocessing | None,
+        index: Index,
+        gallery: Gallery,
+        options: VectorOptions,
+    ) -> dict[str, str]:
+        """Return the digests by the name of the part.
+
+        With an encoder these are "gallery", "index", "encoder" and "preprocessing"; without one,
+        "options" replaces the last two.
+        """
+        parts: list[object] = [encoder, preprocessing, index, gallery, options]
+        weights, hooks = ([], []) if encoder is None else encoder.parts()
+        parts += hooks
+        # Torch counts its writes to a tensor in `_version`.
+        counts: list[object] = [index.version, len(parts)]
+        counts += [count for weight in weights for count in (weight._version, weight.data_ptr())]
+        last = self._last
+        if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
+            return last[3]
+        fingerprints = {"gallery": gallery.digest, "index": index.version}
+        if encoder is not None and preprocessing is not None:
+            fingerprints["encoder"] = encoder.fingerprint()
+            fingerprints["preprocessing"] = _digest(preprocessing.identity())
+        else:
+            fingerprints["options"] = _digest(asdict(options))
+        self._last = parts, counts, [weight.data for weight in weights], fingerprints
+        return fingerprints
+
+
+def _digest(options: dict[str, Any]) -> str:
+    plain = json.dumps(options, sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()
