@@ -130,7 +130,7 @@ class Evaluation:
 
     Attributes:
         dataset, encoder: names.
-        uncertainty: the one that set sizes depend on, see `Searcher.judged`.
+        uncertainty: the one that set sizes depend on, see `with_uncertainty`.
         n_calibration, n_test: numbers of queries.
         rows: the miss risk at the requested levels.
         others: further guarantees at the requested levels.

@@ -570,7 +570,7 @@ class Retriever:
         Args:
             query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
                 (H, W, 3), or a list of such, which gives a list. Or what `embed` or
-                `Searcher.prepared` returns, which gives a list. Without an encoder, a vector (d,),
+                `Searcher.prepare` returns, which gives a list. Without an encoder, a vector (d,),
                 or vectors (n, d), which give a list.
             alpha, delta, options: the guarantee that is requested: its options and their meaning
                 are those of `rcir.risk.make_request`, listed by `rcir.risk.request_options`.
