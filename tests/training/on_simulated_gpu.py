@@ -235,7 +235,8 @@ def continued(device):
         save_checkpoint(Path(folder), state, first.encoder, first.optimizer, validation)
         restore(Path(folder), 1, second.encoder, second.optimizer)
     second.epoch(2, Steps())
-    return validation.arrays(), second.encoder.state_dict()
+    parts = validation.ranks, validation.uncertainty, validation.matched, validation.precision
+    return parts, second.encoder.state_dict()
 
 
 def without_tuples(device):
