@@ -6,7 +6,8 @@ from calibration.measure import Evaluation, RiskResult
 from rcir.errors import as_option
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.risk.guarantee import in_plural, stated_confidence
+from rcir.risk import guarantee
+from rcir.risk.guarantee import in_plural
 
 UNCERTAINTY_ALONE = ("minmax", "quantile")  # score functions that use nothing but an uncertainty
 CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chance
@@ -14,35 +15,21 @@ CHANCE = 0.55  # AUROC below which an uncertainty is called no better than chanc
 
 def promise(evaluation: Evaluation) -> str:
     """State the guarantee in numbers, at the certified level nearest to `ALPHA`."""
-    row, n = evaluation.headline, evaluation.n_calibration
+    row, clusters = evaluation.headline, None
     if row is None:
-        confidence = stated_confidence(evaluation.rows[0].delta)
-        return (
-            f"Nothing is certified with probability {confidence} on {n} calibration queries: "
-            f"{evaluation.refusal}."
-        )
-    covered, labelled = "future queries", f"{n} calibration queries"
-    if kind := evaluation.cluster:
-        covered = f"queries of further clusters ({kind}, each counted alike)"
-        labelled += f" in {evaluation.n_clusters} clusters"
-    elif evaluation.left_out:
-        kinds = in_plural(evaluation.left_out)
-        covered = f"{kinds} drawn from this gallery, each searched without itself,"
-        labelled = f"{n} {kinds} that calibrated"
-    elif evaluation.other_labels:
-        covered = f"future queries with the {evaluation.other_labels} of the calibration queries"
-    delta = row.delta * evaluation.chosen_among
-    sentence = (
-        f"With alpha = {row.alpha:g}, on average at least {100 * (1 - row.alpha):.4g} of 100 "
-        f"{covered} get a set that holds a right image. The chance that this is wrong, because "
-        f"the {labelled} were unluckily easy, is at most {100 * delta:.4g}%"
+        delta = evaluation.rows[0].delta
+        return guarantee.nothing_certified(delta, evaluation.n_calibration, evaluation.refusal)
+    if evaluation.cluster is not None and evaluation.n_clusters is not None:
+        clusters = evaluation.n_clusters, evaluation.cluster
+    return guarantee.promise(
+        row.alpha,
+        row.delta,
+        n_calibration=evaluation.n_calibration,
+        clusters=clusters,
+        left_out=evaluation.left_out,
+        other_labels=evaluation.other_labels,
+        chosen_among=evaluation.chosen_among,
     )
-    if evaluation.chosen_among > 1:
-        sentence += (
-            f", also after the choice among {evaluation.chosen_among} retrievers: each is "
-            f"certified at delta = {row.delta:.4g}"
-        )
-    return f"{sentence}."
 
 
 def cost(evaluation: Evaluation) -> str | None:

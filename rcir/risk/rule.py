@@ -1,0 +1,138 @@
+"""Set rules: a score function, and the queries that certify its thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk.bounds import Bound, check_among, check_bound, corrected
+from rcir.risk.certification import certify
+from rcir.risk.guarantee import Guarantee
+from rcir.risk.refusals import refused
+from rcir.risk.request import Request
+from rcir.risk.results import ScoredResults, SearchResults, set_sizes
+from rcir.risk.score_functions import Ranking, ScoreFunction
+
+
+@dataclass(frozen=True, eq=False)
+class SetRule:
+    """A rule that sizes sets: a score function, and the queries that certify its thresholds.
+
+    Attributes:
+        score_function: fitted on the tuning split.
+        tuning, calibration: the two splits, scored by it.
+        bound: of the miss risk, see `rcir.risk.certify`.
+        uncertainty: name of the uncertainty of queries that both splits have.
+
+    Raises:
+        InvalidConfig: there is no such bound.
+        InvalidData: the splits were searched to different depths.
+
+    Example:
+        >>> from rcir.risk import Constant, LabelledResults, make_request, score
+        >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
+        >>> queries = SearchResults(np.zeros(1000), depth=2)
+        >>> labelled = LabelledResults(queries, relevant, np.ones(1000, int))
+        >>> scored = score(Constant(), labelled)
+        >>> rule = SetRule(Constant(), scored[::2], scored[1::2])
+        >>> guarantee = rule.guarantee(make_request(0.05, 0.1))
+        >>> rule.sets(queries[:3], guarantee)[1].tolist()
+        [2, 2, 2]
+    """
+
+    score_function: ScoreFunction
+    tuning: ScoredResults
+    calibration: ScoredResults
+    bound: Bound = "binomial"
+    uncertainty: str = "encoder"
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+        if self.tuning.depth != self.calibration.depth:
+            raise InvalidData(
+                f"the tuning split was searched to depth {self.tuning.depth}, the calibration "
+                f"queries to {self.calibration.depth}: search both alike"
+            )
+
+    def guarantee(self, request: Request, chosen_among: int = 1) -> Guarantee:
+        """Certify a request.
+
+        Args:
+            request: with the delta that is to hold although the retriever was chosen.
+            chosen_among: number of retrievers that it was chosen among, by results on the
+                calibration queries. Each is certified at delta divided by it, see `corrected`.
+
+        Raises:
+            InvalidConfig: the request is impossible.
+            RiskUnattainable: nothing certifies it.
+        """
+        if check_among(chosen_among) == 1:
+            certificate = certify(request, self.calibration, self.tuning, self.bound)
+        elif request.delta is None:
+            raise InvalidConfig(
+                f"delta is None, but the retriever was chosen among {chosen_among}: an average "
+                "over calibrations does not survive a choice; give a delta, or calibrate on "
+                "other queries"
+            )
+        else:
+            at_delta = replace(request, delta=corrected(request.delta, chosen_among))
+            among = f"chosen among {chosen_among} retrievers"
+            with refused(f"{among}, each certified at delta / {chosen_among}"):
+                certificate = certify(at_delta, self.calibration, self.tuning, self.bound)
+        population = self.calibration.of_group(request.group).population
+        labels = None if self.calibration.population.single_labels is None else population.labels
+        return Guarantee(
+            request=request,
+            certificate=certificate,
+            score_function=self.score_function.name,
+            n_calibration=len(population),
+            cluster=population.cluster_word,
+            n_clusters=None if population.clusters is None else population.n_units,
+            chosen_among=chosen_among,
+            n_labels=None if labels is None else len(np.unique(labels)),
+            query_label=population.label_word,
+        )
+
+    def sets(
+        self, results: SearchResults, guarantee: Guarantee
+    ) -> tuple[Ranking, NDArray[np.int64]]:
+        """Size the sets of queries.
+
+        Args:
+            results: of n queries, searched to the same depth.
+            guarantee: what is guaranteed of the sets.
+
+        Returns:
+            The ranking of the candidates, and (n,) how many of them are in each set: 0 for a query
+            that is not answered.
+
+        Raises:
+            InvalidData: the queries were searched to another depth.
+        """
+        if results.depth != self.calibration.depth:
+            raise InvalidData(
+                f"the queries were searched to depth {results.depth}, the calibration queries to "
+                f"{self.calibration.depth}: search alike"
+            )
+        limit = guarantee.selection_threshold
+        ranking = self.score_function.rank(results, guarantee.threshold)
+        if limit is not None:
+            return ranking, (ranking.selection_score <= limit).astype(np.int64)
+        sizes = set_sizes(ranking.scores, guarantee.threshold)
+        return ranking, np.minimum(sizes, guarantee.request.max_size or results.depth)
+
+    def of_constant_size(self) -> SetRule:
+        """Return the rule that gives every query the same size: what adaptive sizes save.
+
+        It takes the same candidates in the same order, so that the comparison shows what it is
+        worth to adapt the size, and not what the order is worth. Only its calibration can be used:
+        `sets` needs test queries that were scored with it (`ScoredResults.of_constant_size`).
+        """
+        return replace(
+            self,
+            tuning=self.tuning.of_constant_size(),
+            calibration=self.calibration.of_constant_size(),
+        )
