@@ -15,7 +15,7 @@ from rcir.data import ImageSet
 from rcir.data.records import Splits
 from rcir.embedding import Embedding
 from rcir.metrics import OutOfDistribution
-from rcir.risk.learned import fit_logistic
+from rcir.risk.features import fit_logistic
 from training.validation import validate
 
 RNG = np.random.default_rng(0)

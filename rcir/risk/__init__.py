@@ -15,12 +15,13 @@ from rcir.risk.bounds import (
 from rcir.risk.certification import certify
 from rcir.risk.exact import minimum_alpha, order_statistic
 from rcir.risk.guarantee import Guarantee
-from rcir.risk.learned import Learned, MatchProbability, Reranked
+from rcir.risk.learned import Learned
 from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.means import mean_loss
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.population import Population
+from rcir.risk.reordering import MatchProbability, Reranked
 from rcir.risk.request import Request, make_request
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.rule import SetRule

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,21 @@ from rcir.risk.results import (
     widened,
 )
 from rcir.store.codec import Array
+
+Truth: TypeAlias = NDArray[np.bool_ | np.integer | np.floating]  # matches, or ranks
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Matches(NamedTuple):
+    """The true matches of a tuning split.
+
+    Attributes:
+        ranks: (n,) of the first one, infinite where there is none.
+        relevant: (n, depth) True for each of them; None if only the first is known.
+    """
+
+    ranks: NDArray[np.float64]
+    relevant: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +64,7 @@ class Ranking:
     selection_score: NDArray[np.float64]
     columns: NDArray[np.int64] | None = None
 
-    def take(self, values: NDArray[Any]) -> NDArray[Any]:
+    def take(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """(n, k) values (n, depth) of the candidates in this order."""
         if self.columns is None:
             return values[:, : self.scores.shape[1]]
@@ -74,19 +89,27 @@ class ScoreFunction(ABC):
                 object.__setattr__(self, each.name, copy)
 
     @classmethod
-    @abstractmethod
-    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
+    def fit(cls, results: SearchResults, truth: Truth) -> Self:
         """Fit on the tuning split.
 
         Args:
             results: of n >= 2 queries that are not used for calibration.
             truth: (n,) rank of each query's first true match, from 1, infinite where there is none;
                 or (n, depth) bool, True where a candidate is a true match.
+
+        Raises:
+            InvalidData: the split is unsuitable.
         """
+        return cls._fit(results, check_split(results, truth))
 
     @classmethod
-    def suits(cls, results: SearchResults, truth: NDArray[Any]) -> bool:
-        """Return True if it can be fitted on a tuning split, see `fit`."""
+    @abstractmethod
+    def _fit(cls, results: SearchResults, matches: Matches) -> Self:
+        """Fit on a tuning split that was checked."""
+
+    @classmethod
+    def suits(cls, results: SearchResults, matches: Matches) -> bool:
+        """Return True if it can be fitted on a tuning split that was checked."""
         return True
 
     @abstractmethod
@@ -204,8 +227,7 @@ class Constant(ScaledScore):
     name = "constant"
 
     @classmethod
-    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
-        check_split(results, truth)
+    def _fit(cls, results: SearchResults, matches: Matches) -> Self:
         return cls()
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -233,8 +255,7 @@ class MinMax(ScaledScore):
     floor: float
 
     @classmethod
-    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
-        check_split(results, truth)
+    def _fit(cls, results: SearchResults, matches: Matches) -> Self:
         values = results.uncertainty
         return cls(float(values.min()), float(values.max()), 1 / len(values))
 
@@ -263,8 +284,7 @@ class Quantile(ScaledScore):
     sample: Annotated[NDArray[np.float64], Array(1)]
 
     @classmethod
-    def fit(cls, results: SearchResults, truth: NDArray[Any]) -> Self:
-        check_split(results, truth)
+    def _fit(cls, results: SearchResults, matches: Matches) -> Self:
         return cls(np.sort(results.uncertainty))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -272,7 +292,7 @@ class Quantile(ScaledScore):
         return np.maximum(below, 1) / len(self.sample)
 
 
-def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
+def check_ranks(results: SearchResults, ranks: Truth) -> NDArray[np.float64]:
     """Return ranks of first true matches as (n,) float64, or raise `InvalidData`."""
     try:
         checked = np.asarray(ranks).astype(np.float64)
@@ -290,24 +310,19 @@ def check_ranks(results: SearchResults, ranks: Floats) -> NDArray[np.float64]:
     return checked
 
 
-def check_split(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the ranks of the first true matches of a tuning split, or raise `InvalidData`."""
+def check_split(results: SearchResults, truth: Truth) -> Matches:
+    """Return the true matches of a tuning split, or raise `InvalidData`."""
     if len(results) < 2:
         raise InvalidData(f"the tuning split has {len(results)} queries; at least 2 are needed")
     if not isinstance(truth, np.ndarray):
         kind = type(truth).__name__
         raise InvalidData(f"the truth of the tuning split is a {kind}: pass an array")
-    if np.ndim(truth) == 2:
-        truth = first_match_ranks(check_matches(results, truth))
-    return check_ranks(results, truth)
-
-
-def check_matches(results: SearchResults, truth: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return the relevance of the candidates as (n, depth) bool, or raise `InvalidData`."""
-    truth = np.asarray(truth)
+    if truth.ndim != 2:
+        return Matches(check_ranks(results, truth))
     if truth.shape != (len(results), results.depth) or truth.dtype != np.bool_:
         raise InvalidData(
             f"matches have shape {truth.shape} and type {truth.dtype}; expected bool of shape "
             f"{(len(results), results.depth)}: True where a candidate is a true match"
         )
-    return truth
+    relevant = truth.astype(np.bool_, copy=False)
+    return Matches(first_match_ranks(relevant), relevant)

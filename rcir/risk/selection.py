@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,20 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig
 from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
-from rcir.risk.learned import Learned, MatchProbability, Reranked
+from rcir.risk.learned import Learned
 from rcir.risk.losses import MISS, Risk, find_risk
+from rcir.risk.reordering import MatchProbability, Reranked
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widened
-from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, check_split, score
+from rcir.risk.score_functions import (
+    Constant,
+    Matches,
+    MinMax,
+    Quantile,
+    ScoreFunction,
+    Truth,
+    check_split,
+    score,
+)
 from rcir.store.codec import register
 
 ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"]
@@ -98,7 +108,7 @@ def score_function_class(name: str) -> type[ScoreFunction]:
 def fit_score_function(
     name: str,
     results: SearchResults,
-    truth: NDArray[Any],
+    truth: Truth,
     alphas: Sequence[float] = ALPHAS,
     delta: float = DELTA,
     risk: str = MISS.name,
@@ -147,17 +157,19 @@ def fit_score_function(
         if not target.first_match and kind not in _OF_ALL_MATCHES:
             kind = MatchProbability
         return (kind.fit(results, truth) if fits is None else fits.fitted(kind)), {}
-    ranks = check_split(results, truth)
+    matches = check_split(results, truth)
     if len(results) < MIN_QUERIES:
         return Constant(), {}
-    if np.ndim(truth) == 1:  # for misses no other match counts
-        truth = np.arange(1, results.depth + 1) == ranks[:, None]
-    totals = truth.sum(axis=1) if n_relevant is None else np.asarray(n_relevant)
-    fits = fits or Fits(LabelledResults(results, truth, totals))
+    relevant = matches.relevant
+    if relevant is None:  # for misses no other match counts
+        relevant = np.arange(1, results.depth + 1) == matches.ranks[:, None]
+        matches = Matches(matches.ranks, relevant)
+    totals = relevant.sum(axis=1) if n_relevant is None else np.asarray(n_relevant)
+    fits = fits or Fits(LabelledResults(results, relevant, totals))
     kinds = SCORE_FUNCTIONS.values() if target.first_match else _OF_ALL_MATCHES
     comparison = {}
     for kind in kinds:
-        if kind.suits(results, truth):
+        if kind.suits(results, matches):
             comparison[kind.name] = _sizes(fits.cross_fitted(kind), target, alphas, delta)
     constant = comparison["constant"]
 

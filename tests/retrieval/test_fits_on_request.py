@@ -8,7 +8,7 @@ import pytest
 
 import rcir
 from rcir.retrieval.tuning import RuleKey, Rules
-from rcir.risk.learned import MatchProbability
+from rcir.risk import MatchProbability
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(20, size=900)

@@ -14,7 +14,8 @@ from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
 from rcir.risk import Constant, Learned, SearchResults, order_statistic, score_ranks
-from rcir.risk.learned import Features, fit_logistic, flat, linear, non_increasing
+from rcir.risk.features import Features, fit_logistic, flat, linear
+from rcir.risk.learned import non_increasing
 
 OPTIONAL = ("distances", "labels", "candidate_uncertainty")
 SUBSETS = [names for k in range(4) for names in itertools.combinations(OPTIONAL, k)]

@@ -19,9 +19,9 @@ from rcir.risk import (
     Reranked,
     SearchResults,
     SetRule,
-    learned,
     make_request,
     order_statistic,
+    reordering,
     score,
     score_ranks,
 )
@@ -225,7 +225,7 @@ def test_rankings_that_hold_every_key_once_are_reranked_alike(split, one_key, fi
 
 def test_a_sample_of_many_queries_is_fitted(split, describe, monkeypatch):
     results, relevant, _ = split
-    monkeypatch.setattr(learned, "MAX_FIT_QUERIES", 60)
+    monkeypatch.setattr(reordering, "MAX_FIT_QUERIES", 60)
     scores = Reranked.fit(results, relevant).rank(results).scores
     sample = np.random.default_rng(0).permutation(150)[:60].tolist()
     expected = conditional_logit(results, relevant, sample, describe)
@@ -236,15 +236,15 @@ def test_a_sample_of_many_queries_is_fitted(split, describe, monkeypatch):
 
 def test_a_sample_of_many_candidates_is_fitted(split, monkeypatch):
     results, relevant, _ = split
-    samples, fit = [], learned.fit_logistic
+    samples, fit = [], reordering.fit_logistic
 
     def record(rows, positive):
         samples.append({(*row, match) for row, match in zip(rows.tolist(), positive, strict=True)})
         return fit(rows, positive)
 
-    monkeypatch.setattr(learned, "fit_logistic", record)
+    monkeypatch.setattr(reordering, "fit_logistic", record)
     MatchProbability.fit(results, relevant)
-    monkeypatch.setattr(learned, "MAX_FIT_CANDIDATES", 300)
+    monkeypatch.setattr(reordering, "MAX_FIT_CANDIDATES", 300)
     MatchProbability.fit(results, relevant)
     assert [len(sample) for sample in samples] == [results.is_candidate.sum(), 300]
     assert samples[1] < samples[0]
@@ -263,10 +263,9 @@ def test_matches_that_a_model_cannot_learn_from_are_refused(split):
         (results, several),
         (repeats, np.array([1, 2, 3.0])),  # the second of its key is the first match
     ):
-        assert not Reranked.suits(queries, truth)
         with pytest.raises(InvalidData, match="label"):
             Reranked.fit(queries, truth)
-    assert Reranked.suits(results, relevant)
+    assert Reranked.fit(results, relevant).name == "reranked"
 
 
 @pytest.mark.parametrize("missing", ["distances", "labels", "candidate_uncertainty"])
