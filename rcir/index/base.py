@@ -270,18 +270,11 @@ def _require_nonzero(vectors: NDArray[Any], rounded: NDArray[np.float32], first:
 
 
 def require_range(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise `InvalidConfig` unless options are in their closed ranges.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> require_range(SimpleNamespace(nprobe=0), nprobe=(1, 100))
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: nprobe is 0; from 1 to 100
-    """
+    """Raise `InvalidConfig` unless options are in their closed ranges."""
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
         if not least <= value <= most:
-            raise InvalidConfig(f"{name} is {value!r}; from {least} to {most}")
+            raise InvalidConfig(f"{name} is {value!r}; it must be from {least} to {most}")
 
 
 def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:

@@ -165,7 +165,7 @@ class FaissIndex:
         if not len(vectors):
             check_vectors(vectors, self.dim)
         for rows in batches(len(vectors), self.dim):
-            yield check_vectors(vectors[rows], self.dim)
+            yield check_vectors(vectors[rows], self.dim, first=rows.start)
 
     def _train(self, vectors: NDArray[np.float32]) -> None:
         lists = faiss.try_extract_index_ivf(self._index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -54,11 +54,25 @@ class HnswIndex(FaissIndex):
     Options = HnswOptions
 
 
-class ListOptions(FaissOptions):
-    """Options of an index whose search looks through `nprobe` of `nlist` lists."""
+@dataclass(frozen=True)
+class IvfOptions(FaissOptions):
+    """The options of `IvfIndex`.
 
-    nlist: int
-    nprobe: int
+    Args:
+        nlist: number of lists, 1 to 2^20; FAISS recommends 4 to 16 times the square root of the
+            number of vectors.
+        nprobe: lists that a search looks through, at least 1; all of them from `nlist` on.
+        train_size: size of the random sample that the centroids are trained on, at least 1.
+        random_seed: of the sample and of the training.
+    """
+
+    nlist: int = 1024
+    nprobe: int = 32
+    train_size: int = 1 << 18
+    random_seed: int = 0
+
+    def factory_string(self) -> str:
+        return f"IVF{self.nlist},Flat"
 
     def search_parameters(self) -> dict[str, float]:
         return {"nprobe": self.nprobe}
@@ -67,12 +81,13 @@ class ListOptions(FaissOptions):
         configure_clustering(index.cp, self.random_seed)
 
 
-class ListIndex(FaissIndex):
-    """Vectors in the lists of their nearest centroids.
+class IvfIndex(FaissIndex):
+    """Float32 vectors in the lists of their nearest centroids.
 
     If FAISS finds a GPU, the first one trains the centroids and assigns vectors to them.
     """
 
+    Options: ClassVar[type[FaissOptions]] = IvfOptions
     _centroids: Any = None  # on the GPU, with their resources, while vectors are added
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -107,34 +122,7 @@ class ListIndex(FaissIndex):
 
 
 @dataclass(frozen=True)
-class IvfOptions(ListOptions):
-    """The options of `IvfIndex`.
-
-    Args:
-        nlist: number of lists, 1 to 2^20; FAISS recommends 4 to 16 times the square root of the
-            number of vectors.
-        nprobe: lists that a search looks through, at least 1; all of them from `nlist` on.
-        train_size: size of the random sample that the centroids are trained on, at least 1.
-        random_seed: of the sample and of the training.
-    """
-
-    nlist: int = 1024
-    nprobe: int = 32
-    train_size: int = 1 << 18
-    random_seed: int = 0
-
-    def factory_string(self) -> str:
-        return f"IVF{self.nlist},Flat"
-
-
-class IvfIndex(ListIndex):
-    """Float32 vectors in lists."""
-
-    Options = IvfOptions
-
-
-@dataclass(frozen=True)
-class IvfPqOptions(ListOptions):
+class IvfPqOptions(IvfOptions):
     """The options of `IvfPqIndex`.
 
     Args:
@@ -146,14 +134,10 @@ class IvfPqOptions(ListOptions):
         k_factor: ranked candidates for each requested neighbour, 1 to 1000.
     """
 
-    nlist: int = 1024
-    nprobe: int = 32
     m: int = 16
     nbits: int = 8
     exact: bool = True
     k_factor: float = 2.0
-    train_size: int = 1 << 18
-    random_seed: int = 0
 
     def factory_string(self) -> str:
         return f"IVF{self.nlist},PQ{self.m}x{self.nbits}np"
@@ -172,17 +156,10 @@ class IvfPqOptions(ListOptions):
         return 1 << self.nbits
 
 
-class IvfPqIndex(ListIndex):
+class IvfPqIndex(IvfIndex):
     """Product-quantised vectors in lists.
 
     Jégou, Douze and Schmid, "Product quantization for nearest neighbor search" (TPAMI 2011).
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-        >>> index = IvfPqIndex.build(vectors, IvfPqOptions(nlist=8, nprobe=4, m=4, nbits=5))
-        >>> index.search(vectors[:2], 1)[1].ravel()
-        array([0, 1])
     """
 
     Options = IvfPqOptions
@@ -232,12 +209,7 @@ class FactoryOptions(FaissOptions):
         return self.factory
 
     def search_parameters(self) -> dict[str, float]:
-        """Return the parameters that `search` names, by name.
-
-        Example:
-            >>> FactoryOptions("IVF64,SQ8", search="nprobe=4").search_parameters()
-            {'nprobe': 4}
-        """
+        """Return the parameters that `search` names, by name."""
         values = {}
         for part in filter(None, self.search.split(",")):
             name, _, text = part.strip().partition("=")
@@ -254,14 +226,6 @@ class FactoryOptions(FaissOptions):
 
 
 class FactoryIndex(FaissIndex):
-    """An index of `faiss.index_factory`, with L2 distances.
-
-    Example:
-        >>> import numpy as np
-        >>> vectors = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-        >>> options = FactoryOptions("IVF8,SQ8", search="nprobe=4")
-        >>> FactoryIndex.build(vectors, options).search(vectors[:2], 1)[1].ravel()
-        array([0, 1])
-    """
+    """An index of `faiss.index_factory`, with L2 distances."""
 
     Options = FactoryOptions

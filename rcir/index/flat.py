@@ -33,12 +33,8 @@ def search_by_subtraction(
 
     For larger batches it multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and distances that
     are small compared with the vectors lose digits. It decides by the number of queries times d,
-    before version 1.15 by the number of queries; these batches are below both thresholds.
-
-    Args:
-        search: returns squared distances and positions, each (n, k), of n queries.
-        queries: (n, d).
-        largest: size of the batches; by default as large as possible.
+    before version 1.15 by the number of queries; these batches are below both thresholds, and of
+    the size `largest` if it is given.
     """
     step = largest or max(1, (faiss.cvar.distance_compute_blas_threshold - 1) // queries.shape[1])
     if len(queries) <= step:
@@ -53,16 +49,8 @@ def find_nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: 
 
     All distances are computed by subtraction. For speed, matrix products preselect more than k
     candidates; where their rounding errors may have excluded one of the k nearest, as between
-    candidates at equal distances, the query is searched again by subtraction only.
-
-    Returns:
-        Nearest first; position -1 where m < k.
-
-    Example:
-        >>> vectors = np.array([[0, 0], [3, 4]], np.float32)
-        >>> squared, positions = find_nearest(vectors[:1], vectors, 2)
-        >>> squared.tolist(), positions.tolist()
-        ([[0.0, 25.0]], [[0, 1]])
+    candidates at equal distances, the query is searched again by subtraction only. The nearest come
+    first; positions are -1 where m < k.
     """
     if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
         return search_by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
@@ -83,9 +71,8 @@ def rank_candidates(
 ) -> Neighbours:
     """Return what `find_nearest` returns, from candidates that matrix products in float32 found.
 
-    Args:
-        preselected: (n, more than k) squared distances by these products, ascending.
-        candidates: their positions, of the same shape.
+    `preselected` and `candidates` are squared distances by these products, ascending, and
+    positions, each (n, more than k).
     """
     squared, positions = sort_candidates(queries, vectors, k, candidates)
     excluded_from = preselected[:, -1].astype(np.float64)
@@ -142,12 +129,6 @@ class FlatIndex:
 
     Attributes:
         vectors: (n, d), read-only, because their digests are cached.
-
-    Example:
-        >>> import numpy as np
-        >>> index = FlatIndex.build(np.array([[0, 0], [3, 4]]), FlatOptions())
-        >>> index.search(np.array([[0, 1]], np.float32), k=3)[1]
-        array([[ 0,  1, -1]])
     """
 
     Options: ClassVar[type] = FlatOptions
