@@ -114,12 +114,8 @@ def test_abstention_is_printed_as_no_answer(retriever, splits, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (["--alpha", "0"], "alpha"),
         (["--alpha", "nan"], "alpha"),
-        (["--delta", "1"], "delta"),
         (["--alpha", "0.0001"], "certified"),
-        (["--risk", "recall", "--alpha", "0.001"], "certified"),
-        (["--risk", "false-discovery", "--alpha", "0.1"], "false-discovery"),
         (["--abstain", "--alpha", "0.001"], "answered"),
         (["--abstain", "--risk", "recall"], "abstain"),
         (["--group", "red"], "red"),

@@ -56,7 +56,7 @@ class Service:
         self.store = None if settings.store is None else Store(settings.store)
         self.trouble: str | None = None
         self.undecoded = Shared(settings.capacity, "queries wait to be decoded")
-        self._decoding = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
+        self.decoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "rcir-decode")
         self._retry_at: dict[str, float] = {}  # by refused version
         self._polling: asyncio.Task[None] | None = None
         self._take(self._new_live())
@@ -89,7 +89,7 @@ class Service:
         if self._polling is not None:
             self._polling.cancel()
         await self.batcher.stop()
-        self._decoding.shutdown(wait=False, cancel_futures=True)
+        self.decoders.shutdown(wait=False, cancel_futures=True)
         if self.store is not None:
             self.store.close()
 
@@ -148,7 +148,7 @@ class Service:
         self.undecoded.take(query.client, query.n)
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._decoding, query.prepare, served)
+            return await loop.run_in_executor(self.decoders, query.prepare, served)
         finally:
             self.undecoded.give_back(query.client, query.n)
 

@@ -1,5 +1,6 @@
 """Approximate indexes of FAISS: recall, search parameters, versions, files."""
 
+import logging
 import subprocess
 import sys
 from copy import copy, deepcopy
@@ -173,18 +174,22 @@ def test_a_copy_of_a_loaded_index_grows_alone(config, folder, duplicate):
     assert other.search(GALLERY[300:302], 1)[1].tolist() == [[300], [301]]
 
 
-def test_an_interrupted_addition_leaves_nothing(config, monkeypatch):
-    index = build_index(GALLERY[:300], config)
-    add = type(index)._add
+class Interrupting(logging.Handler):
+    """Interrupts an addition, which logs its progress."""
 
-    def interrupted(self, batch):
-        add(self, batch)
+    def emit(self, record):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(type(index), "_add", interrupted)
+
+def test_an_interrupted_addition_leaves_nothing(config, caplog):
+    index, logger = build_index(GALLERY[:300], config), logging.getLogger("rcir.index")
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(handler := Interrupting())
+    try:
         with pytest.raises(KeyboardInterrupt):
             index.add(QUERIES)
+    finally:
+        logger.removeHandler(handler)
     assert len(index) == 300
     assert index.search(QUERIES, 5)[1].max() < 300
     index.add(GALLERY[300:310])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rcir.serving.batching import Batcher, _replace_by_group
+from rcir.serving.batching import Batcher
 from rcir.serving.errors import Busy, Stopping, TooLarge
 
 
@@ -66,13 +66,6 @@ def test_an_error_of_the_work_is_raised_by_each_request_of_the_batch():
         await batcher.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-def test_a_wrong_number_of_results_fails_only_its_group():
-    outcomes = ["a", "b"]
-    _replace_by_group(outcomes, lambda row: row, lambda row, parts: parts * (row + 1))
-    assert outcomes[0] == "a"
-    assert isinstance(outcomes[1], ValueError)
 
 
 def test_requests_beyond_the_capacity_are_refused_until_there_is_room():

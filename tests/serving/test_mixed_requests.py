@@ -4,6 +4,7 @@ import http.client
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 
 from rcir.serving.served import source_of
-from rcir.serving.store import Store
 from tests.serving.conftest import drawn, png
 from tests.serving.test_swaps_under_load import (
     ALPHA,
@@ -262,10 +262,9 @@ def test_kills_swaps_and_invalid_requests_lose_nothing(kind, vectors, tmp_path):
         if differences(answer, expected[names[answer["version"]]][query])
     ] == []
     assert {names[answer["version"]] for _, answer in answers} == {*range(len(versions))}
-    kept = Store(store)
-    feedback = dict(kept._connection.execute("SELECT answer, match FROM feedback").fetchall())
-    assert kept._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    kept.close()
+    with sqlite3.connect(store) as connection:
+        feedback = dict(connection.execute("SELECT answer, match FROM feedback"))
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert len(acknowledged) > REQUESTS / 10
     assert {answer: bool(feedback[answer]) for answer in acknowledged} == acknowledged
     assert [

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -32,7 +33,6 @@ from rcir.cli import main
 from rcir.cli.retrieval import add_serve_arguments
 from rcir.serving import Settings, create_app
 from rcir.serving.served import source_of
-from rcir.serving.store import Store
 from tests.serving.conftest import drawn
 from tests.serving.test_requests import assert_same
 
@@ -87,8 +87,9 @@ def test_accepted_requests_are_answered_before_it_stops(place, tmp_path):
     # A connection that waits for its next request may be closed before it is sent.
     lost = [one for one in answers if one not in (200, 503)]
     assert all(isinstance(one, httpx.RemoteProtocolError | httpx.ReadError) for one in lost)
-    rows = Store(tmp_path / "feedback.db")._connection.execute("SELECT count(*) FROM answers")
-    assert rows.fetchone()[0] == answers.count(200)
+    with sqlite3.connect(tmp_path / "feedback.db") as connection:
+        ((n_answers,),) = connection.execute("SELECT count(*) FROM answers")
+    assert n_answers == answers.count(200)
 
 
 def test_a_server_that_cannot_start_reports_it_in_one_line(place, tmp_path, capsys):

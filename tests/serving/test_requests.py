@@ -324,7 +324,7 @@ def test_the_time_for_decoding_is_limited_and_includes_the_wait_for_a_thread(
             return super().submit(lambda: (time.sleep(0.3), work(*arguments))[1])
 
     with serving(folder, decode_seconds=0.25) as client, Slow(1) as slow:
-        client.app.state.service._decoding = slow
+        client.app.state.service.decoders = slow
         files = {"picture": png(splits.test.images[0])}
         assert refusal(client.post("/retrieve", files=files)) == (400, "invalid-image")
 
