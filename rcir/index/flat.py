@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -148,11 +149,7 @@ class FlatIndex:
         return index
 
     def __copy__(self) -> Self:
-        other = type(self)(self.vectors.shape[1], self.options)
-        other.vectors = self.vectors.copy()  # each may grow in place
-        other._digests = self._digests.copy()
-        other.vectors.setflags(write=False)
-        return other
+        return deepcopy(self)  # each may grow in place
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -89,11 +89,6 @@ class GpuIndex(FlatIndex):
         require_gpu(options.device)
         return super().build(vectors, options)
 
-    def __copy__(self) -> Self:
-        other = super().__copy__()
-        other._centroids = self._centroids
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on_gpu": None, "_lock": None}
 
