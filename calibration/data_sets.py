@@ -28,9 +28,9 @@ from rcir.data import (
 from rcir.data.catalogue import find_dataset
 from rcir.data.rejects import (
     REJECTS_FILE,
+    find_unreadable,
     read_rejects,
     tolerate,
-    unreadable,
 )
 from rcir.data.relevance import same_relevance
 from rcir.encoders.embedder import Embedder
@@ -77,7 +77,7 @@ def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> S
     sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
     sets += [] if outside is None else [outside]
     with step("unreadable images"):
-        unread = unreadable(sets, run.preprocessing)
+        unread = find_unreadable(sets, run.preprocessing)
     n_images, table = sum(map(len, sets)), output / CALIBRATION_REJECTS
     if line := tolerate(unread, n_images, config.max_rejects, table):
         _print_line(printable(line))

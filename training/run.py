@@ -21,7 +21,7 @@ from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.catalogue import require_enough
-from rcir.data.rejects import REJECTS_FILE, tolerate, unreadable, write_rejects
+from rcir.data.rejects import REJECTS_FILE, find_unreadable, tolerate, write_rejects
 from rcir.data.sufficiency import calibration_note, can_train
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.base import TrainingImages
@@ -223,7 +223,7 @@ def readable_splits(
         bar = progress_bar()
         task = bar.add_task("checking images", total=sum(map(len, parts)))
         with bar:
-            rejects = unreadable(parts, config.preprocessing, partial(bar.advance, task))
+            rejects = find_unreadable(parts, config.preprocessing, partial(bar.advance, task))
         table = folder / REJECTS_FILE
         if line := tolerate(rejects, sum(map(len, parts)), config.max_rejects, table):
             console.print(printable(line), soft_wrap=True)

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rcir.data import ImageSet
-from rcir.data.relevance import asking
+from rcir.data.relevance import find_query_rows
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder
 from rcir.encoders.features import FrozenBackbone
@@ -297,7 +297,7 @@ class Trainer:
         vectors = torch.cat([self._vectors(batch) for batch in pixels])[:n_embedded]
         cache = workers.all_gather(vectors, shared=True)
 
-        queries = torch.from_numpy(asking(relevance))
+        queries = torch.from_numpy(find_query_rows(relevance))
         n_anchors = config.mining.refresh * config.batch if sampled else len(queries)
         order = torch_generator(config.seed, epoch, ORDER)
         rounds = [

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rcir.autologging import without_autologging
 from rcir.data import ImageSet
-from rcir.data.relevance import asking, count_matches, database_of
+from rcir.data.relevance import count_matches, find_database, find_query_rows
 from rcir.embedding import Embedding
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
@@ -67,7 +67,7 @@ def fold_roles(images: ImageSet) -> list[FoldRoles]:
 
     There are no roles if there are too few images.
     """
-    database = database_of(images.relevance)
+    database = find_database(images.relevance)
     if database is None:
         folds = _folds(images)
     else:
@@ -228,7 +228,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
             "name, with a lower optimizer.lr; checkpoints of earlier epochs are kept"
         )
     relevance, rows = images.relevance, vectors.cpu().numpy()
-    queries, database = asking(relevance), database_of(relevance)
+    queries, database = find_query_rows(relevance), find_database(relevance)
     searched = np.arange(len(images)) if database is None else np.flatnonzero(database)
     if not len(queries) or not len(searched):
         raise InvalidData(

@@ -80,8 +80,8 @@ def add_max_pixels(parser: ArgumentParser) -> None:
 def run_embed(options: Namespace) -> None:
     """Embed the pictures, and write their vectors."""
     from rcir.data.datasets.user_images import list_pictures
-    from rcir.data.images import capture_times
-    from rcir.data.rejects import allowed_rejects, check_max_rejects, tolerate
+    from rcir.data.images import read_capture_times
+    from rcir.data.rejects import check_max_rejects, count_allowed, tolerate
     from rcir.encoders.embedder import Embedder
     from rcir.errors import InvalidConfig, InvalidImage, printable
     from rcir.terminal import console, progress_bar
@@ -98,7 +98,7 @@ def run_embed(options: Namespace) -> None:
     pictures = list_pictures(options.pictures)
     for note in pictures.notes:
         console.print(f"note: {printable(note)}", soft_wrap=True)
-    if "time" not in pictures.columns and any(times := capture_times(pictures.paths)):
+    if "time" not in pictures.columns and any(times := read_capture_times(pictures.paths)):
         pictures = replace(pictures, columns=dict(pictures.columns) | {"time": times})
     files = _plan_files(output, shards, len(pictures))
     encoder, preprocessing, name = _load_model(options.model, options.checkpoint, options.projected)
@@ -111,7 +111,7 @@ def run_embed(options: Namespace) -> None:
     keep_freed_memory()
     dim = 0
     rejects: dict[str, str] = {}
-    allowed = allowed_rejects(options.max_rejects, len(pictures))
+    allowed = count_allowed(options.max_rejects, len(pictures))
     embedding = Embedder(
         options.num_workers,
         options.use_gpu,
@@ -271,7 +271,7 @@ def _read_shard(
     if metadata.get(SOURCE_KEY.encode()) != source.encode():
         return None
     rejected = [n for n, name in enumerate(pictures.ids) if name in rejects]
-    faults = preprocessing.faults([pictures.paths[n] for n in rejected])
+    faults = preprocessing.find_faults([pictures.paths[n] for n in rejected])
     if len(faults) < len(rejected):
         return None
     return int(dim), {pictures.ids[rejected[n]]: reason for n, reason in faults.items()}

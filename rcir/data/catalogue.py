@@ -14,7 +14,7 @@ import numpy as np
 
 from rcir.data.division import DRAWN_PARTS, QueryDivision, Source, divide
 from rcir.data.records import ImageSet, Splits
-from rcir.data.sufficiency import shortages
+from rcir.data.sufficiency import list_shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import require_options
 
@@ -360,7 +360,7 @@ def load_splits(
 
 def require_enough(config: DataConfig, splits: Splits) -> None:
     """Raise `InvalidData`, with what would help, if a split is too small."""
-    if lacking := shortages(splits):
+    if lacking := list_shortages(splits):
         hint = _hint(config) or "have more images of each class, and more classes"
         n_queries = len(splits.tuning) + len(splits.calibration) + len(splits.test)
         raise InvalidData(
@@ -377,7 +377,9 @@ def _hint(config: DataConfig) -> str:
     if not takes_it or options == config.options or "train" in config.options:
         return ""
     try:
-        is_enough = not shortages(dataset.load(data_root(config), config.seed, None, **options))
+        is_enough = not list_shortages(
+            dataset.load(data_root(config), config.seed, None, **options)
+        )
     except RcirError:
         return ""
     advice = (
@@ -388,21 +390,12 @@ def _hint(config: DataConfig) -> str:
 
 @dataclass(frozen=True)
 class Findings:
-    """Contents of a copy of a data set.
+    """Contents of a copy of a data set."""
 
-    Attributes:
-        parts: number of images of the training half, the queries and, if published, the gallery
-            and the validation images.
-        published: the number of images that the set has with the options; None if unknown.
-        unreadable: the error of each picture that cannot be decoded.
-        alone: number of classes of the evaluation half with a single image, which nothing matches.
-        notes: what the reader left out, and why.
-    """
-
-    parts: Mapping[str, int]
-    published: int | None
-    unreadable: tuple[str, ...]
-    alone: int
+    parts: Mapping[str, int]  # number of images of each part
+    published: int | None  # number of images of the set with the options, if known
+    unreadable: tuple[str, ...]  # errors of pictures that cannot be decoded
+    alone: int  # classes of the evaluation half with one image, which nothing matches
     notes: tuple[str, ...]
 
     @property
@@ -428,7 +421,10 @@ def verify(
         progress: wraps the iterator over the pictures; its second argument is their number.
         max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
     """
-    from rcir.data.images import MAX_PIXELS, faults  # imports torch; to list the sets needs none
+    from rcir.data.images import (
+        MAX_PIXELS,
+        find_faults,
+    )  # imports torch; to list the sets needs none
 
     dataset = find_dataset(name)
     if not dataset.reader:
@@ -446,7 +442,7 @@ def verify(
         if not isinstance(images.images, np.ndarray)
         for image in images.images
     ]
-    errors = faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
+    errors = find_faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
     if progress is not None:
         errors = progress(errors, len(pictures))
     labels, alone = source.queries.relevance.single, 0

@@ -26,7 +26,7 @@ MIN_CLASSES, MIN_PER_CLASS = 3, 2
 CELL_SIDES = (40.0, 20.0, 10.0, 5.0, 2.5, 1.25)  # sides of a grid's cells, of the radius
 
 
-def clusters_of(images: ImageSet, cluster: str) -> NDArray[Any]:
+def get_clusters(images: ImageSet, cluster: str) -> NDArray[Any]:
     """Return the cluster of every image (n,); raise `InvalidConfig` for an unknown attribute."""
     if cluster not in images.attributes:
         raise InvalidConfig(
@@ -91,7 +91,7 @@ def draw_by_label(
             "label each: use 'shared-labels', with a cluster if new queries are of new clusters"
         )
     if cluster is not None:
-        number, n = _number_clusters(clusters_of(queries, cluster))
+        number, n = _number_clusters(get_clusters(queries, cluster))
         if np.unique(np.stack([number, labels]), axis=1).shape[1] > n:
             raise InvalidConfig(
                 f"queries is 'new-labels' and cluster is {cluster!r}, but some clusters have "
@@ -143,7 +143,7 @@ def cluster_warning(splits: Splits, attribute: str | None) -> str | None:
     if attribute is None:
         if queries.cluster is None:
             return None
-        n = len(np.unique(clusters_of(queries, queries.cluster)))
+        n = len(np.unique(get_clusters(queries, queries.cluster)))
         if n == len(queries):
             return None
         return (
@@ -151,7 +151,7 @@ def cluster_warning(splits: Splits, attribute: str | None) -> str | None:
             f"the guarantee is for further queries of these {n:,} only; for queries of new ones, "
             f"name it: --cluster {queries.cluster}"
         )
-    query_clusters = set(clusters_of(queries, attribute).tolist())
+    query_clusters = set(get_clusters(queries, attribute).tolist())
     shared: set[Any] = set()
     for part in (splits.train, splits.validation, splits.gallery):
         if attribute in part.attributes:
@@ -269,7 +269,7 @@ def divide(
         else:
             searched, others = _draw_of_each_class(rng, pool, gallery)
             if cluster is not None:
-                clusters = clusters_of(pool, cluster)
+                clusters = get_clusters(pool, cluster)
                 by_cluster = draw_gallery(rng, pool.relevance, clusters, gallery)
                 searched, others = by_cluster or (searched, others)
             searched_images, pool = pool.subset(searched), pool.subset(others)
@@ -279,7 +279,7 @@ def divide(
     if queries == "new-labels":
         rows = draw_by_label(rng, pool, parts, cluster)
     elif cluster is not None:
-        rows = draw_by_cluster(rng, clusters_of(pool, cluster), parts)
+        rows = draw_by_cluster(rng, get_clusters(pool, cluster), parts)
     else:
         rows = _draw(rng, len(pool), parts, "queries")
     if validating is None:

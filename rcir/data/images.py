@@ -31,6 +31,7 @@ from rcir.imports import naming_extras
 MAX_PIXELS = 200_000_000  # of a picture by default; the largest sensors of phones have as many
 Interpolation = Literal["bilinear", "bicubic", "nearest", "pillow-bilinear", "pillow-bicubic"]
 CropRounding = Literal["nearest", "down"]
+PILLOW_MODES = {1: "L", 3: "RGB"}  # by number of channels
 WITH_TRANSPARENCY = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBa")  # modes that may have some
 MAX_BYTES = 1 << 26  # of a file that is held in memory as a whole; larger ones are streamed
 TURN_BY_ORIENTATION = {  # what makes an image upright, by its EXIF orientation
@@ -157,11 +158,6 @@ def _channels_last(image: Tensor) -> NDArray[np.uint8]:
     return array
 
 
-def mode_of(channels: int) -> str:
-    """Return Pillow's mode of grey or RGB images."""
-    return "L" if channels == 1 else "RGB"
-
-
 def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     """Convert a PIL image to (H, W) or (H, W, 3); transparent parts are put on white."""
     if image.mode == "La":
@@ -171,7 +167,7 @@ def to_pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     if image.mode not in ("1", "L", "P", "RGB", "RGBA"):
         image = image.convert("RGB")  # of which grey is the luma, whatever the file stores
-    mode = mode_of(channels)
+    mode = PILLOW_MODES[channels]
     return np.asarray(image if image.mode == mode else image.convert(mode))
 
 
@@ -194,7 +190,7 @@ def as_pixels(
     _check_pixels("an image array", array.shape[1], array.shape[0], max_pixels)
     if (array.ndim == 2) == (channels == 1):
         return array
-    return np.asarray(Image.fromarray(array).convert(mode_of(channels)))
+    return np.asarray(Image.fromarray(array).convert(PILLOW_MODES[channels]))
 
 
 def _turn_upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.uint8]:
@@ -345,7 +341,7 @@ def read_images(
     return images
 
 
-def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterator[str | None]:
+def find_faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterator[str | None]:
     """Yield for each image, in order, the error of `read_image`, or None; in threads."""
 
     def fault(source: ImageLike) -> str | None:
@@ -359,7 +355,7 @@ def faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> Iterat
         yield from pool.map(fault, sources)
 
 
-def capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
+def read_capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
     """Return when photographs were taken, such as "2026-11-26 09:47:00", by their EXIF data.
 
     None without a readable original date. No pixels are decoded, so that the EXIF data of a PNG

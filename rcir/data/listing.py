@@ -33,16 +33,12 @@ MAX_NUMBER = 10**18  # of numbers in text files
 class Row(NamedTuple):
     """An image of a published data set.
 
-    Attributes:
-        file: the image file, relative to the set's folder, with slashes; it is also the id.
-        split: "train", "query", "gallery" or `LEFT_OUT`.
-        label: a whole number, or what the set's relevance is made of; for an image that is left
-            out, the kind of such images.
-        attributes: values of the set's attributes.
+    The label is a whole number, or what the set's relevance is made of; for an image that is left
+    out, the kind of such images.
     """
 
-    file: str
-    split: str
+    file: str  # relative to the set's folder, with slashes; it is also the id
+    split: str  # "train", "query", "gallery" or `LEFT_OUT`
     label: Any
     attributes: tuple[Any, ...] = ()
 
@@ -204,7 +200,7 @@ def read_pairs(path: Path, header: int = 0) -> dict[str, str]:
     return pairs
 
 
-def whole_number(path: Path, line: int, value: str, limit: int = MAX_NUMBER) -> int:
+def parse_whole_number(path: Path, line: int, value: str, limit: int = MAX_NUMBER) -> int:
     """Return a number below a limit, not negative; `InvalidData` names the line otherwise."""
     if not value.isdecimal() or len(value) > len(str(MAX_NUMBER)) or int(value) >= limit:
         raise InvalidData(
@@ -218,6 +214,6 @@ def read_numbers(path: Path, header: int = 0, limit: int = MAX_NUMBER) -> dict[s
     """Return what `read_pairs` does, as whole numbers below a limit."""
     pairs = read_pairs(path, header)
     return {
-        name: whole_number(path, line, value, limit)
+        name: parse_whole_number(path, line, value, limit)
         for line, (name, value) in enumerate(pairs.items(), header + 1)
     }

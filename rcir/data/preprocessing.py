@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from rcir.data.images import (
     ImageLike,
     Interpolation,
     Resizing,
-    faults,
+    find_faults,
     read_image,
     read_images,
 )
@@ -26,12 +26,7 @@ from rcir.errors import InvalidConfig, InvalidImage
 from rcir.options import require_choice
 
 READER_REVISION = 2  # revision of the pixels that `rcir.data.images` reads from a file
-RESIZING_DEFAULTS = {
-    "interpolation": "bilinear",
-    "crop": None,
-    "stretch": False,
-    "crop_rounding": "nearest",
-}
+ALWAYS_STATED = ("size", "channels", "mean", "std")  # whatever their values
 
 
 @dataclass(frozen=True)
@@ -89,18 +84,17 @@ class Preprocessing:
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Make one from plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
         height, width = values["size"]
-        optional = (*RESIZING_DEFAULTS, "max_pixels")
+        optional = {field.name for field in fields(cls)} - {*ALWAYS_STATED}
         further = {name: values[name] for name in optional if name in values}
         mean, std = tuple(values["mean"]), tuple(values["std"])
         return cls((height, width), values["channels"], mean, std, **further)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; options of resizing that have their defaults are left out."""
-        defaults = RESIZING_DEFAULTS | {"max_pixels": MAX_PIXELS}
         return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in defaults or value != defaults[name]
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.name in ALWAYS_STATED
         }
 
     def identity(self) -> dict[str, Any]:
@@ -131,9 +125,9 @@ class Preprocessing:
         pixels = torch.from_numpy(read_images(images, self.channels, resizing, self.max_pixels))
         return pixels[:, None] if self.channels == 1 else pixels.permute(0, 3, 1, 2)
 
-    def faults(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> dict[int, str]:
+    def find_faults(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> dict[int, str]:
         """Rows of the images that cannot be read, each with the reason."""
-        reasons = faults([*images], self.max_pixels)
+        reasons = find_faults([*images], self.max_pixels)
         return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
     def normalise(self, images: Tensor) -> Tensor:

@@ -31,14 +31,14 @@ def check_max_rejects(max_rejects: float, option: str = "max_rejects") -> None:
         )
 
 
-def allowed_rejects(max_rejects: float, n: int) -> int:
+def count_allowed(max_rejects: float, n: int) -> int:
     """Return the number of n images that may be unreadable; a share above 0 allows at least one."""
     if max_rejects >= 1:
         return int(max_rejects)
     return max(1, math.floor(max_rejects * n)) if max_rejects > 0 else 0
 
 
-def unreadable(
+def find_unreadable(
     parts: Iterable[ImageSet],
     preprocessing: Preprocessing,
     progress: Callable[[int], object] = lambda checked: None,
@@ -53,7 +53,7 @@ def unreadable(
             continue
         for start in range(0, len(part), CHECKED_TOGETHER):
             chunk = part.images[start : start + CHECKED_TOGETHER]
-            for row, reason in preprocessing.faults(chunk).items():
+            for row, reason in preprocessing.find_faults(chunk).items():
                 rejects[part.ids[start + row]] = reason
             progress(len(chunk))
     return rejects
@@ -69,7 +69,7 @@ def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path
         return None
     write_rejects(table, rejects)
     counts = f"{len(rejects):,} of {n:,} images cannot be read"
-    if len(rejects) > (allowed := allowed_rejects(max_rejects, n)):
+    if len(rejects) > (allowed := count_allowed(max_rejects, n)):
         examples = "; ".join(f"{name}: {reason}" for name, reason in [*rejects.items()][:3])
         raise InvalidImage(
             f"{counts}, and --max-rejects {max_rejects:g} allows {allowed:,}. {table} lists all "

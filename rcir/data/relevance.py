@@ -180,14 +180,14 @@ class WithinRadius:
         return WithinRadius(np.concatenate([self.places, others.places]), self.radius)
 
 
-def database_of(relevance: Relevance) -> NDArray[np.bool_] | None:
+def find_database(relevance: Relevance) -> NDArray[np.bool_] | None:
     """Return whether each image (n,) is searched, not a query; None if all images are both."""
     return relevance.database if isinstance(relevance, WithinRadius) else None
 
 
-def asking(relevance: Relevance) -> NDArray[np.int64]:
+def find_query_rows(relevance: Relevance) -> NDArray[np.int64]:
     """Return the rows of the queries: the anchors of tuples, and the queries of a validation."""
-    database = database_of(relevance)
+    database = find_database(relevance)
     return np.arange(len(relevance)) if database is None else np.flatnonzero(~database)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.records import ImageSet, Splits
-from rcir.data.relevance import Relevance, WithinRadius, asking, database_of
+from rcir.data.relevance import Relevance, WithinRadius, find_database, find_query_rows
 from rcir.options import ALPHA, DELTA
 
 MIN_QUERIES = {"tuning": 2, "calibration": 1, "test": 1}
 MIN_VALIDATION = 3  # images
 
 
-def shortages(splits: Splits) -> list[str]:
+def list_shortages(splits: Splits) -> list[str]:
     """Return what each part that is too small to be used has and needs."""
     lacking = []
     if not can_train(splits.train):
@@ -72,7 +72,7 @@ def _near(relevance: Relevance) -> Relevance:
 
 def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
     """Return the rows of the images that can be the anchor or the positive of a tuple."""
-    near, database = _near(relevance), database_of(relevance)
+    near, database = _near(relevance), find_database(relevance)
     if database is None:
         return np.flatnonzero(near.totals(near) > 1)
     has_positive = np.zeros(len(relevance), bool)
@@ -85,8 +85,8 @@ def _with_positives(relevance: Relevance) -> NDArray[np.int64]:
 
 def _matches(relevance: Relevance) -> tuple[NDArray[np.int64], int]:
     """Return the number of other images that match each query, and the number of others."""
-    database = database_of(relevance)
+    database = find_database(relevance)
     if database is None:  # an image counts itself, if it matches anything
         return np.maximum(relevance.totals(relevance) - 1, 0), len(relevance) - 1
     searched = relevance.subset(np.flatnonzero(database))
-    return relevance.subset(asking(relevance)).totals(searched), len(searched)
+    return relevance.subset(find_query_rows(relevance)).totals(searched), len(searched)

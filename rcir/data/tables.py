@@ -116,7 +116,7 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
     return renamed.replace_schema_metadata(table.schema.metadata)
 
 
-def column_values(path: Path, name: str, column: Any) -> list[Any]:
+def list_values(path: Path, name: str, column: Any) -> list[Any]:
     """Return the values of an Arrow column, which may be lists of texts or numbers."""
     import pyarrow as pa
 
@@ -137,7 +137,7 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def finite_numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+def parse_numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
     """Return a column of numbers or their texts; `InvalidData` if one is missing or not finite."""
     try:
         numbers = np.array([np.nan if value is None else value for value in values], np.float64)

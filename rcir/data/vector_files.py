@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from rcir.data.bursts import as_seconds
 from rcir.data.names import as_ids, as_label_lists, as_labels, as_texts, require_utf8
 from rcir.data.tables import (
-    column_values,
-    finite_numbers,
     is_list,
+    list_values,
     missing_column,
+    parse_numbers,
     read_csv,
     read_parquet,
 )
@@ -140,7 +140,7 @@ def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
     table = read_parquet(path, names)
     model = (table.schema.metadata or {}).get(MODEL_KEY.encode())
     columns: dict[str, Any] = {
-        name: _matrix(path, column) if name == "vector" else column_values(path, name, column)
+        name: _matrix(path, column) if name == "vector" else list_values(path, name, column)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
     present = parquet.read_schema(path).names
@@ -218,7 +218,7 @@ def _table(
         examples = ", ".join(map(printable, twice[:3]))
         raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
     numbers = {
-        name: finite_numbers(path, name, columns[name])
+        name: parse_numbers(path, name, columns[name])
         for name in ("x", "y", "uncertainty")
         if name in columns
     }

@@ -56,7 +56,7 @@ def embed_readable(
     try:
         return _embed_block(encoder, preprocessing, images, batch), {}
     except InvalidImage:
-        rejects = preprocessing.faults(images)
+        rejects = preprocessing.find_faults(images)
         if not rejects:
             raise
     readable = [images[row] for row in range(len(images)) if row not in rejects]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.relevance import Relevance, WithinRadius, asking
+from rcir.data.relevance import Relevance, WithinRadius, find_query_rows
 from rcir.errors import InvalidConfig, InvalidData
 
 BLOCK_PAIRS = 1 << 22  # matching pairs in memory at a time, about
@@ -37,7 +37,7 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
         [0, 1, 2, 4, 5]
     """
     chosen = np.zeros(len(relevance), np.bool_)
-    order, used, n_chosen = rng.permutation(asking(relevance)), 0, 0
+    order, used, n_chosen = rng.permutation(find_query_rows(relevance)), 0, 0
     while n_chosen < size and used < len(order):
         anchors = order[used : used + -(-(size - n_chosen) // 2)]
         used += len(anchors)
@@ -195,7 +195,7 @@ def genuine_batches(
                     # No image is paired with itself.
                     yield rows, pairs[:, rows[pairs[0]] != rows[pairs[1]]]
     while True:
-        anchors, matches = _draw_pairs(relevance, rng.permutation(asking(relevance)), rng)
+        anchors, matches = _draw_pairs(relevance, rng.permutation(find_query_rows(relevance)), rng)
         if not len(anchors):
             raise InvalidData("no training image matches another one, which variances need")
         for start in range(0, len(anchors), batch // 2):

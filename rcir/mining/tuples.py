@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rcir.data.relevance import Relevance, WithinRadius, database_of
+from rcir.data.relevance import Relevance, WithinRadius, find_database
 from rcir.errors import InvalidConfig
 from rcir.options import require_choice
 from rcir.torch_settings import copied, full_precision
@@ -113,7 +113,7 @@ class Search:
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
         n, d = cache.shape
         self._cache, self._relevance, self._wanted = cache, relevance, wanted
-        database = database_of(relevance)
+        database = find_database(relevance)
         # Images outside of the database, which are no positives or negatives.
         self._asking = None if database is None else torch.from_numpy(~database).to(cache.device)
         # In parts, since the whole would be a second cache.
@@ -360,7 +360,7 @@ def mine(
     """
     if config.positive is None or config.negatives is None:
         raise InvalidConfig("mining.positive and mining.negatives must both be chosen")
-    if (database := database_of(relevance)) is not None:
+    if (database := find_database(relevance)) is not None:
         anchors = anchors[~torch.from_numpy(database)[anchors.cpu()]]
     draws, keys = (drawn[part] for drawn in _draws(config, len(anchors), generator))
     anchors = anchors[part].to(cache.device)

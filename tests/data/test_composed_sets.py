@@ -13,7 +13,7 @@ from torchvision.datasets import MNIST
 
 from rcir.data import DataConfig, load_splits
 from rcir.data.augmentation import occlude
-from rcir.data.datasets.handwriting import released_classes
+from rcir.data.datasets.handwriting import list_released_classes
 from rcir.errors import InvalidConfig, InvalidData
 from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
 
@@ -98,7 +98,7 @@ def halves(images):
 
 
 def test_parts_have_the_requested_sizes_and_the_released_classes(splits):
-    released = released_classes(2)
+    released = list_released_classes(2)
     all_classes = (released[:60], released[60:], *[unseen(100)] * 4)
     closed = load_splits(DataConfig("digits", options={"open_set": False}))
     for part, n, classes in zip(PARTS, (400, 100, 300, 200, 400, 100), all_classes, strict=True):
@@ -234,7 +234,7 @@ def counts_of(images):
     [(2, [6, 37, 87, 50, 43, 74, 94, 27]), (3, [154, 240, 525, 414, 351, 657, 866, 184])],
 )
 def test_classes_are_those_of_the_released_lists(digits, first):
-    classes = released_classes(digits)
+    classes = list_released_classes(digits)
     assert classes[:8] == first
     assert len(set(classes)) == len(classes) == 7 * 10**digits // 10
     assert set(range(10**digits)) - set(classes) == unseen(10**digits)

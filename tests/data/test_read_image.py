@@ -17,7 +17,7 @@ import torch
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from rcir.data import Preprocessing, images, read_image
-from rcir.data.images import Resizing, UntrustedImage, capture_times, image_size, to_pixels
+from rcir.data.images import Resizing, UntrustedImage, image_size, read_capture_times, to_pixels
 from rcir.errors import ImageTooLarge, InvalidImage
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -202,7 +202,7 @@ def test_capture_times_are_read_without_decoding(ending, colours, tmp_path):
         paths[1], **({"exif": photograph.tobytes()} if states_times else {})
     )
     allocated = Image.core.get_stats()["new_count"]
-    times = capture_times(paths)
+    times = read_capture_times(paths)
     assert Image.core.get_stats()["new_count"] == allocated
     assert times == [None, "2026-11-26 09:47:00" if states_times else None]
 
@@ -317,7 +317,7 @@ def test_a_jpeg_that_declares_a_huge_image_is_refused_before_decoding(tmp_path, 
         read_image(path, 3)
     with pytest.raises(ImageTooLarge, match="200,000,000"):
         Preprocessing().resized([path] * 20)
-    assert next(images.faults([path])).startswith(str(path))
+    assert next(images.find_faults([path])).startswith(str(path))
 
 
 def jpeg_that_declares(width, height):
@@ -389,7 +389,7 @@ def test_depth_is_what_the_file_states(name, tmp_path):
         if not isinstance(source, Image.Image):
             with pytest.raises(InvalidImage, match="deeper"):
                 image_size(source)
-    (fault,) = images.faults([tmp_path / name])
+    (fault,) = images.find_faults([tmp_path / name])
     assert "deeper" in fault
 
 

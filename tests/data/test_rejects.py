@@ -7,11 +7,11 @@ import pytest
 
 from rcir.data import DataConfig, ImageSet, Preprocessing, load_splits
 from rcir.data.rejects import (
-    allowed_rejects,
     check_max_rejects,
+    count_allowed,
+    find_unreadable,
     read_rejects,
     tolerate,
-    unreadable,
     write_rejects,
 )
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage
@@ -23,7 +23,7 @@ from tests.data.small_sets import write_pictures
     [(0, 500, 0), (0.01, 9, 1), (0.01, 200, 2), (0.5, 3, 1), (1, 500, 1), (7, 3, 7)],
 )
 def test_a_share_is_rounded_down_but_allows_one_and_a_number_is_itself(max_rejects, n, allowed):
-    assert allowed_rejects(max_rejects, n) == allowed
+    assert count_allowed(max_rejects, n) == allowed
 
 
 def test_values_that_are_neither_a_share_nor_a_number_are_refused():
@@ -72,7 +72,7 @@ def test_all_unreadable_images_of_all_parts_are_found(tmp_path, monkeypatch):
     parts = [images.subset(np.arange(3)), images.subset(np.arange(3, 7))]
     parts.append(ImageSet(np.zeros((2, 4, 4), np.uint8), np.zeros(2, np.int64), ["a", "b"]))
     checked: list[int] = []
-    rejects = unreadable(parts, Preprocessing((8, 16), 3), checked.append)
+    rejects = find_unreadable(parts, Preprocessing((8, 16), 3), checked.append)
     assert list(rejects) == ["1.png", "4.png", "6.png"]
     assert all(name in reason for name, reason in rejects.items())
     assert sum(checked) == 7

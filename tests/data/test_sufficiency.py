@@ -10,7 +10,7 @@ from scipy.stats import beta
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.catalogue import require_enough
 from rcir.data.relevance import SharedLabel, WithinRadius
-from rcir.data.sufficiency import calibration_note, can_train, shortages
+from rcir.data.sufficiency import calibration_note, can_train, list_shortages
 from rcir.errors import InvalidData
 from tests.data.small_sets import touch
 
@@ -93,5 +93,5 @@ def test_places_train_with_positives_of_the_other_side(places, database, enough,
 def test_images_without_a_label_match_nothing(splits):
     labels = SharedLabel(csr_array(np.array([[1, 0], [0, 1], [0, 0]], bool)))
     images = ImageSet(np.zeros((3, 2, 2), np.uint8), None, list("abc"), relevance=labels)
-    messages = shortages(replace(splits, train=images, validation=images))
+    messages = list_shortages(replace(splits, train=images, validation=images))
     assert [each.partition(" ")[0] for each in messages] == ["no", "validation"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, asking
+from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius, find_query_rows
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.mining import MiningConfig, mine
 
@@ -272,7 +272,7 @@ def test_a_subset_of_places_keeps_radii_and_roles():
     part = WithinRadius(places, 25.0, 10.0, database).subset(rows)
     assert (part.near, part.radius) == (10.0, 25.0)
     assert part.database.tolist() == database[rows].tolist()
-    assert asking(part).tolist() == np.flatnonzero(~database[rows]).tolist()
+    assert find_query_rows(part).tolist() == np.flatnonzero(~database[rows]).tolist()
     for near in (0.0, -1.0, 25.1, float("nan")):
         with pytest.raises(InvalidData, match="near"):
             WithinRadius(places, 25.0, near, database)

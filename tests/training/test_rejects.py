@@ -96,8 +96,8 @@ def test_members_of_an_ensemble_leave_out_what_the_ensemble_found(config, photos
         checks.append(1)
         return original(*arguments)
 
-    original = training.run.unreadable
-    monkeypatch.setattr(training.run, "unreadable", counted)
+    original = training.run.find_unreadable
+    monkeypatch.setattr(training.run, "find_unreadable", counted)
     encoder = EncoderConfig("deep-ensemble", dim=4, options={"members": 2})
     run = train(replace(config, name="ensemble", encoder=encoder, loss={}, max_rejects=4))
     assert run.finished

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rcir.data.augmentation import occlude
-from rcir.data.division import QueryDivision, Source, clusters_of, draw_by_cluster, draw_by_label
+from rcir.data.division import QueryDivision, Source, draw_by_cluster, draw_by_label, get_clusters
 from rcir.data.listing import require_files
 from rcir.data.records import ImageSet, Splits
 from rcir.errors import InvalidConfig, InvalidData
@@ -32,7 +32,7 @@ READ_ERRORS = (
 )
 
 
-def released_classes(digits: int) -> list[int]:
+def list_released_classes(digits: int) -> list[int]:
     """Return the numbers that training shows, 70% of all, in the order of the released lists."""
     n = 10**digits
     chosen = np.random.RandomState(CLASS_LIST_SEED).choice(n, 7 * n // 10, replace=False)
@@ -84,7 +84,7 @@ def read_n_digit_mnist(
         )
     _require_probabilities(corrupt=corrupt, train_corrupt=train_corrupt)
     numbers = np.arange(10**digits)
-    train_classes = numbers if gap == "instance" else np.sort(released_classes(digits))
+    train_classes = numbers if gap == "instance" else np.sort(list_released_classes(digits))
     is_open = gap == "number" and unseen
     test_classes = np.setdiff1d(numbers, train_classes) if is_open else train_classes
     rng = np.random.default_rng(draw)
@@ -218,7 +218,7 @@ def load_two_digits(
     pools = np.split(order, np.round(np.array([0.5, 0.6, 0.75]) * len(order)).astype(int))
     train_classes = validation_classes = evaluation_classes = np.arange(100)
     if open_set:  # the last 10 of the 70 released training classes validate
-        released = np.array(released_classes(digits=2))
+        released = np.array(list_released_classes(digits=2))
         train_classes, validation_classes = np.sort(released[:60]), np.sort(released[60:])
         evaluation_classes = np.setdiff1d(evaluation_classes, released)
 
@@ -339,7 +339,7 @@ def load_omniglot(
     if queries == "new-labels":
         parts = [pool[part] for part in draw_by_label(rng, drawings.subset(pool), sizes, cluster)]
     elif cluster is not None:
-        pool_clusters = clusters_of(drawings, cluster)[pool]
+        pool_clusters = get_clusters(drawings, cluster)[pool]
         parts = [pool[part] for part in draw_by_cluster(rng, pool_clusters, sizes)]
     else:
         parts = np.split(pool, [tuning, tuning + calibration])

@@ -16,13 +16,13 @@ from rcir.data.division import Source
 from rcir.data.listing import (
     LEFT_OUT,
     Row,
+    parse_whole_number,
     read_lines,
     read_mat,
     read_numbers,
     read_pairs,
     require_files,
     source_of,
-    whole_number,
 )
 from rcir.errors import DataUnavailable, InvalidData
 
@@ -145,7 +145,7 @@ def read_products(root: Path) -> Source:
             if header != PRODUCTS_HEADER:
                 raise InvalidData(f"{path}, line 1 must be {' '.join(PRODUCTS_HEADER)!r}")
             for line, (_, product, _, name) in enumerate(lines, 2):
-                yield Row(name, split, whole_number(path, line, product))
+                yield Row(name, split, parse_whole_number(path, line, product))
 
     return source_of(folder, rows())
 

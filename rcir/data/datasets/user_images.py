@@ -26,7 +26,7 @@ from rcir.data.names import (
 )
 from rcir.data.records import ImageSet
 from rcir.data.relevance import WithinRadius
-from rcir.data.tables import column_values, finite_numbers, missing_column, read_csv, read_parquet
+from rcir.data.tables import list_values, missing_column, parse_numbers, read_csv, read_parquet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
@@ -282,7 +282,7 @@ def _read_pictures(file: Path) -> dict[str, list[Any]]:
         columns["labels"] = as_label_lists(table["labels"], f"{file}: column labels", first=1)
     for name in ("x", "y"):
         if name in table:
-            columns[name] = finite_numbers(file, name, table[name]).tolist()
+            columns[name] = parse_numbers(file, name, table[name]).tolist()
     return columns
 
 
@@ -298,7 +298,7 @@ def _read_columns(file: Path) -> dict[str, list[Any]]:
             table = read_parquet(file)
             for name, column in zip(table.column_names, table.columns, strict=True):
                 is_used = name in USED_COLUMNS
-                columns[name] = column_values(file, name, column) if is_used else column.to_pylist()
+                columns[name] = list_values(file, name, column) if is_used else column.to_pylist()
     except InvalidData:
         raise
     except (ValueError, OSError, ArrowException) as error:
