@@ -231,7 +231,9 @@ def publish(
     write_file(page, text.encode())
     if tracked is not None:
         tracked.log_metrics(evaluation.metrics())
-        tracked.log_curves(evaluation.curves())
+        now = time.time()
+        curves = evaluation.curves()
+        tracked.log_points((name, *point, now) for name in curves for point in curves[name].items())
         for name, rows in evaluation.tables().items():
             tracked.log_table(rows, name)
         for name, svg in pictures.items():

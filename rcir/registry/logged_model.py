@@ -60,12 +60,6 @@ def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
 
     A query is an `image` or, without an encoder, a `vector`, with its `uncertainty` if the
     calibration queries had one.
-
-    Example:
-        >>> import rcir
-        >>> retriever = rcir.Retriever.from_embeddings(np.eye(4))
-        >>> [column["name"] for column in signature(retriever)["inputs"]]
-        ['vector']
     """
     inputs: dict[str, str | list[str]] = {IMAGE: "binary"}
     if retriever.encoder is None:
@@ -114,17 +108,8 @@ def has_uncertainty(retriever: Retriever) -> bool:
 def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:
     """Return the answer of `Retriever.retrieve` to each row of a table.
 
-    Args:
-        retriever: calibrated.
-        table: with the input columns of `signature`; an `image` is the bytes of a file.
-        params: some of `PARAMETERS`; the others have their defaults.
-
-    Returns:
-        A row for each query, with the output columns of `signature`.
-
-    Raises:
-        InvalidData: the vectors differ in length.
-        RcirError: as `Retriever.retrieve` does.
+    The table and the answers have the columns of `signature`; an `image` is the bytes of a file.
+    `params` are some of `PARAMETERS`; the others have their defaults.
     """
     from pandas import DataFrame
 
@@ -158,11 +143,6 @@ def requirements(retriever: Retriever) -> list[str]:
     """Return the requirements of a retriever, in the versions installed here.
 
     They include the packages of classes outside rcir ("package.module:Class").
-
-    Example:
-        >>> import numpy as np
-        >>> requirements(Retriever.from_embeddings(np.eye(4)))[0].partition("==")[0]
-        'rcir[cpu,train]'
     """
     kinds = [IndexConfig.of(retriever.index).kind]
     # The model is loaded elsewhere, perhaps without a GPU; "train" brings MLflow.
@@ -183,15 +163,7 @@ def requirements(retriever: Retriever) -> list[str]:
 
 
 def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
-    """Return the card of a calibrated retriever.
-
-    Args:
-        retriever: the retriever.
-        results: of its evaluation, `results.json`.
-
-    Raises:
-        InvalidData: `results` are those of another version of rcir or of another calibration.
-    """
+    """Return the card of a calibrated retriever with the results of its evaluation."""
     calibration = retriever.require_calibration()
     rule, source = calibration.main, retriever.searcher.options.model or "unknown origin"
     embedded = f"vectors of {printable(source)}"
@@ -299,14 +271,8 @@ def log_calibration(
 ) -> str:
     """Log a calibration as the model of an MLflow run; return the model's id.
 
-    Args:
-        run: in MLflow.
-        output: folder with `retriever`, `results.json` and `test.safetensors`.
-        retriever: the one in it.
-        example: a row of queries, see `image_example` and `vector_example`.
-
-    Raises:
-        InvalidData: the results are missing, or are those of another retriever.
+    `output` is the folder with `retriever`, `results.json` and `test.safetensors`, and `example` a
+    row of queries, see `image_example` and `vector_example`.
     """
     text = card(retriever, read_results(output))
     run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
@@ -362,11 +328,7 @@ def vector_example(retriever: Retriever) -> dict[str, Any]:
 
 
 def example_of(retriever: Retriever) -> dict[str, Any]:
-    """Return a query of a calibrated retriever: a calibration vector, or a test image of its data.
-
-    Raises:
-        DataUnavailable: its data set is not on this machine.
-    """
+    """Return a query of a calibrated retriever: a calibration vector, or a test image."""
     if retriever.encoder is None:
         return vector_example(retriever)
     from rcir.config import from_plain

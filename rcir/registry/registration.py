@@ -48,7 +48,9 @@ def register(reference: str, name: str, alias: str | None = None) -> tracking.Re
             return present
         run, model = _log(calibration)
         text = card(calibration.retriever, calibration.results)
-        return tracking.create_version(name, run, model, text, _tags(calibration), alias)
+        return tracking.create_version(
+            name, run, model, description=text, tags=_tags(calibration), alias=alias
+        )
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,7 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version of a registered model.
-
-    Attributes:
-        name: of the registered model.
-        version: its number.
-        model: id of the logged model.
-        alias: of this version, or None.
-    """
+    """A version of a registered model; `model` is the id of the logged model."""
 
     name: str
     version: int
@@ -70,30 +63,21 @@ def log_model(
     example: Mapping[str, Any],
     requirements: Sequence[str],
 ) -> str:
-    """Log a retriever as the model of a run.
+    """Log the retriever in a folder as the model of a run; return the id of the model.
 
     The retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer
     its requirements, and contains no path of this machine.
 
-    Args:
-        run: of the model.
-        code: the script that creates it, with `mlflow.models.set_model`.
-        folder: of the retriever.
-        files: further files, beside its description.
-        signature: columns of "inputs" and "outputs", and "params", as MLflow describes them.
-        example: a row of its input.
-        requirements: for pip.
-
-    Returns:
-        The id of the model.
+    `code` is the script that creates it, with `mlflow.models.set_model`; `files` lie beside its
+    description; `signature` has the columns of "inputs" and "outputs", and "params", as MLflow
+    describes them; `example` is a row of its input, and `requirements` are those for pip.
     """
     import pandas as pd
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model, ModelSignature
 
     experiment = run.experiment
-    with reachable(run.uri, run.id):
-        client = client_of(run.uri)
+    with run.client() as client:
         logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
     model_id: str = logged.model_id
     model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=model_id, model_id=model_id)
@@ -123,7 +107,7 @@ def log_model(
         model.save(str(local / MODEL_FILE))
         for file in files:
             shutil.copy(file, local)
-        with reachable(run.uri, run.id):
+        with run.client() as client:
             client.log_model_artifacts(model_id, str(local))
             client.log_model_artifacts(model_id, str(folder), INSIDE)
             client.finalize_logged_model(model_id, "READY")
@@ -135,8 +119,8 @@ def find_model(run: TrackedRun) -> str | None:
     """Return the id of a run's latest model; None if it has none."""
     query = f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
     experiment = run.experiment
-    with reachable(run.uri, run.id):
-        models = client_of(run.uri).search_logged_models([experiment], query)
+    with run.client() as client:
+        models = client.search_logged_models([experiment], query)
     return models[0].model_id if models else None
 
 
@@ -149,19 +133,15 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     if model is None:
         run.log_folder(folder, LOGGED)
         return
-    with reachable(run.uri, run.id):
-        client_of(run.uri).log_model_artifacts(model, str(folder), INSIDE)
+    with run.client() as client:
+        client.log_model_artifacts(model, str(folder), INSIDE)
 
 
 def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     """Call `load` with a retriever's folder, downloaded to a temporary place.
 
-    Args:
-        uri: of the folder, or of a model of a run or of the registry.
-        load: reads the folder.
-
-    Raises:
-        NoRetriever: MLflow has nothing at that URI.
+    `uri` is that of the folder, or of a model of a run or of the registry; `NoRetriever` if MLflow
+    has nothing there.
     """
     from mlflow.exceptions import MlflowException
 
@@ -179,21 +159,13 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
 
 
 def read_file(uri: str) -> bytes:
-    """Return the content of a small file of a run or a model, without retrying for minutes.
-
-    Raises:
-        NoRetriever: MLflow has nothing at that URI, or does not answer.
-    """
+    """Return the content of a small file of a run or a model, without retrying for minutes."""
     with settings(IMPATIENT):
         return with_downloaded(uri, Path.read_bytes)
 
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:
-    """Return the version of a registered model that has an alias, or None.
-
-    Raises:
-        InvalidConfig: MLflow does not accept such an alias.
-    """
+    """Return the version of a registered model that has an alias, or None."""
     from mlflow.exceptions import MlflowException
 
     if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"latest|v\d+", alias.lower()):
@@ -217,19 +189,15 @@ def create_version(
     name: str,
     run: TrackedRun,
     model: str,
+    *,
     description: str,
     tags: Mapping[str, str],
     alias: str | None = None,
 ) -> RegisteredVersion:
-    """Register a run's model as the next version of a name, and set an alias to it.
-
-    Raises:
-        InvalidConfig: MLflow does not accept such a name.
-    """
+    """Register a run's model as the next version of a name, and set an alias to it."""
     from mlflow.exceptions import MlflowException
 
-    with reachable(run.uri, run.id):
-        client = client_of(run.uri)
+    with run.client() as client:
         try:
             client.create_registered_model(name)
         except MlflowException as error:

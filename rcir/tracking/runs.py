@@ -213,11 +213,8 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
     """Raise `TrackingUnavailable`, within half a minute, for a store that MLflow cannot use.
 
-    Neither the message nor MLflow's output contains user and password.
-
-    Args:
-        uri: of the store.
-        run_id: of the run that is read or written, if any: it may have been deleted.
+    Neither the message nor MLflow's output contains user and password. The run `run_id` that is
+    read or written, if any, may have been deleted.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError  # of tables that cannot be made
@@ -272,12 +269,7 @@ def _deleted_experiment(experiment: Experiment, uri: str) -> TrackingUnavailable
 
 
 class TrackedRun:
-    """An MLflow run, which this process or its workers write to by its id.
-
-    Attributes:
-        id: the run's id.
-        uri: its tracking store.
-    """
+    """An MLflow run in a tracking store, which this process or its workers write to by its id."""
 
     def __init__(self, run_id: str, uri: str) -> None:
         self.id = run_id
@@ -290,9 +282,15 @@ class TrackedRun:
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
 
-    def _read(self) -> Run:
+    @contextmanager
+    def client(self) -> Iterator[MlflowClient]:
+        """Use MLflow's client of the store; `TrackingUnavailable` as `reachable` raises it."""
         with reachable(self.uri, self.id):
-            return self._client.get_run(self.id)
+            yield self._client
+
+    def _read(self) -> Run:
+        with self.client() as client:
+            return client.get_run(self.id)
 
     @property
     def params(self) -> dict[str, str]:
@@ -316,25 +314,25 @@ class TrackedRun:
 
     def require_active(self) -> None:
         """Raise `TrackingUnavailable` if the run cannot be written to, or is deleted."""
-        with reachable(self.uri, self.id):
-            _require_active(self._client, self.id, self.uri)
+        with self.client() as client:
+            _require_active(client, self.id, self.uri)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters once; those logged before keep their first value."""
         from mlflow.entities import Param
 
-        with reachable(self.uri, self.id):
-            logged = self._client.get_run(self.id).data.params
+        with self.client() as client:
+            logged = client.get_run(self.id).data.params
             new = [Param(name, str(value)) for name, value in params.items() if name not in logged]
             if new:
-                self._client.log_batch(self.id, params=new)
+                client.log_batch(self.id, params=new)
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         from mlflow.entities import RunTag
 
-        with reachable(self.uri, self.id):
-            self._client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
+        with self.client() as client:
+            client.log_batch(self.id, tags=[RunTag(*item) for item in tags.items()])
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int = 0, at: float | None = None
@@ -346,11 +344,6 @@ class TrackedRun:
         at = time.time() if at is None else at
         self.log_points((name, step, value, at) for name, value in metrics.items())
 
-    def log_curves(self, curves: Mapping[str, Mapping[int, float]]) -> None:
-        """Log curves, each a metric with a value by step."""
-        at = time.time()
-        self.log_points((name, *point, at) for name in curves for point in curves[name].items())
-
     def log_points(self, points: Iterable[tuple[str, int, float, float]]) -> None:
         """Log values of metrics: name, step, value and time (see `log_metrics`)."""
         from mlflow.entities import Metric
@@ -358,31 +351,28 @@ class TrackedRun:
         metrics = [
             Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
         ]
-        with reachable(self.uri, self.id):
+        with self.client() as client:
             for start in range(0, len(metrics), METRICS_AT_ONCE):
-                self._client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
+                client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
 
     def steps(self, metric: str) -> set[int]:
         """Return the logged steps of a metric."""
-        with reachable(self.uri, self.id):
-            return {point.step for point in self._client.get_metric_history(self.id, metric)}
+        with self.client() as client:
+            return {point.step for point in client.get_metric_history(self.id, metric)}
 
     def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
         """Log a data set as an input.
 
-        Args:
-            name: of the data set.
-            digest: equal for equal data, at most 36 characters.
-            context: its use, such as "training".
-            source: its origin, as plain values.
+        `digest` has at most 36 characters and is equal for equal data; `context` is its use, such
+        as "training", and `source` its origin, as plain values.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
         dataset = Dataset(name, digest, source_type="rcir", source=json.dumps(source))
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
-        with reachable(self.uri, self.id):
-            self._client.log_inputs(self.id, inputs)
+        with self.client() as client:
+            client.log_inputs(self.id, inputs)
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Log a table as the artifact `tables/NAME.json`, which MLflow's page shows."""
@@ -390,23 +380,23 @@ class TrackedRun:
 
         # With columns of the type for strings, MLflow makes pandas warn.
         table = pd.DataFrame(list(rows), dtype=object)
-        with reachable(self.uri, self.id), settings(SILENT):
-            self._client.log_table(self.id, table, f"tables/{name}.json")
+        with self.client() as client, settings(SILENT):
+            client.log_table(self.id, table, f"tables/{name}.json")
 
     def log_figure(self, svg: str, name: str) -> None:
         """Log a figure as `figures/NAME.svg`."""
-        with reachable(self.uri, self.id):
-            self._client.log_text(self.id, svg, f"figures/{name}.svg")
+        with self.client() as client:
+            client.log_text(self.id, svg, f"figures/{name}.svg")
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder as the artifact folder `name`."""
-        with reachable(self.uri, self.id):
-            self._client.log_artifacts(self.id, str(folder), name)
+        with self.client() as client:
+            client.log_artifacts(self.id, str(folder), name)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
-        with reachable(self.uri, self.id):
-            self._client.log_artifact(self.id, str(path))
+        with self.client() as client:
+            client.log_artifact(self.id, str(path))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -414,9 +404,9 @@ class TrackedRun:
 
         The status is kept if another process ended the run, which made the block fail.
         """
-        with reachable(self.uri, self.id):
-            self._client.set_tag(self.id, OWNER_TAG, owner())
-            self._client.update_run(self.id, status="RUNNING")
+        with self.client() as client:
+            client.set_tag(self.id, OWNER_TAG, owner())
+            client.update_run(self.id, status="RUNNING")
         try:
             with self._system_metrics():
                 yield
@@ -450,8 +440,8 @@ class TrackedRun:
 
     def end(self, status: str) -> None:
         """Mark the run as ended: "FINISHED", "FAILED" or "KILLED"."""
-        with reachable(self.uri, self.id):
-            self._client.set_terminated(self.id, status)
+        with self.client() as client:
+            client.set_terminated(self.id, status)
 
 
 def start_run(
@@ -463,13 +453,8 @@ def start_run(
     """Create a run in the experiment of its parent, or in MLFLOW_EXPERIMENT_NAME ("rcir").
 
     Runs of the experiment that are marked as running, but whose process on this host has ended, are
-    marked as killed.
-
-    Args:
-        name: shown in the interface.
-        tags: added to those that MLflow sets (user, source, git revision).
-        parent: the run that the new one is part of.
-        start: a token of this start. If a run has it already, that run is returned.
+    marked as killed. `tags` are added to those that MLflow sets (user, source, git revision). If a
+    run has the token `start` of this start already, that run is returned.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.utils.git_utils import get_git_commit
@@ -595,8 +580,7 @@ class MetricQueue:
     def put(self, marker: str, step: int, metrics: Mapping[str, float], at: float) -> None:
         """Add the metrics of a step, see `TrackedRun.log_metrics`, without waiting.
 
-        Args:
-            marker: one of the metrics; if the run has it at this step already, nothing is logged.
+        `marker` is one of them; if the run has it at this step already, nothing is logged.
         """
         if self._thread is None:
             # Set in this thread: others may read the environment while it changes.
