@@ -88,11 +88,7 @@ def require_cluster() -> None:
 
 
 def _last_started() -> str:
-    """Return Ray's address for "auto", from a file that a killed cluster leaves behind.
-
-    Raises:
-        ConnectionError: there is none.
-    """
+    """Return Ray's address for "auto", from a file that a killed cluster leaves behind."""
     from ray._private.services import canonicalize_bootstrap_address
 
     return str(canonicalize_bootstrap_address("auto"))
@@ -118,11 +114,7 @@ def alive_nodes() -> list[dict[str, float]]:
 
 
 def cpus_per_gpu() -> float:
-    """Return the smallest number of CPUs per GPU of any node, for reading images.
-
-    Raises:
-        InvalidConfig: no node has a GPU.
-    """
+    """Return the smallest number of CPUs per GPU of any node, for reading images."""
     shares = [node.get("CPU", 0) / node["GPU"] for node in alive_nodes() if node.get("GPU")]
     if not shares:
         raise InvalidConfig(

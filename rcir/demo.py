@@ -40,17 +40,7 @@ SHOWN_LABELS = 12
 
 
 def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
-    """Train, calibrate, measure and retrieve on handwritten two-digit numbers.
-
-    Args:
-        output: folder to write to.
-        method: of the encoder, see `rcir.encoders.EncoderConfig`.
-        epochs: passes over the training images, at least 1.
-
-    Raises:
-        InvalidConfig: the method does not exist, `epochs` is below 1, or the folder contains
-            something else.
-    """
+    """Train an encoder, calibrate, measure and retrieve on handwritten two-digit numbers."""
     started = time.monotonic()
     torch.set_num_threads(1)  # more threads do not help with images this small
     config = TrainingConfig(

@@ -467,7 +467,8 @@ def test_a_closed_queue_logs_no_further_steps(monkeypatch, capsys):
         queue.put("loss", step, {"loss": 1.0}, 0.0)
     queue.close()
     run.closed.set()
-    queue._thread.join(10)
-    assert not queue._thread.is_alive()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "rcir-metrics"]
+    thread.join(10)
+    assert not thread.is_alive()
     assert run.logged == [0]  # which was under way
     assert capsys.readouterr().out == ""

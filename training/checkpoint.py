@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -142,6 +142,7 @@ class TrainState:
 
     epoch: int = 0
     best_epoch: int = 0
+    _: KW_ONLY
     best_size: float = float("inf")
     best_score: float = -1.0
     improved_epoch: int = 0

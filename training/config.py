@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ class OptimizerConfig:
 
     kind: Literal["adam", "sgd"] = "adam"
     lr: float = 1e-3
+    _: KW_ONLY
     reference_batch: int | None = None
     warmup: float = 0.0
     weight_decay: float = 0.0
@@ -172,6 +173,7 @@ class TrainingConfig:
 
     name: str
     storage: str = field(default_factory=lambda: os.environ.get("RCIR_RUNS", "runs"))
+    _: KW_ONLY
     seed: int = 0
     epochs: int = 8
     selection: Literal["certified-size", "recall"] = "certified-size"

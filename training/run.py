@@ -64,22 +64,21 @@ def existing_run(config: TrainingConfig) -> RunFolder | None:
         new["micro_batches"] = old.get("micro_batches")
     if config.batch_per_worker is not None:
         new |= {"batch": old.get("batch"), "batch_per_worker": None}
-    changed = changed_options(old, new, RESOURCES)
-    if changed:
-        raise InvalidConfig(
-            f"{folder} contains a run with another {', '.join(changed)}: choose another name, or "
-            "remove that folder"
-        )
+    require_same_options(old, new, RESOURCES, f"{folder} contains a run")
     return run
 
 
-def changed_options(
-    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str]
-) -> list[str]:
-    """Return the dotted names of the options that differ between two plain configurations."""
+def require_same_options(
+    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str], found: str
+) -> None:
+    """Raise `InvalidConfig` if two plain configurations differ, except in ignored options."""
     old, new = flatten(old), flatten(new)
-    names = (old.keys() | new.keys()) - set(ignored)
-    return sorted(name for name in names if old.get(name) != new.get(name))
+    names = sorted((old.keys() | new.keys()) - set(ignored))
+    changed = [name for name in names if old.get(name) != new.get(name)]
+    if changed:
+        raise InvalidConfig(
+            f"{found} with another {', '.join(changed)}: choose another name, or remove that folder"
+        )
 
 
 def create_run(
@@ -144,8 +143,7 @@ def train(
             with the number of the epoch. Called in Ray's controller; with no workers, in this
             process and thread, without a context, where it may stop the run with `SystemExit`. Not
             called for members of an ensemble, which has no epochs of its own.
-        rejects: ids and reasons of unreadable images to leave out; None to look for them, see
-            `readable_splits`.
+        rejects: ids and reasons of unreadable images to leave out; None to look for them.
 
     Raises:
         InvalidConfig: the folder contains a run of another configuration, its files would be lost
@@ -181,8 +179,12 @@ def train(
     report = partial(console.print, soft_wrap=True) if parent is None else None
     splits = load_splits(config.data, report)
     require_enough(config.data, splits)
-    splits, rejects = readable_splits(config, splits, folder_of(config), rejects)
+    if rejects is None:
+        rejects = find_rejects(config, splits, folder_of(config))
+    elif rejects:
+        write_rejects(folder_of(config) / REJECTS_FILE, rejects)
     if rejects:
+        splits = splits.without(rejects)
         require_enough(config.data, splits)
     if report and (note := calibration_note(splits)):
         report(note)
@@ -207,29 +209,20 @@ def train(
         return _train_and_log(config, run, splits, callback, rejects)
 
 
-def readable_splits(
-    config: TrainingConfig,
-    splits: Splits,
-    folder: Path,
-    rejects: Mapping[str, str] | None = None,
-) -> tuple[Splits, Mapping[str, str]]:
-    """Leave out training and validation images that cannot be read; list them in the folder.
+def find_rejects(config: TrainingConfig, splits: Splits, folder: Path) -> Mapping[str, str]:
+    """Decode the training and validation images; return the ids of unreadable ones, and reasons.
 
-    `rejects` has their ids and the reasons; None to find them by decoding all images. They are
-    returned with the splits.
+    They are listed in `rejects.csv` in the folder; `InvalidImage` if they are more than
+    `config.max_rejects`.
     """
     parts = (splits.train, splits.validation)
-    if rejects is None:
-        bar = progress_bar()
-        task = bar.add_task("checking images", total=sum(map(len, parts)))
-        with bar:
-            rejects = find_unreadable(parts, config.preprocessing, partial(bar.advance, task))
-        table = folder / REJECTS_FILE
-        if line := tolerate(rejects, sum(map(len, parts)), config.max_rejects, table):
-            console.print(printable(line), soft_wrap=True)
-    elif rejects:
-        write_rejects(folder / REJECTS_FILE, rejects)
-    return splits.without(rejects), rejects
+    bar, total = progress_bar(), sum(map(len, parts))
+    task = bar.add_task("checking images", total=total)
+    with bar:
+        rejects = find_unreadable(parts, config.preprocessing, partial(bar.advance, task))
+    if line := tolerate(rejects, total, config.max_rejects, folder / REJECTS_FILE):
+        console.print(printable(line), soft_wrap=True)
+    return rejects
 
 
 def _train_and_log(

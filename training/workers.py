@@ -77,7 +77,7 @@ class Workers:
         lengths = counts.cpu().tolist()
         shape = (sum(lengths), *rows.shape[1:])
         if shared and self.device.type == "cpu":
-            gathered = self._allocate_shared(shape, rows.dtype)
+            gathered = self.allocate_shared(shape, rows.dtype)
         else:
             gathered = rows.new_empty(shape)
             if min(lengths) == max(lengths):
@@ -91,7 +91,7 @@ class Workers:
                 torch.distributed.broadcast(part, rank)
         return gathered
 
-    def _allocate_shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def allocate_shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory that the processes of a node share, or private memory if there is none."""
         remove_unfinished(SHARED_MEMORY)  # of workers that were killed
         # The processes of a node use the file of the first of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import KW_ONLY, dataclass, field, is_dataclass
 from itertools import product
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -162,6 +162,7 @@ class TuningConfig:
     training: TrainingConfig
     space: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     trials: int = 4
+    _: KW_ONLY
     seeds: int = 1
     finalists: int = 0
     final_seeds: int = 3

@@ -12,7 +12,7 @@ ray/                    Ray Tune's own files; restoring from them would read pic
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ class Trial:
     state: State = "waiting"
     epochs: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    _: KW_ONLY
     reason: str = ""
     final: bool = False
     seconds: float = 0.0
@@ -139,11 +140,7 @@ class Records:
 
 
 def read_records(folder: Path) -> Records | None:
-    """Return the sweep in a folder, or None if there is none.
-
-    Raises:
-        InvalidData: its `sweep.json` cannot be read.
-    """
+    """Return the sweep in a folder, or None if there is none."""
     path = folder / SWEEP_FILE
     if not path.is_file():
         return None

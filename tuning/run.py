@@ -33,11 +33,11 @@ from rcir.terminal import console
 from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
 from training.run import (
     as_json,
-    changed_options,
     check_encoder,
     check_images,
     check_places,
-    readable_splits,
+    find_rejects,
+    require_same_options,
     run_lock,
 )
 from training.validation import fold_roles
@@ -92,10 +92,8 @@ def search(
 ) -> Searcher | None:
     """Return the searcher; None if all trials are drawn beforehand.
 
-    Args:
-        config: of the sweep.
-        earlier: values of the trials of an earlier start, which are suggested first.
-        record: called with the number and values of each suggestion.
+    The values of `earlier` trials are suggested first; `record` gets number and values of each
+    suggestion.
     """
     if config.search == "random":
         return None
@@ -319,7 +317,8 @@ def _check_trials(
 ) -> Mapping[str, str]:
     """Check that all trials can be trained and compared; return the rejects."""
     splits = load_splits(config.training.data, partial(console.print, soft_wrap=True))
-    splits, rejects = readable_splits(config.training, splits, folder)
+    rejects = find_rejects(config.training, splits, folder)
+    splits = splits.without(rejects)
     trainings = [with_values(config.training, values) for values in all_values or ()]
     for training in trainings or variations(config.training, config.space):
         check_encoder(training)
@@ -342,12 +341,8 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} contains a training run: choose another training.name")
         return None
-    changed = changed_options(earlier.config, as_json(asdict(config)), CHANGEABLE)
-    if changed:
-        raise InvalidConfig(
-            f"{folder} contains a sweep with another {', '.join(changed)}: choose another "
-            "training.name, or remove that folder"
-        )
+    options = as_json(asdict(config))
+    require_same_options(earlier.config, options, CHANGEABLE, f"{folder} contains a sweep")
     return earlier
 
 

@@ -36,12 +36,8 @@ TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)  # a second att
 class Plan:
     """The facts that all trials of a sweep share.
 
-    Attributes:
-        config: of the sweep, with absolute paths.
-        folder: of the sweep.
-        parent: the sweep's run in MLflow.
-        ended: final states of the trials that have ended, by number.
-        rejects: ids and reasons of unreadable images, which are left out.
+    `config` has absolute paths, `parent` is the sweep's run in MLflow, `ended` has the final states
+    of trials by number, and `rejects` ids and reasons of unreadable images, which are left out.
     """
 
     config: TuningConfig
@@ -56,9 +52,6 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
 
     A trial that was interrupted repeats its reports first, for scheduler and search, and continues
     from its last checkpoint. One that has ended trains nothing.
-
-    Raises:
-        RcirError: it cannot be trained, now or in an earlier attempt.
     """
     # How long Ray Tune waits for a stopped trial, which MLflow may delay, before the next one takes
     # over its process; otherwise, the next trial is lost.

@@ -244,9 +244,6 @@ def project(
 
     Returns:
         (k, 2) points, and the (k,) ascending rows of their vectors, k at most `limit`.
-
-    Raises:
-        InvalidData: there are too few vectors, or they have too few components.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,6 +57,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     measured: dict[Split, RunResults] = field(default_factory=dict)
     tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
+    _: KW_ONLY
     in_sweep: bool = False
     reported: dict[str, float] = field(default_factory=dict)
 
@@ -264,9 +265,6 @@ def read_runs(references: Sequence[str]) -> list[Run]:
     """Read the runs in folders or with MLflow ids, the trials of a sweep best first.
 
     Names are unique.
-
-    Raises:
-        InvalidData: a folder does not exist, or contains no run or a damaged one.
     """
     runs: list[Run] = []
     for folder in map(run_folder, references):

@@ -87,11 +87,7 @@ class TrainedOn:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what `write` wrote.
-
-        Raises:
-            InvalidData: it is missing or damaged.
-        """
+        """Read what `write` wrote."""
         path = folder / TRAINED_ON_FILE
         try:
             values = json.loads(path.read_text())
@@ -160,11 +156,7 @@ class RunFolder:
 
     @property
     def tracked(self) -> tracking.TrackedRun:
-        """The MLflow run.
-
-        Raises:
-            UntrustedFolder: its store is neither the configured one nor allowed.
-        """
+        """The MLflow run; `UntrustedFolder` if its store is neither configured nor allowed."""
         uri = tracking.require_store(self.tracking_uri)
         return tracking.TrackedRun(self.mlflow_run, uri)
 
@@ -211,11 +203,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder | None:
-    """Return the training run in a folder, or None if there is none.
-
-    Raises:
-        InvalidData: its `run.json` cannot be read.
-    """
+    """Return the training run in a folder, or None if there is none."""
     path = folder / RUN_FILE
     if not path.is_file():
         return None
@@ -243,11 +231,7 @@ def find_run(reference: str) -> RunFolder:
 
 
 def run_folder(reference: str) -> Path:
-    """Return the folder of a path or an MLflow id.
-
-    Raises:
-        InvalidData: there is none on this machine.
-    """
+    """Return the folder of a path or an MLflow id."""
     if Path(reference).is_dir():
         return Path(reference)
     tracked = tracking.find_tracked_run(reference)

@@ -128,11 +128,7 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def is_chosen() -> bool:
-    """Return True if the environment or the program has set a tracking store.
-
-    Raises:
-        MissingPackage: it has, but MLflow is not installed.
-    """
+    """Return True if the environment or the program has set a tracking store."""
     if "mlflow" not in sys.modules and not os.environ.get("MLFLOW_TRACKING_URI"):
         return False  # the program cannot have set one
     with naming_extras():
@@ -151,11 +147,8 @@ def require_store(uri: str) -> str:
 
     Folders contain addresses without user and password, which are those of the configured store or
     of `allow_store`. A store has to be allowed because it receives MLflow's credentials, or, as a
-    local file, decides where artifacts are sent.
-
-    Raises:
-        UntrustedFolder: it is neither the configured store nor allowed, see `rcir.trust`: by its
-            host, or a store without one by its URI.
+    local file, decides where artifacts are sent. It is allowed by its host, or by its URI if it has
+    none, see `rcir.trust`.
     """
     configured = store_uri()
     if _store_key(uri) == _store_key(configured):

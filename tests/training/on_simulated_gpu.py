@@ -32,6 +32,7 @@ from rcir.losses.tuples import PointForm
 from rcir.mining import MiningConfig, mine
 from rcir.retrieval.retriever import Retriever
 from rcir.serving.served import Served
+from rcir.store.codec import encode
 from tests.methods import config_of
 from tests.simulated_gpu import CPU, DEVICE, on_cpu, simulated, waits
 from training import TrainingConfig
@@ -235,8 +236,7 @@ def continued(device):
         save_checkpoint(Path(folder), state, first.encoder, first.optimizer, validation)
         restore(Path(folder), 1, second.encoder, second.optimizer)
     second.epoch(2, Steps())
-    parts = validation.ranks, validation.uncertainty, validation.matched, validation.precision
-    return parts, second.encoder.state_dict()
+    return encode(validation), second.encoder.state_dict()
 
 
 def without_tuples(device):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from rcir.errors import InvalidData
 from rcir.mining import MiningConfig
+from rcir.risk import Certified
 from tests.training.helpers import equal, logged, steps
 from training import checkpoint, train
 from training.checkpoint import (
@@ -79,8 +80,10 @@ def model_of(seed):
 
 
 def validation(n=6):
-    ranks = np.arange(1.0, n + 1)
-    return Validation(ranks, ranks / 7, np.ones(n, bool), 1 / ranks, n - 1)
+    ranks = np.append(np.arange(1.0, n), np.inf)
+    scores = ranks.astype(np.float32)
+    part = Certified(scores, np.tile(np.arange(n, dtype=np.float32), (n, 1)))
+    return Validation(ranks, np.arange(n) / 7, ranks < 9, 1 / ranks, n - 1, [part])
 
 
 def save(run, state, seed=1):
@@ -90,7 +93,7 @@ def save(run, state, seed=1):
 
 
 def test_a_checkpoint_restores_weights_optimizer_state_and_validation(tmp_path):
-    state = TrainState(3, 2, 1.5, 0.9, 1, 0.8, 7)
+    state = TrainState(3, 2, best_size=1.5, best_score=0.9, improved_epoch=1, steps=7)
     model, optimizer = save(tmp_path, state)
     other, stepped = model_of(2)
     assert restore(tmp_path, 3, other, stepped) == state
@@ -106,6 +109,7 @@ def test_a_checkpoint_restores_weights_optimizer_state_and_validation(tmp_path):
     assert stepped.state[weight]["exp_avg"].is_contiguous(memory_format=torch.channels_last)
     stored = restore_validation(tmp_path, 3)
     np.testing.assert_array_equal(stored.ranks, validation(6).ranks)
+    np.testing.assert_array_equal(stored.certified[0].scores, validation(6).certified[0].scores)
     assert stored.metrics() == validation(6).metrics()
     assert sorted(path.name for path in checkpoint_folder(tmp_path, 3).iterdir()) == FILES
 

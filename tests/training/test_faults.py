@@ -196,7 +196,7 @@ def test_shared_memory_of_killed_workers_is_freed(tmp_path, monkeypatch):
         path.write_bytes(b"memory")
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        rows = Workers(0, 1, torch.device("cpu"))._allocate_shared((2, 3), torch.float32)
+        rows = Workers(0, 1, torch.device("cpu")).allocate_shared((2, 3), torch.float32)
     finally:
         torch.distributed.destroy_process_group()
     assert rows.shape == (2, 3)

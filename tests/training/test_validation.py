@@ -20,9 +20,8 @@ from rcir.encoders.base import Encoder
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.metrics import first_match_ranks
-from rcir.store import codec
 from tests.training.helpers import certified_size, match_rank_bounds
-from training.validation import Validation, certify_folds, fold_roles, validate
+from training.validation import certify_folds, fold_roles, validate
 from training.workers import CPU, Workers
 
 
@@ -147,20 +146,12 @@ def test_sizes_depend_on_the_uncertainty_of_the_encoder():
 
 
 @pytest.mark.parametrize(("n", "folds"), [(7, 0), (60, 4)])
-def test_validation_results_can_be_stored_and_name_their_queries(n, folds, tmp_path):
+def test_results_name_their_queries(n, folds):
     images = draw(n, copies=3)
     validation = validated(Pixels(spread=2.0), images)
-    codec.write(validation, tmp_path, "validation")
-    again = codec.read(Validation, tmp_path, "validation")
-    for name in ("ranks", "uncertainty", "matched"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(validation, name))
-    assert again.depth == validation.depth == n - 1
-    assert len(again.certified) == len(validation.certified) == folds
-    for ours, theirs in zip(again.certified, validation.certified, strict=True):
-        np.testing.assert_array_equal(ours.scores, theirs.scores)
-        np.testing.assert_array_equal(ours.candidate_scores, theirs.candidate_scores)
-    assert again.metrics() == validation.metrics()
+    assert validation.depth == n - 1
     results = validation.to_results(images)
+    assert len(results.parts) == folds
     names = json.dumps([str(number) for number in range(n)]).encode()
     assert results.queries == hashlib.sha256(names).hexdigest()
     assert results.metrics["recall_at_1"] == np.mean(validation.ranks[validation.matched] == 1)
