@@ -13,12 +13,12 @@ from rcir.autologging import without_autologging
 from rcir.data import ImageSet, Splits
 from rcir.index import build_index
 from rcir.metrics import (
-    OutOfDistribution,
     Reliability,
     Sparsification,
-    average_precision,
+    average_precision_at_k,
     confidence,
     macro_mean,
+    out_of_distribution,
     pearson,
     reliability,
     score_rankings,
@@ -97,7 +97,7 @@ def assess(splits: SearchedSplits) -> Quality:
         numbers |= _whole_rankings(retriever, test, images, rows)
         whole = len(rows)
     if splits.outside is not None:
-        detection = OutOfDistribution.of(every_uncertainty, splits.outside.uncertainty)
+        detection = out_of_distribution(every_uncertainty, splits.outside.uncertainty)
         numbers |= {"ood_auroc": detection.auroc, "ood_auprc": detection.auprc}
     if splits.data is not None and (baseline := pixel_recall(splits.data)) is not None:
         numbers["recall_at_1_pixels"] = baseline
@@ -115,8 +115,10 @@ def _whole_rankings(
     if positions.min(initial=0) < 0:
         return {}
     relevance = images.relevance.subset(rows)
-    precision = average_precision(
-        relevance.matches(retriever.relevance, positions), test.n_relevant[rows]
+    precision = average_precision_at_k(
+        relevance.matches(retriever.relevance, positions),
+        test.n_relevant[rows],
+        positions.shape[1],
     )
     numbers = {"map": float(precision.mean())}
     if len(rows) >= 2:

@@ -14,7 +14,7 @@ from rcir.autologging import without_autologging
 from rcir.data import ImageSet
 from rcir.data.records import Splits
 from rcir.embedding import Embedding
-from rcir.metrics import OutOfDistribution
+from rcir.metrics import out_of_distribution
 from rcir.risk.features import fit_logistic
 from training.validation import validate
 
@@ -75,7 +75,7 @@ def test_own_fits_make_no_run_and_those_of_the_user_still_do(logged):
     assert run.info.run_id == active.info.run_id
     assert (run.data.params, run.data.metrics) == ({}, {})
     predictions = user_fits().predict(VALUES)
-    OutOfDistribution.of(predictions[~POSITIVE], predictions[POSITIVE])
+    out_of_distribution(predictions[~POSITIVE], predictions[POSITIVE])
     first, _ = logged()  # the latest first
     assert first.data.params
     assert not any("average_precision" in name for name in first.data.metrics)

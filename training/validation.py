@@ -20,7 +20,6 @@ from rcir.metrics import (
     average_precision_at_k,
     confidence,
     first_match_ranks,
-    recall_at_k,
     reliability,
 )
 from rcir.metrics.labels import VOTERS
@@ -193,7 +192,7 @@ class Validation:
         that cannot be computed are missing: sizes that are not certified, or the AUROC of misses if
         there are none, or nothing else.
         """
-        numbers = {RECALL: recall_at_k(self.ranks[self.matched], 1)}
+        numbers = {RECALL: float(self.correct[self.matched].mean())}
         numbers[MEAN_AVERAGE_PRECISION] = float(self.precision.sum() / self.matched.sum())
         numbers["validation/ece"] = self.reliability().error
         for alpha in ALPHAS:

@@ -42,7 +42,7 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preproces
 from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
-from rcir.metrics import OutOfDistribution, confidence, reliability
+from rcir.metrics import confidence, out_of_distribution, reliability
 from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.risk import Bound, ScoredResults, certify, make_request, score
 from rcir.runs.folder import RunFolder, find_run
@@ -150,7 +150,7 @@ def scores(searched: Searched, test: ImageSet) -> dict[str, float]:
     return {
         "R@1": ranked["mAP@1"],
         "mAP@5": ranked["mAP@5"],
-        "AUROC": OutOfDistribution.of(uncertainty[right], uncertainty[~right]).auroc,
+        "AUROC": out_of_distribution(uncertainty[right], uncertainty[~right]).auroc,
         "AUSC": ranked["AUSC"],
         "ECE@1": error,
     }

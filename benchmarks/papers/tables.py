@@ -32,7 +32,7 @@ from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.vmf import VonMisesFisher
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.losses.hedged import mixture_samples
-from rcir.metrics import OutOfDistribution, score_rankings, sparsification
+from rcir.metrics import out_of_distribution, score_rankings, sparsification
 from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
@@ -165,7 +165,7 @@ def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
 
 def ood_scores(inside: NDArray[np.float64], out: NDArray[np.float64]) -> dict[str, float]:
     """AUROC and AUPRC of telling the images of another data set by their uncertainty."""
-    found = OutOfDistribution.of(inside, out)
+    found = out_of_distribution(inside, out)
     return {"AUROC": found.auroc, "AUPRC": found.auprc}
 
 

@@ -2,11 +2,9 @@
 
 from rcir.metrics.ranking import (
     RankingScores,
-    average_precision,
     average_precision_at_k,
     first_match_ranks,
     macro_mean,
-    recall_at_k,
     score_rankings,
 )
 from rcir.metrics.uncertainty import (
@@ -14,6 +12,7 @@ from rcir.metrics.uncertainty import (
     Reliability,
     Sparsification,
     confidence,
+    out_of_distribution,
     pearson,
     reliability,
     sparsification,
@@ -24,13 +23,12 @@ __all__ = [
     "RankingScores",
     "Reliability",
     "Sparsification",
-    "average_precision",
     "average_precision_at_k",
     "confidence",
     "first_match_ranks",
     "macro_mean",
+    "out_of_distribution",
     "pearson",
-    "recall_at_k",
     "reliability",
     "score_rankings",
     "sparsification",

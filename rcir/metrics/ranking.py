@@ -64,28 +64,14 @@ def first_match_ranks(relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
     return np.where(relevant.any(axis=1), relevant.argmax(axis=1) + 1.0, np.inf)
 
 
-def recall_at_k(ranks: NDArray[np.floating[Any]], k: int) -> float:
-    """Return the fraction of queries with a match among the first k candidates.
-
-    Args:
-        ranks: (n,) of `first_match_ranks`, n >= 1. A query without a match in the gallery counts as
-            a miss, unless it is left out before.
-        k: at least 1.
-
-    Example:
-        >>> recall_at_k(np.array([1.0, 3.0, np.inf, 1.0]), 1)
-        0.5
-    """
-    return float(np.mean(ranks <= k))
-
-
 def average_precision_at_k(
     relevant: NDArray[np.bool_], totals: Integers, k: int
 ) -> NDArray[np.float64]:
     """Return the average precision of the first k candidates of each query; its mean is mAP@k.
 
     The sum of the precisions at the ranks up to k that hold a match, divided by min(R, k) (Warburg
-    et al., ICCV 2021, section 4). At k = 1 its mean is recall at 1.
+    et al., ICCV 2021, section 4). At k = 1 its mean is recall at 1; with the whole gallery as
+    candidates, and k its size, it is mAP.
 
     Args:
         relevant: (n, depth) bool, whether the candidate at that rank matches, nearest first.
@@ -105,39 +91,11 @@ def average_precision_at_k(
         array([0.5556])
     """
     check_rankings(relevant, totals)
-    _check_k(k, relevant.shape[1])
-    return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
-
-
-def _check_k(k: int, depth: int) -> None:
-    if not 1 <= k <= depth:
-        raise InvalidData(f"k is {k}; allowed is 1 to {depth}, the depth of the rankings")
-
-
-def average_precision(relevant: NDArray[np.bool_], totals: Integers) -> NDArray[np.float64]:
-    """Return the average precision of each query's whole ranking; its mean is mAP.
-
-    It is the precision at the rank of each match, averaged over all matches. Arguments are those of
-    `average_precision_at_k`, with rankings deep enough to hold every match.
-
-    Returns:
-        (n,) in [0, 1]; NaN where R is 0.
-
-    Raises:
-        InvalidData: shapes or types do not fit, or a match is not in the ranking.
-
-    Example:
-        >>> ranking = np.array([[True, False, True, False]])
-        >>> average_precision(ranking, np.array([2])).round(4)
-        array([0.8333])
-    """
-    check_rankings(relevant, totals)
-    if short := int(np.count_nonzero(np.count_nonzero(relevant, axis=1) < totals)):
+    if not 1 <= k <= relevant.shape[1]:
         raise InvalidData(
-            f"rankings of {short} queries lack matches: rank the whole gallery, or use "
-            "average_precision_at_k"
+            f"k is {k}; allowed is 1 to {relevant.shape[1]}, the depth of the rankings"
         )
-    return per_match(precision_sums(relevant, relevant.shape[1]), totals)
+    return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
 
 
 def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> float:
@@ -167,15 +125,8 @@ def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> floa
 def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArray[np.float64]:
     """Return the sum (n,) of each query's precisions at the ranks of matches, up to a limit.
 
-    Only matches up to the limit cost time, so that whole rankings of a large gallery are cheap.
-
-    Args:
-        relevant: (n, depth) bool, nearest first.
-        limit: the last rank that counts, of all queries or (n,) of each.
-
-    Example:
-        >>> precision_sums(np.array([[False, True, True], [True, False, True]]), 2).tolist()
-        [0.5, 1.0]
+    The limit is one for all queries or (n,) of each. Only matches up to it cost time, so that whole
+    rankings of a large gallery are cheap.
     """
     n, depth = len(relevant), min(relevant.shape[1], int(np.max(limit)))
     sums = np.empty(n)
@@ -263,22 +214,17 @@ def score_rankings(
         >>> round(scores.map_at_r, 4)
         0.2778
     """
-    check_rankings(relevant, totals)
     if not ks:
-        raise InvalidData("ks is empty; needed is at least one number of candidates")
-    depth = relevant.shape[1]
-    for k in ks:
-        _check_k(k, depth)
+        raise InvalidData("ks is empty; pass at least one number of candidates")
+    precisions = np.stack([average_precision_at_k(relevant, totals, k) for k in ks], axis=1)
     matched = int(np.count_nonzero(totals))
     if not matched:
         raise InvalidData("no query has a match in the gallery: there is nothing to score")
-    sums = np.stack([precision_sums(relevant, k) for k in ks], axis=1)
-    possible = np.minimum(totals.astype(np.int64)[:, None], ks)
-    deep = int(totals.max()) <= depth
+    is_deep = int(totals.max()) <= relevant.shape[1]
     return RankingScores(
         tuple(ks),
-        sums > 0,
-        per_match(sums, possible),
-        per_match(precision_sums(relevant, totals), totals) if deep else None,
+        first_match_ranks(relevant)[:, None] <= np.array(ks),
+        precisions,
+        per_match(precision_sums(relevant, totals), totals) if is_deep else None,
         len(totals) - matched,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,29 +184,25 @@ class OutOfDistribution:
     auroc: float
     auprc: float
 
-    @classmethod
-    @without_autologging()
-    def of(cls, inside: Floats, outside: Floats) -> Self:
-        """Measure the uncertainties of images in and out of distribution.
 
-        Args:
-            inside: (n,) of images in distribution, larger is less certain.
-            outside: (m,) of images out of distribution.
+@without_autologging()
+def out_of_distribution(inside: Floats, outside: Floats) -> OutOfDistribution:
+    """Measure how well uncertainties separate images in distribution (n,) from others (m,).
 
-        Raises:
-            InvalidData: one of the two is empty, not one-dimensional, or holds NaN.
+    Raises:
+        InvalidData: one of the two is empty, not one-dimensional, or holds NaN.
 
-        Example:
-            >>> scores = OutOfDistribution.of(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.9]))
-            >>> round(scores.auroc, 4), round(scores.auprc, 4)
-            (0.8333, 0.8333)
-        """
-        check_columns(inside=inside)
-        check_columns(outside=outside)
-        from sklearn.metrics import average_precision_score, roc_auc_score
+    Example:
+        >>> scores = out_of_distribution(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.9]))
+        >>> round(scores.auroc, 4), round(scores.auprc, 4)
+        (0.8333, 0.8333)
+    """
+    check_columns(inside=inside)
+    check_columns(outside=outside)
+    from sklearn.metrics import average_precision_score, roc_auc_score
 
-        positive = np.arange(len(inside) + len(outside)) >= len(inside)
-        score = np.concatenate([inside, outside])
-        return cls(
-            float(roc_auc_score(positive, score)), float(average_precision_score(positive, score))
-        )
+    positive = np.arange(len(inside) + len(outside)) >= len(inside)
+    score = np.concatenate([inside, outside])
+    return OutOfDistribution(
+        float(roc_auc_score(positive, score)), float(average_precision_score(positive, score))
+    )

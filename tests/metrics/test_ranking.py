@@ -7,11 +7,9 @@ from sklearn.metrics import average_precision_score
 
 from rcir.errors import InvalidData
 from rcir.metrics import (
-    average_precision,
     average_precision_at_k,
     first_match_ranks,
     macro_mean,
-    recall_at_k,
     score_rankings,
 )
 
@@ -21,12 +19,6 @@ def test_first_match_ranks(share):
     relevant = np.random.default_rng(0).random((200, 17)) < share
     expected = [next((k for k, match in enumerate(row, 1) if match), np.inf) for row in relevant]
     np.testing.assert_array_equal(first_match_ranks(relevant), expected)
-
-
-def test_recall_counts_ranks_up_to_k():
-    ranks = np.array([1, 2, 2, 3, 5, np.inf, np.inf, 1])
-    recalls = [recall_at_k(ranks, k) for k in (1, 2, 3, 4, 5, 100)]
-    assert recalls == [2 / 8, 4 / 8, 5 / 8, 5 / 8, 6 / 8, 6 / 8]
 
 
 def looped_precision(row, limit):
@@ -46,9 +38,6 @@ def rankings(share, n=300, gallery=60, seed=4):
     return relevant, relevant.sum(axis=1)
 
 
-SHALLOW = np.array([[0, 1, 1, 0, 1]], bool), np.array([7])
-
-
 @pytest.mark.parametrize("share", [0.03, 0.4, 1.0])
 def test_average_precisions_agree_with_a_loop(share):
     relevant, totals = rankings(share)
@@ -58,22 +47,20 @@ def test_average_precisions_agree_with_a_loop(share):
             for row, r in zip(relevant, totals, strict=True)
         ]
         np.testing.assert_allclose(average_precision_at_k(relevant, totals, k), expected)
-    for limits, found in (
-        (totals, score_rankings(relevant, totals, (1,)).average_precisions_at_r),
-        (np.full(len(totals), 60), average_precision(relevant, totals)),
-    ):
-        expected = [
-            looped_precision(row, limit) / r if r else np.nan
-            for row, limit, r in zip(relevant, limits, totals, strict=True)
-        ]
-        np.testing.assert_allclose(found, expected)
+    expected = [
+        looped_precision(row, r) / r if r else np.nan
+        for row, r in zip(relevant, totals, strict=True)
+    ]
+    scores = score_rankings(relevant, totals, (1,))
+    np.testing.assert_allclose(scores.average_precisions_at_r, expected)
 
 
-def test_average_precision_agrees_with_scikit_learn():
+def test_average_precision_of_whole_rankings_agrees_with_scikit_learn():
     relevant, totals = rankings(0.1)
     scores = -np.arange(relevant.shape[1])
     expected = [average_precision_score(row, scores) for row in relevant[totals > 0]]
-    np.testing.assert_allclose(average_precision(relevant, totals)[totals > 0], expected)
+    precisions = average_precision_at_k(relevant, totals, relevant.shape[1])
+    np.testing.assert_allclose(precisions[totals > 0], expected)
 
 
 def test_totals_may_be_small_integers():
@@ -115,7 +102,7 @@ def searched():
     return vectors, labels, items, gallery, distances, relevant
 
 
-def test_scores_equal_each_metric_alone(searched):
+def test_scores_are_those_of_each_k_over_queries_with_a_match(searched):
     relevant = searched[-1]
     totals = relevant.sum(axis=1)
     scores = score_rankings(relevant, totals, KS)
@@ -123,12 +110,10 @@ def test_scores_equal_each_metric_alone(searched):
     assert scores.unmatched == n_unmatched >= 2
     for column, k in enumerate(KS):
         alone = average_precision_at_k(relevant, totals, k)
-        np.testing.assert_array_equal(scores.average_precisions[:, column], alone)
-        hits = first_match_ranks(relevant) <= k
+        hits = relevant[:, :k].any(axis=1)
         np.testing.assert_array_equal(scores.hits[:, column], hits)
         assert scores.recall[k] == pytest.approx(hits.sum() / (152 - n_unmatched))
         assert scores.mean_average_precision[k] == pytest.approx(np.nanmean(alone))
-    assert scores.map_at_r == pytest.approx(np.nanmean(scores.average_precisions_at_r))
 
 
 def test_a_shallow_search_has_no_map_at_r(searched):
@@ -154,41 +139,34 @@ def test_map_at_r_agrees_with_pytorch_metric_learning(searched):
     assert scores.map_at_r == pytest.approx(found["mean_average_precision_at_r"], abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("relevant", "totals", "word"),
-    [
-        (np.ones((2, 3), bool), np.array([3]), "totals"),
-        (np.ones(3, bool), np.array([3, 3, 3]), "shape"),
-        (np.ones((0, 3), bool), np.ones(0, int), "at least 1"),
-        (np.ones((2, 3)), np.array([3, 3]), "float64"),
-        (np.ones((2, 3), bool), np.array([3.0, 3.0]), "float64"),
-        (np.ones((2, 3), bool), np.array([3, 2]), "totals"),
-    ],
-)
-def test_invalid_rankings_are_refused(relevant, totals, word):
-    for metric in (lambda r, t: average_precision_at_k(r, t, 1), average_precision, score_rankings):
-        with pytest.raises(InvalidData, match=word):
-            metric(relevant, totals)
-
-
 RANKINGS = np.array([[False, True, False], [False, False, False]])
 
 
 @pytest.mark.parametrize(
-    ("call", "word"),
+    ("relevant", "totals", "ks", "word"),
     [
-        (lambda: average_precision_at_k(*SHALLOW, 0), "1 to 5"),
-        (lambda: average_precision_at_k(*SHALLOW, 6), "1 to 5"),
-        (lambda: average_precision(*SHALLOW), "rankings"),
-        (lambda: macro_mean(np.full(3, np.nan), np.zeros(3)), "NaN"),
-        (lambda: macro_mean(np.full(3, np.nan), np.zeros(2)), "NaN"),
-        (lambda: score_rankings(RANKINGS, np.array([1, 0]), ()), "ks"),
-        (lambda: score_rankings(RANKINGS, np.array([1, 0]), (1, 4)), "1 to 3"),
-        (lambda: score_rankings(RANKINGS, np.array([0, 0]), (1,)), "totals"),
-        (lambda: score_rankings(RANKINGS, np.array([1, 0, 0]), (1,)), "totals"),
-        (lambda: score_rankings(RANKINGS & False, np.zeros(2, int), (1,)), "no query"),
+        (np.ones((2, 3), bool), np.array([3]), (1,), "totals"),
+        (np.ones(3, bool), np.array([3, 3, 3]), (1,), "shape"),
+        (np.ones((0, 3), bool), np.ones(0, int), (1,), "at least 1"),
+        (np.ones((2, 3)), np.array([3, 3]), (1,), "float64"),
+        (np.ones((2, 3), bool), np.array([3.0, 3.0]), (1,), "float64"),
+        (np.ones((2, 3), bool), np.array([3, 2]), (1,), "totals"),
+        (RANKINGS, np.array([1, 0]), (), "ks"),
+        (RANKINGS, np.array([1, 0]), (1, 4), "1 to 3"),
+        (RANKINGS, np.array([1, 0]), (0,), "1 to 3"),
+        (RANKINGS & False, np.zeros(2, int), (1,), "no query"),
+    ],
+    ids=[
+        *("fewer totals", "one dimension", "no query", "floats", "totals of floats"),
+        *("more matches than totals", "no k", "large k", "k of zero", "no match"),
     ],
 )
-def test_invalid_arguments_are_refused(call, word):
+def test_invalid_rankings_are_refused(relevant, totals, ks, word):
     with pytest.raises(InvalidData, match=word):
-        call()
+        score_rankings(relevant, totals, ks)
+
+
+@pytest.mark.parametrize("classes", [3, 2], ids=["all NaN", "shapes"])
+def test_a_macro_mean_of_nothing_is_refused(classes):
+    with pytest.raises(InvalidData, match="NaN"):
+        macro_mean(np.full(3, np.nan), np.zeros(classes))

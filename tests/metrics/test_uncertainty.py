@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidData
-from rcir.metrics import OutOfDistribution, confidence, pearson, reliability, sparsification
+from rcir.metrics import confidence, out_of_distribution, pearson, reliability, sparsification
 
 
 def looped_reliability(values, correct, bins):
@@ -106,7 +106,7 @@ def test_auroc_is_the_share_of_ordered_pairs_with_ties_as_half():
     inside, outside = rng.integers(0, 9, 120), rng.integers(3, 12, 80)
     above = outside[:, None] > inside
     same = outside[:, None] == inside
-    found = OutOfDistribution.of(inside, outside)
+    found = out_of_distribution(inside, outside)
     assert found.auroc == pytest.approx((above + same / 2).mean())
     steps, recalled = 0.0, 0.0
     for level in sorted(set(outside.tolist()), reverse=True):
@@ -131,8 +131,8 @@ TWO, THREE = np.arange(2.0), np.arange(3.0)
         (lambda: sparsification(THREE, TWO), "uncertainty"),
         (lambda: sparsification(TWO, np.array([1, np.nan])), "NaN"),
         (lambda: sparsification(np.zeros(0), np.zeros(0)), "n >= 1"),
-        (lambda: OutOfDistribution.of(np.zeros(0), TWO), "inside"),
-        (lambda: OutOfDistribution.of(TWO, np.array([np.nan])), "NaN"),
+        (lambda: out_of_distribution(np.zeros(0), TWO), "inside"),
+        (lambda: out_of_distribution(TWO, np.array([np.nan])), "NaN"),
     ],
 )
 def test_invalid_input_is_refused(call, word):
