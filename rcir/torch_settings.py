@@ -113,7 +113,7 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, -1)
 
 
-def copied(values: NDArray[Any], device: torch.device) -> Tensor:
+def copy_to(values: NDArray[Any], device: torch.device) -> Tensor:
     """Copy values to a device; to a GPU through page-locked memory, without waiting."""
     tensor = torch.from_numpy(values)
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor

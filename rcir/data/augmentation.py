@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.torch_settings import copied
+from rcir.torch_settings import copy_to
 
 CROP_RATIOS = (3 / 4, 4 / 3)
 LUMA_WEIGHTS = (0.2989, 0.587, 0.114)  # ITU-R BT.601
@@ -192,7 +192,7 @@ class TransformParameters:
     def __call__(self, images: Tensor) -> Tensor:
         """Change uint8 images (n, C, H, W); an image's result depends on nothing but itself."""
         if self.mirrored is not None:
-            chosen = copied(self.mirrored, images.device)
+            chosen = copy_to(self.mirrored, images.device)
             images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
         colours = (self.brightness, self.contrast, self.saturation, self.hue)
         if self.warps is not None or any(values is not None for values in colours):
@@ -206,7 +206,7 @@ class TransformParameters:
                 changed[rows] = self[rows]._interpolated(images[rows])
             images = changed
         if self.squares is not None:
-            mask = copied(_hidden(self.squares, images.shape[-2]), images.device)
+            mask = copy_to(_hidden(self.squares, images.shape[-2]), images.device)
             images = images.masked_fill(mask[:, None], 0)
         return images
 
@@ -214,7 +214,7 @@ class TransformParameters:
         """Warped and recoloured, float32 whole numbers in [0, 255]."""
         values = images.to(torch.float32, memory_format=torch.contiguous_format)
         if self.warps is not None:
-            values = warp(values, copied(self.warps, images.device))
+            values = warp(values, copy_to(self.warps, images.device))
         for adjust, parameters in (
             (adjust_brightness, self.brightness),
             (adjust_contrast, self.contrast),
@@ -222,7 +222,7 @@ class TransformParameters:
             (shift_hue, self.hue),
         ):
             if parameters is not None:
-                adjust(values, copied(parameters, images.device).view(-1, 1, 1, 1))
+                adjust(values, copy_to(parameters, images.device).view(-1, 1, 1, 1))
         return values.clamp_(0, 255).round_()
 
 

@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from rcir.encoders.hub import take_weights
+from rcir.encoders.hub import load_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
@@ -30,21 +30,10 @@ def build_backbone(
 ) -> nn.Module:
     """Build a network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
 
-    Args:
-        name: "mnist-cnn" (two convolutions, from 8 x 8 pixels) and "cifar-cnn" (three, from
-            18 x 18), both of Warburg et al., 2023, arXiv 2302.01332; "lenet" (two of 5 x 5, each
-            with pooling, from 16 x 16; of Oh et al., ICLR 2019, who do not state the widths);
-            "resnet10" (four residual blocks of 32 to 256 channels, for images of 28 to 64 pixels);
-            "resnet50", "resnet101" or "densenet161".
-        channels: of the images, 1 or 3; the last three backbones take 3.
-        pretrained: start from torchvision's ImageNet weights, the best or those named; the last
-            three backbones only.
-        checkpoint_path: a .safetensors file with weights of the whole torchvision network.
-
-    Raises:
-        InvalidConfig: the name is unknown, or the combination does not exist.
-        DataUnavailable: the weights are neither cached nor can they be downloaded.
-        InvalidData: the file of weights is damaged, or of another network.
+    "mnist-cnn" (from 8 x 8 pixels) and "cifar-cnn" (from 18 x 18) are those of Warburg et al.,
+    2023, arXiv 2302.01332; "lenet" (from 16 x 16) is that of Oh et al., ICLR 2019, who do not state
+    its widths; "resnet10" suits images of 28 to 64 pixels. The others are torchvision's, with its
+    ImageNet weights or those of a .safetensors file.
     """
     if name not in BACKBONES:
         raise InvalidConfig(
@@ -62,7 +51,7 @@ def build_backbone(
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")
     network: Any = _torchvision(name, pretrained)
     if checkpoint_path is not None:
-        take_weights(network, checkpoint_path)
+        load_weights(network, checkpoint_path)
     if name in RESNETS:
         return nn.Sequential(*list(network.children())[:-2])
     return nn.Sequential(network.features, nn.ReLU(inplace=True))

@@ -266,10 +266,10 @@ class Encoder(nn.Module):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode, without gradients, in full precision.
+        """Evaluate without gradients in full precision, on any device and in any thread.
 
         Queries must be embedded as the calibration queries were, up to the tolerance of
-        `rcir.risk.score_functions`, on any device and in any thread.
+        `rcir.risk.score_functions`.
         """
         mode = shared_by_threads(self, self._evaluation_mode)
         with mode, torch.inference_mode(), full_precision():
@@ -371,10 +371,6 @@ def find_method(name: str) -> type[Encoder]:
 
     Raises:
         InvalidConfig: there is no such name, module or class, or it is not an `Encoder`.
-
-    Example:
-        >>> find_method("btl") is find_method("rcir.encoders.btl:BayesianTriplet")
-        True
     """
     method = find_class("encoder.method", name, METHODS)
     if not issubclass(method, Encoder):
@@ -390,6 +386,11 @@ def require_encoder(encoder: object) -> None:
             'write a subclass in a module, and build it with EncoderConfig("package.module:Class") '
             "(docs/encoders.md shows one)"
         )
+
+
+def by_query(queries: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values (n, 1, d) of n queries, and (n, k, d) of their n * k candidates."""
+    return queries[:, None], candidates.view(len(queries), -1, candidates.shape[1])
 
 
 def require_variance(embedding: Embedding) -> Tensor:

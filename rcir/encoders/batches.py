@@ -117,23 +117,7 @@ def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
     which certain images weigh more ("Fusion" in Shi and Jain, "Probabilistic Face Embeddings",
     ICCV 2019). The uncertainty is fused as a variance too, which is right for Bayesian triplet loss
     and PFE. Without a variance, vectors and uncertainties are averaged. Unit vectors are fused to
-    unit vectors.
-
-    Args:
-        embedding: of n images.
-        template: (n,) int64 in [0, templates), the template of each image; each at least once.
-        templates: number of templates.
-
-    Raises:
-        InvalidData: the embedding has extra tensors, or a variance of other dimensions than its
-            vectors.
-
-    Example:
-        >>> import torch
-        >>> vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-        >>> fuse(Embedding(vectors), torch.tensor([0, 0, 1]), 2).vectors
-        tensor([[0.7071, 0.7071],
-                [0.0000, 1.0000]])
+    unit vectors. `template` is (n,) int64 in [0, templates), with each number at least once.
     """
     vectors, variance, uncertainty = embedding.vectors, embedding.variance, embedding.uncertainty
     if embedding.extra:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_variance
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, by_query, require_variance
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.losses import BayesianTripletOptions, bayesian_tuple_loss, expected_squared_distance
 from rcir.options import require_at_least
@@ -79,10 +79,6 @@ class BayesianTriplet(Encoder):
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
         """Return roots (n, k) of the expected squared distances of n queries to k candidates."""
-        n, dim = queries.vectors.shape
-        return expected_squared_distance(
-            queries.vectors[:, None],
-            require_variance(queries)[:, None],
-            candidates.vectors.view(n, -1, dim),
-            require_variance(candidates).view(n, -1, 1),
-        ).sqrt()
+        mean, other_mean = by_query(queries.vectors, candidates.vectors)
+        variance, other_variance = by_query(*map(require_variance, (queries, candidates)))
+        return expected_squared_distance(mean, variance, other_mean, other_variance).sqrt()

@@ -83,11 +83,7 @@ class DeepEnsemble(Encoder):
         self.align(torch.stack(vectors))
 
     def align(self, vectors: Tensor) -> None:
-        """Fit the rotations of the members onto the first (orthogonal Procrustes).
-
-        Args:
-            vectors: (members, n, dim), of n training images; see `member_vectors`.
-        """
+        """Rotate `member_vectors` of training images onto the first (orthogonal Procrustes)."""
         products = vectors.double().transpose(1, 2) @ vectors[0].double()
         left, _, right = torch.linalg.svd(products)
         self.rotations.copy_((left @ right).to(self.rotations))

@@ -37,11 +37,7 @@ class GeM(nn.Module):
 
 
 def pooling(name: str, shape: torch.Size) -> tuple[nn.Module, int]:
-    """Return a pooling module for feature maps of `shape` (C, h, w), and the length of its output.
-
-    "gem" and "avg" forget positions, and "gem" counts negative features as 0; "flatten" keeps
-    positions, for small images in which they matter (a two-digit number).
-    """
+    """Return the pooling of feature maps of `shape` (C, h, w), and the length of its output."""
     if name == "gem":
         return GeM(), shape[0]
     if name == "avg":
@@ -78,10 +74,6 @@ def floored_softplus(values: Tensor) -> Tensor:
 
     It equals softplus down to an argument of -12, where it is 6e-6. Below, an arc tangent bounds
     the argument: gradients become small, but never 0 as with a clamp.
-
-    Example:
-        >>> floored_softplus(torch.tensor([-1e9, 0.0])), F.softplus(torch.tensor([-1e9, 0.0]))
-        (tensor([1.1474e-08, 6.9315e-01]), tensor([0.0000, 0.6931]))
     """
     beyond = (FLOOR_BEGIN - values).clamp(min=0) / FLOOR_WIDTH
     bounded = FLOOR_BEGIN - FLOOR_WIDTH * beyond.atan()
@@ -102,12 +94,7 @@ class FrozenBackbone(nn.Module):
     """A backbone and its pooling, neither of which trains: images to features (n, C, 1, 1).
 
     It stays in evaluation mode. Features pass through unchanged, so that an encoder also accepts
-    features as input: a training computes those of each image once.
-
-    Args:
-        backbone: images to feature maps.
-        shape: (C, h, w) of a feature map.
-        pool: its pooling; GeM keeps its exponent of 3.
+    features as input: a training computes those of each image once. GeM keeps its exponent of 3.
     """
 
     def __init__(self, backbone: nn.Module, shape: torch.Size, pool: str) -> None:
@@ -132,10 +119,7 @@ class FrozenBackbone(nn.Module):
 class BackboneFeatures(Encoder):
     """Pooled features as vectors, neither normalised nor changed by a head.
 
-    Args:
-        backbone: images to features (n, C) or (n, C, 1, 1): with its pooling, or frozen.
-        config: of the encoder. Its method and head do not matter: all that share a backbone share
-            its features.
+    The backbone pools, or is frozen. All encoders that share it share its features.
     """
 
     def __init__(self, backbone: nn.Module, config: EncoderConfig) -> None:
@@ -157,7 +141,9 @@ def build_features(
         channels, size: of the images.
 
     Raises:
-        InvalidConfig, DataUnavailable, InvalidData: see `build_backbone` and `build_hub_backbone`.
+        InvalidConfig: the backbone is unknown, or does not take such images.
+        DataUnavailable: the weights are neither cached nor can they be downloaded.
+        InvalidData: a file of weights is damaged, or of another network.
     """
     backbone: nn.Module
     if is_of_hub(config.backbone):

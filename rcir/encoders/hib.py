@@ -26,7 +26,6 @@ from rcir.losses.hedged import (
 )
 from rcir.options import require_at_least
 
-_Ranking = Literal["match", "mean"]
 INITIAL_DEVIATION = 0.1  # of every Gaussian, in each dimension
 PROPOSALS = 64  # for the noise in one dimension
 BLOCK_NUMBERS = 1 << 22  # numbers of samples, and of their pairs, in memory at a time
@@ -46,7 +45,7 @@ class HedgedInstanceOptions:
 
     components: int = 1
     samples: int = 8
-    distance: _Ranking = "match"
+    distance: Literal["match", "mean"] = "match"
 
     def __post_init__(self) -> None:
         require_at_least(self, components=0, samples=1)

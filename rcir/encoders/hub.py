@@ -47,12 +47,8 @@ _request_lock = Lock()
 class HubBackbone(nn.Module):
     """A network of a model hub: images (n, 3, H, W) to feature maps (n, C, h, w).
 
-    A network that pools by itself gives (n, C, 1, 1).
-
-    Args:
-        name: of the model, without that of the hub.
-        config: of the encoder: the weights that the network starts from, and its architecture.
-        size: (height, width) of the images.
+    A network that pools by itself returns (n, C, 1, 1). `name` is that of the model without the
+    hub, `size` the (height, width) of the images.
     """
 
     library: ClassVar[str]  # as it is imported, and before the colon of a name
@@ -67,25 +63,16 @@ class HubBackbone(nn.Module):
 
     @classmethod
     def preprocessing(cls, name: str) -> tuple[Preprocessing, Transform]:
-        """Return the translated transform of the model's own configuration, and the transform.
-
-        Raises:
-            InvalidConfig: it cannot be translated.
-        """
+        """Return the translated transform of the model's own configuration, and the transform."""
         raise NotImplementedError
 
 
 class TimmBackbone(HubBackbone):
     """The features of a timm model (https://huggingface.co/docs/timm) without its classifier.
 
-    Convolutional networks give their last feature map; other models, such as vision transformers,
-    the input of their classifier.
-
-    Weights come from timm's cache or its hub, where safetensors are preferred and other files are
-    read without running code in them (``weights_only``); or from `checkpoint_path`.
-
-    Named "timm:NAME", or "timm:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose
-    configuration is kept in ``encoder.architecture``.
+    Convolutional networks return their last feature map; other models, such as vision transformers,
+    the input of their classifier. timm prefers safetensors, and reads other files without running
+    code in them (``weights_only``).
     """
 
     library = "timm"
@@ -162,12 +149,9 @@ def _timm_model(name: str) -> Any:
 class OpenClipBackbone(HubBackbone):
     """The image embedding of a CLIP model, not yet of unit length; its text tower is dropped.
 
-    Named "open_clip:NAME/TAG" (https://github.com/mlfoundations/open_clip), or
-    "open_clip:hf-hub:ORG/NAME" for a repository of the Hugging Face hub, whose configuration is
-    kept in ``encoder.architecture``.
-    TAG names the weights, as ``open_clip.list_pretrained()`` lists them. OpenCLIP prefers
-    safetensors, and reads other files without running code in them (``weights_only``). With
-    `checkpoint_path`, a file of the whole CLIP model, no tag is needed.
+    Named "NAME/TAG" (https://github.com/mlfoundations/open_clip), where TAG names the weights, or
+    "hf-hub:ORG/NAME". OpenCLIP prefers safetensors, and reads other files without running code in
+    them (``weights_only``). With `checkpoint_path`, a file of the whole model, no tag is needed.
     """
 
     library = "open_clip"
@@ -288,13 +272,9 @@ class TransformersBackbone(HubBackbone):
     """The features that a vision model, or the image tower of a CLIP model, pools by itself.
 
     The class token replaces a pooling by the optional dense layer, which most published weights of
-    vision transformers lack. CLIP models give the vector before the projection to the space of the
-    texts, unless ``encoder.projected``.
-
-    Named "transformers:NAME" (https://huggingface.co/docs/transformers).
-    NAME is a repository of the Hugging Face hub or a folder. Weights are read from safetensors
-    only, and no code of a repository is run. The model's configuration is kept in
-    ``encoder.architecture``, so that neither repository nor folder is needed afterwards.
+    vision transformers lack. CLIP models return the vector before the projection to the space of
+    the texts, unless ``encoder.projected``. The name is a repository of the Hugging Face hub or a
+    folder. Weights are read from safetensors only, and no code of a repository is run.
     """
 
     library = "transformers"
@@ -399,10 +379,7 @@ def one_attempt(folder: str = "") -> Iterator[None]:
     """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
 
     Its client would repeat each request for up to a minute, and libraries repeat that. A hub that
-    did not answer is not tried again for `RETRY_AFTER_S`.
-
-    Args:
-        folder: nothing is requested if there is such a folder.
+    did not answer is not tried again for `RETRY_AFTER_S`. A model in a folder needs no request.
     """
     if folder and Path(folder).is_dir():
         yield
@@ -473,12 +450,7 @@ def is_of_hub(backbone: str) -> bool:
 
 
 def find_hub(backbone: str) -> tuple[type[HubBackbone], str]:
-    """Return the class that builds a backbone, and the name of the model in its hub.
-
-    Raises:
-        InvalidConfig: there is no such hub.
-        MissingPackage: its library is not installed.
-    """
+    """Return the class that builds a backbone, and the name of the model in its hub."""
     hub, _, name = backbone.partition(":")
     if hub not in HUBS or not name:
         choices = ", ".join(f"{library}:NAME" for library in HUBS)
@@ -509,13 +481,7 @@ def build_hub_backbone(config: EncoderConfig, channels: int, size: tuple[int, in
 
 
 def hub_preprocessing(backbone: str) -> Preprocessing:
-    """Return the preprocessing of a hub's model, checked against the library's own transform.
-
-    Raises:
-        InvalidConfig: a `Preprocessing` cannot do what the transform does, or there is no such
-            model.
-        DataUnavailable: its configuration is neither cached nor can it be downloaded.
-    """
+    """Return the preprocessing of a hub's model, checked against the library's own transform."""
     kind, name = find_hub(backbone)
     try:
         preprocessing, transform = kind.preprocessing(name)
@@ -537,13 +503,7 @@ def model_architecture(backbone: str) -> dict[str, Any]:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file.
-
-    Raises:
-        InvalidConfig: the file has another ending. Pickles, which can run programs, are never read.
-        DataUnavailable: there is no such file.
-        InvalidData: it is damaged.
-    """
+    """Read the tensors of a safetensors file; pickles, which can run programs, are never read."""
     if not path.endswith(".safetensors"):
         raise InvalidConfig(
             f"weights are read from .safetensors files only, and not from {path}, since other "
@@ -557,7 +517,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         raise InvalidData(f"{path} is damaged ({error}): fetch it again") from error
 
 
-def take_weights(network: nn.Module, path: str) -> None:
+def load_weights(network: nn.Module, path: str) -> None:
     """Load the weights of a safetensors file; raise `InvalidData` if they are another network's."""
     weights = read_weights(path)
     if torch.get_default_device().type == "meta":  # a dry run

@@ -38,11 +38,7 @@ class Untranslatable(Exception):
 
 
 def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:
-    """Translate settings of ``timm.data.resolve_data_config``; also return their transform.
-
-    Raises:
-        Untranslatable: they pad images, or have other than 3 channels.
-    """
+    """Translate settings of ``timm.data.resolve_data_config``; also return their transform."""
     import timm
 
     channels, height, width = settings["input_size"]
@@ -70,11 +66,7 @@ def timm_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Tran
 
 
 def open_clip_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing, Transform]:
-    """Translate OpenCLIP's ``PreprocessCfg``; also return its transform.
-
-    Raises:
-        Untranslatable: it pads images.
-    """
+    """Translate OpenCLIP's ``PreprocessCfg``; also return its transform."""
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     config = PreprocessCfg(**settings)
@@ -95,11 +87,7 @@ def open_clip_preprocessing(settings: Mapping[str, Any]) -> tuple[Preprocessing,
 
 
 def transformers_preprocessing(processor: Any) -> tuple[Preprocessing, Transform]:
-    """Translate an image processor of transformers; also return it as a transform.
-
-    Raises:
-        Untranslatable: its images have no common size, or it interpolates in another way.
-    """
+    """Translate an image processor of transformers; also return it as a transform."""
     if hasattr(processor, "data_config"):  # a timm model
         return timm_preprocessing(processor.data_config)
 

@@ -79,7 +79,6 @@ class LaplacianLossOptions(PointLossOptions):
     """Options of the loss of the Laplacian metric learner.
 
     Args:
-        margin: at least 0, in units of distance; by default 0.7.
         form: "contrastive", whose curvature is used, or "contrastive-linear", as in the code of
             Warburg et al.
     """
@@ -166,11 +165,7 @@ class LaplacianMetric(Encoder):
             self._step = None
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """Fit the curvature by pairs within batches of training images, and the prior precision.
-
-        Raises:
-            InvalidData: the curvature is nowhere positive.
-        """
+        """Fit the curvature by pairs within batches of training images, and the prior precision."""
         options = self.options
         if not options.online:
             pooled = nn.Sequential(self.backbone, self.pooling).train(self.training)
@@ -253,16 +248,8 @@ def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
     """Return the precision of a Gaussian prior that makes the data most likely (MacKay, 1992).
 
     It maximises ``-sum log(h + delta) / 2 + P log(delta) / 2 - delta |theta|^2 / 2`` over delta, at
-    the only solution of ``delta |theta|^2 = sum h / (h + delta)``.
-
-    Args:
-        hessian: diagonal, at least 0, of all P weights; not all 0.
-        squared_norm: ``|theta|^2`` of the weights, above 0.
-
-    Example:
-        >>> import torch
-        >>> round(marginal_prior_precision(torch.tensor([2.0]), 0.5), 6)  # delta / 2 = 2 / (2 + d)
-        1.236068
+    the only solution of ``delta |theta|^2 = sum h / (h + delta)``. The diagonal h of P weights is
+    at least 0, and not 0 everywhere.
     """
     values = hessian.double().flatten().cpu().numpy()
 
@@ -279,20 +266,11 @@ def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
 
 
 def inverse_concentration(samples: Tensor) -> Tensor:
-    """Return one over the concentration (n,) of von Mises-Fisher distributions fitted to samples.
+    """Return one over the concentration (n,) of von Mises-Fishers fitted to samples (t, n, d).
 
     ``kappa = R (d - R^2) / (1 - R^2)`` with R the length of the mean (Banerjee et al., JMLR 2005,
     eq. 4.4). ``1 - R^2`` is computed as the mean squared distance from the mean, which keeps its
     digits if all samples are nearly equal.
-
-    Args:
-        samples: (t, n, d), t unit vectors of each of n images.
-
-    Example:
-        >>> import torch
-        >>> apart = torch.tensor([[[.6, .8]], [[.6, -.8]]])  # R = .6
-        >>> inverse_concentration(apart)
-        tensor([0.6504])
     """
     mean = samples.mean(0)
     spread = (samples - mean).square().sum(-1).mean(0)

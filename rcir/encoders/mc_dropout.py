@@ -64,37 +64,41 @@ class DropoutConv(nn.Module):
         self.channels = channels
 
     def forward(self, images: Tensor) -> Tensor:
-        if (passes := _passes.get()) is not None:
-            return passes.thin(self, images)
+        if (masks := _masks.get()) is not None:
+            return masks.thin(self, images)
         output = self.conv(images)
         drop = F.dropout2d if self.channels else F.dropout
         return drop(output, self.probability) if self.training else output
 
+    def mask_shape(self, output: Tensor) -> torch.Size:
+        """Return the shape of the mask of an image, whose output is (C, H, W)."""
+        return torch.Size((output.shape[1], 1, 1)) if self.channels else output.shape[1:]
 
-class IndependentPasses:
-    """Joint forward passes in which every image has its own masks.
 
-    A hash of the pixels of its image, the pass, the layer and its position decides whether a value
-    is kept, the same on every device and in every batch.
+class IndependentMasks:
+    """Masks by image: equal images have equal masks, on every device and in every batch.
 
-    Args:
-        images: (n, ...) float32.
-        rows: the passes.
+    A hash of the pixels of the image, the pass, the layer and its position decides whether a value
+    is kept.
     """
 
-    def __init__(self, images: Tensor, rows: range) -> None:
-        bits = images.float().contiguous().flatten(1).view(torch.int32)
+    def __init__(self, pixels: Tensor) -> None:
+        bits = pixels.float().contiguous().flatten(1).view(torch.int32)
         places = _hash(torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device))
-        keys = _hash(bits ^ places).sum(1, dtype=torch.int32)
-        passes = torch.tensor(rows, dtype=torch.int32, device=bits.device)
-        self._keys = _hash(keys + _hash(passes)[:, None]).flatten()  # pass by pass
+        self._images = _hash(bits ^ places).sum(1, dtype=torch.int32)
+
+    def begin(self, images: Tensor, part: range) -> Tensor:
+        """Return the input of joint passes, (passes * n, ...), whose masks follow."""
+        passes = torch.tensor(part, dtype=torch.int32, device=images.device)
+        self._keys = _hash(self._images + _hash(passes)[:, None]).flatten()  # pass by pass
         self._layer = 0
+        return images.repeat(len(part), *[1] * (images.ndim - 1))
 
     def thin(self, layer: DropoutConv, images: Tensor) -> Tensor:
         """Return the thinned output of a layer, (passes * n, C, H, W)."""
         output: Tensor = layer.conv(images)
         self._layer += 1
-        shape = torch.Size((output.shape[1], 1, 1)) if layer.channels else output.shape[1:]
+        shape = layer.mask_shape(output)
         places = torch.arange(shape.numel(), dtype=torch.int32, device=output.device)
         keys = _hash(self._keys + self._layer)[:, None]
         numbers = _hash(_hash(places) ^ keys).bitwise_and_(0x7FFFFFFF).view(-1, *shape)
@@ -111,64 +115,54 @@ def _hash(values: Tensor) -> Tensor:
     return values.bitwise_xor_((values >> 16) & 0xFFFF)
 
 
-class Passes:
-    """Forward passes of one batch by fixed masks, several of them jointly.
+class SharedMasks:
+    """Masks by pass, the same for all images of a shape.
 
-    Pass t has a generator with seed t, which draws one mask for each convolution in the order in
-    which they first run.
-
-    Args:
-        count: number of passes.
-        masks: of an earlier batch of the same shape on the same device; empty, and then filled, if
-            there is none.
-
-    Attributes:
-        rows: the passes that are computed jointly.
+    Pass t has a generator with seed t, which draws one mask (C, H, W) for each convolution in the
+    order in which they first run. `masks` are those of an earlier batch, or empty.
     """
 
     def __init__(self, count: int, masks: dict[DropoutConv, Tensor]) -> None:
         self.masks = masks  # each (count, C, H, W)
-        self.rows = slice(0, 0)
         self._generators = [torch.Generator().manual_seed(seed) for seed in range(count)]
         self._below: Tensor | None = None  # output of the first convolution, equal for all passes
 
+    def begin(self, images: Tensor, part: range) -> Tensor:
+        """Return the input of joint passes, (n, ...), whose masks follow."""
+        self._rows = slice(part.start, part.stop)
+        return images
+
     def thin(self, layer: DropoutConv, images: Tensor) -> Tensor:
         """Return the thinned output of a layer, (passes * n, C, H, W)."""
-        first = layer is next(iter(self.masks), layer)
-        output: Tensor
-        if not first:
-            output = layer.conv(images)
-        elif self._below is None:
-            output = self._below = layer.conv(images)
-        else:
-            output = self._below
+        is_first = layer is next(iter(self.masks), layer)
+        below = self._below if is_first else None
+        output: Tensor = layer.conv(images) if below is None else below
         keep = 1 - layer.probability
         if layer not in self.masks:
-            shape = output.shape[1:]
-            if layer.channels:
-                shape = torch.Size((shape[0], 1, 1))
+            shape = layer.mask_shape(output)
             draws = [torch.rand(shape, generator=g, device="cpu") for g in self._generators]
             self.masks[layer] = torch.stack([draw < keep for draw in draws]).to(output.device)
-        factors = self.masks[layer][self.rows, None] / keep
-        if first:
+        factors = self.masks[layer][self._rows, None] / keep
+        if is_first:
+            self._below = output
             return (output * factors).flatten(0, 1)
         # In place: on a CPU, allocating a second output takes longer than the multiplication.
         output.unflatten(0, (len(factors), len(output) // len(factors))).mul_(factors)
         return output
 
 
-# The passes that this thread computes: an argument of the layers that backbones would not pass on.
-_passes: ContextVar[Passes | IndependentPasses | None] = ContextVar("passes", default=None)
+# The masks in this thread: an argument of the layers that backbones would not pass on.
+_masks: ContextVar[SharedMasks | IndependentMasks | None] = ContextVar("masks", default=None)
 
 
 @contextmanager
-def thinning(passes: Passes | IndependentPasses) -> Iterator[None]:
+def thinning(masks: SharedMasks | IndependentMasks) -> Iterator[None]:
     """Thin the networks that this thread computes."""
-    before = _passes.set(passes)
+    before = _masks.set(masks)
     try:
         yield
     finally:
-        _passes.reset(before)
+        _masks.reset(before)
 
 
 class MCDropout(Encoder):
@@ -213,30 +207,25 @@ class MCDropout(Encoder):
         return embedding
 
     def pass_vectors(self, images: Tensor) -> Tensor:
-        """Return the unit vectors of the passes, (passes, n, dim)."""
+        """Return the unit vectors of the passes, (passes, n, dim), in evaluation mode."""
         pixels = images  # not features, which are rounded differently in each batch
         if (frozen := frozen_backbone(self)) is not None:
             images = frozen(images)  # the same for all passes
         kind, cached = (images.shape[1:], images.device), self._cached
-        shared = None
+        masks: SharedMasks | IndependentMasks
         if self.options.masks == "shared":
-            masks = cached[1] if cached is not None and cached[0] == kind else {}
-            shared = Passes(self.passes, masks)
+            masks = SharedMasks(self.passes, cached[1] if cached and cached[0] == kind else {})
+        else:
+            masks = IndependentMasks(pixels)
         step = max(1, MAX_JOINT // max(1, len(images)))
         vectors = []
         for start in range(0, self.passes, step):
             part = range(start, min(start + step, self.passes))
-            if shared is None:
-                repeated = images.repeat(len(part), *[1] * (images.ndim - 1))
-                with thinning(IndependentPasses(pixels, part)):
-                    joint = self.network(repeated).vectors
-            else:
-                shared.rows = slice(part.start, part.stop)
-                with thinning(shared):
-                    joint = self.network(images).vectors
+            with thinning(masks):
+                joint = self.network(masks.begin(images, part)).vectors
             vectors.append(joint.unflatten(0, (len(part), len(images))))
-        if shared is not None:
-            self._cached = (kind, shared.masks)  # all of them are drawn, and never change
+        if isinstance(masks, SharedMasks):
+            self._cached = (kind, masks.masks)  # all of them are drawn, and never change
         return torch.cat(vectors)
 
     def _embed(self, images: Tensor) -> Embedding:

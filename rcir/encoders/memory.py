@@ -38,19 +38,10 @@ def memory_budget(memory_gib: float | None, defaults: Mapping[str, float], gpu: 
 def batch_within(
     encoder: Encoder, image: Tensor, most: int, memory_gib: float | None = None
 ) -> int:
-    """Return the number of images to embed together, at least 1.
+    """Return the number of images to embed together, from 1 to `most`.
 
-    Args:
-        encoder: embeds `image` once to measure its memory.
-        image: (1, ...), an input on its device.
-        most: the largest number to return.
-        memory_gib: for what a forward pass holds beside the weights; None for `EMBEDDING_GIB`.
-
-    Example:
-        >>> from rcir.encoders import EncoderConfig, build_encoder
-        >>> encoder = build_encoder(EncoderConfig("btl", dim=16), channels=1, size=(8, 16))
-        >>> batch_within(encoder, torch.zeros(1, 1, 8, 16), most=128)
-        128
+    The encoder embeds an image (1, ...) once to measure its memory. The budget is for what a
+    forward pass holds beside the weights; None for `EMBEDDING_GIB`.
     """
     sizes = _per_image.setdefault(encoder, {})
     shape = tuple(image.shape[1:])

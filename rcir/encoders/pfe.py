@@ -26,6 +26,7 @@ from rcir.encoders.base import (
     Encoder,
     EncoderConfig,
     TrainingImages,
+    by_query,
     find_method,
     require_variance,
 )
@@ -37,7 +38,6 @@ from rcir.losses.mutual_likelihood import mutual_likelihood_loss, mutual_likelih
 from rcir.mining import genuine_batches
 from rcir.options import require_at_least
 
-_Ranking = Literal["mean", "mls"]
 MIN_VARIANCE = 1e-6
 MAX_LOG_VARIANCE = 20.0  # of unit vectors, larger ones do not differ, and might overflow
 
@@ -66,7 +66,7 @@ class ProbabilisticFaceEmbeddingOptions:
     base: str = "deterministic"
     base_options: dict[str, Any] = field(default_factory=dict)
     base_weights: str | None = None
-    distance: _Ranking = "mean"
+    distance: Literal["mean", "mls"] = "mean"
     steps: int = 1000
     batch: int = 256
     samples_per_class: int = 4
@@ -160,9 +160,6 @@ class ProbabilisticFaceEmbedding(Encoder):
         """Load the weights of the base from their file, if any, and train the variance branch.
 
         The float32 features of all training images are held in memory.
-
-        Raises:
-            InvalidData: the file holds other weights, or no training image matches another one.
         """
         if self.options.base_weights is not None:
             self._load_base(Path(self.options.base_weights))
@@ -177,12 +174,8 @@ class ProbabilisticFaceEmbedding(Encoder):
         """Train a new variance branch by the mutual likelihood of images that match.
 
         The offset starts at a shared variance: half the mean squared difference per dimension of
-        the matching images of the first batch.
-
-        Args:
-            vectors, features: (n, dim) and (n, C) of training images, by the base.
-            relevance: which of them match.
-            seed: of initial weights and batches.
+        the matching images of the first batch. `vectors` (n, dim) and `features` (n, C) are those
+        of the base.
         """
         options, device = self.options, self.variance_branch.offset.device
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -222,14 +215,10 @@ class ProbabilisticFaceEmbedding(Encoder):
         ``dim log(2 pi)``, is at least ``dim log(1e-6)``. Differences of distances are
         log-likelihood ratios per dimension.
         """
-        n, dim = queries.vectors.shape
-        score = mutual_likelihood_score(
-            queries.vectors[:, None],
-            require_variance(queries)[:, None],
-            candidates.vectors.view(n, -1, dim),
-            require_variance(candidates).view(n, -1, dim),
-        )
-        shifted = -2 / dim * score - math.log(2 * math.pi) - math.log(MIN_VARIANCE)
+        mean, other_mean = by_query(queries.vectors, candidates.vectors)
+        variance, other_variance = by_query(*map(require_variance, (queries, candidates)))
+        score = mutual_likelihood_score(mean, variance, other_mean, other_variance)
+        shifted = -2 / mean.shape[-1] * score - math.log(2 * math.pi) - math.log(MIN_VARIANCE)
         return shifted.clamp(min=0)  # of rounding
 
     def _load_base(self, path: Path) -> None:

@@ -18,17 +18,10 @@ BLOCK_NUMBERS = 1 << 24  # numbers in the vectors of candidates that are in memo
 def rerank(
     encoder: Encoder, queries: Embedding, items: Embedding, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return distances and positions of candidates, in the order of `Encoder.rerank`.
+    """Return distances and positions (n, k) of candidates, in the order of `Encoder.rerank`.
 
-    Args:
-        encoder: whose `reranks` is true.
-        queries: n of them.
-        items: the gallery.
-        positions: (n, k) of candidates in it; -1 where there is none, which stays last, infinitely
-            far.
-
-    Raises:
-        InvalidConfig: the encoder's distances have another shape, are negative or NaN.
+    `items` are the gallery, `positions` (n, k) the candidates of n queries in it; -1 where there is
+    none, which stays last, infinitely far.
     """
     n, k = positions.shape
     distances = np.empty((n, k), np.float32)
@@ -58,16 +51,8 @@ def nearest_of_draws(
 ) -> NDArray[np.int64]:
     """Return columns (n, t, nearest) of the nearest candidates of each of t draws of n queries.
 
-    Args:
-        encoder: that has `draw_distances`.
-        queries: n of them.
-        positions: (n, k) of candidates in the gallery; -1 where there is none, which comes last.
-        vectors: returns the vectors of gallery images at positions.
-        nearest: at most k.
-
-    Raises:
-        InvalidConfig: the encoder has nothing to draw from, or its distances have another shape,
-            fewer than two draws, or are NaN.
+    `positions` are (n, k) candidates in the gallery; -1 where there is none, which comes last.
+    `vectors` returns the vectors of gallery images at positions.
     """
     n, k = positions.shape
     if not n:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, by_query
 from rcir.encoders.btl import Distance
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.errors import InvalidConfig
@@ -94,13 +94,9 @@ class VonMisesFisher(Encoder):
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:
         """Return roots (n, k) of the expected squared distances of n queries to k candidates."""
-        n, dim = queries.vectors.shape
-        return vmf_expected_squared_distance(
-            queries.vectors[:, None],
-            _concentration(queries)[:, None],
-            candidates.vectors.view(n, -1, dim),
-            _concentration(candidates).view(n, -1, 1),
-        ).sqrt()
+        mean, other_mean = by_query(queries.vectors, candidates.vectors)
+        kappa, other_kappa = by_query(*map(_concentration, (queries, candidates)))
+        return vmf_expected_squared_distance(mean, kappa, other_mean, other_kappa).sqrt()
 
 
 def _concentration(embedding: Embedding) -> Tensor:

@@ -29,11 +29,6 @@ def require_loadable(encoder: Encoder) -> None:
         )
 
 
-def save_encoder(encoder: Encoder, path: Path) -> None:
-    """Write the weights of an encoder as safetensors."""
-    save_tensors(encoder.state_dict(), path)
-
-
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors as safetensors, with the permissions that the umask allows."""
     path.write_bytes(save({name: values.contiguous() for name, values in tensors.items()}))

@@ -158,12 +158,6 @@ class TupleRows(NamedTuple):
     Attributes:
         anchor, positive: (b, 1, d).
         negatives: (b, j, d).
-
-    Example:
-        >>> import torch
-        >>> rows = TupleRows.split(torch.arange(8.0)[:, None], torch.ones(2, 2, dtype=torch.bool))
-        >>> rows.anchor.tolist(), rows.negatives[..., 0].tolist()
-        ([[[0.0]], [[1.0]]], [[4.0, 5.0], [6.0, 7.0]])
     """
 
     anchor: Tensor
@@ -174,9 +168,7 @@ class TupleRows(NamedTuple):
     def split(cls, rows: Tensor, valid: Tensor) -> Self:
         """Split rows (b + b + b * j, d): anchors, positives, and negatives anchor by anchor.
 
-        Args:
-            rows: of the images of all tuples.
-            valid: (b, j), of which only the shape is used.
+        Of `valid`, (b, j), only the shape is used.
         """
         b, j = valid.shape
         anchor, positive, negatives = rows.split([b, b, b * j])
@@ -201,16 +193,6 @@ def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOption
         vectors: of the tuples.
         valid: (b, j) bool; negatives that count. Each anchor has at least one.
         options: margin, form and scale.
-
-    Example:
-        >>> import torch
-        >>> valid = torch.tensor([[True, False]])
-        >>> rows = torch.tensor([[0., 0.], [3., 4.], [0., 1.], [9., 9.]])
-        >>> vectors = TupleRows.split(rows, valid)
-        >>> point_tuple_loss(vectors, valid, PointLossOptions(0.5))
-        tensor([24.5000])
-        >>> point_tuple_loss(vectors, valid, PointLossOptions(2.0, "contrastive"))
-        tensor([14.])
     """
     anchor, positive, negatives = vectors
     margin, form = cast(float, options.margin), options.form
@@ -235,11 +217,6 @@ def bounded_log_variance(values: Tensor) -> Tensor:
     Without a bound, the loss of an easy triplet falls without end as its variances go to 0. Values
     beyond a clamp, or far in a hyperbolic tangent, would have no gradient in float32; those of an
     arc tangent do.
-
-    Example:
-        >>> import torch
-        >>> bounded_log_variance(torch.tensor([-1e9, 0.1, 1e9]))
-        tensor([-10.0000,   0.1000,  10.0000])
     """
     slope = math.pi / 2 / MAX_LOG_VARIANCE
     return (values * slope).atan() / slope
@@ -254,20 +231,7 @@ def heteroscedastic_tuple_loss(vectors: TupleRows, variance: TupleRows, valid: T
     the variance in the logarithm, by which the sum has no least value, and one loss for all images
     of a tuple.)
 
-    Args:
-        vectors: of the tuples.
-        variance: of the tuples, (..., 1), above 0.
-        valid: (b, j) bool; negatives that count. Each anchor has at least one.
-
-    Returns:
-        (b,) losses, of either sign.
-
-    Example:
-        >>> import torch
-        >>> vectors, valid = torch.tensor([[0., 0.], [3., 4.], [0., 5.]]), torch.ones(1, 1).bool()
-        >>> rows = [TupleRows.split(values, valid) for values in (vectors, torch.ones(3, 1))]
-        >>> heteroscedastic_tuple_loss(*rows, valid)  # 3/2 log 2
-        tensor([1.0397])
+    Variances are (..., 1), above 0; for `valid` see `point_tuple_loss`. Losses have either sign.
     """
     soft = triplet_loss(*vectors, form="soft")
     a, p, n = (values.log().squeeze(-1) for values in variance)
@@ -303,12 +267,6 @@ def norm_softmax_loss(
 
     Returns:
         (b,) losses, at least 0.
-
-    Example:
-        >>> import torch
-        >>> vectors, proxies = torch.tensor([[3., 4.]]), torch.tensor([[1., 0.], [0., 2.]])
-        >>> norm_softmax_loss(vectors, proxies, torch.tensor([1]), 0.5)  # log(1 + exp(-.2 / .5))
-        tensor([0.5130])
     """
     cosines = F.normalize(vectors) @ F.normalize(proxies).T
     return F.cross_entropy(cosines / temperature, labels, reduction="none")

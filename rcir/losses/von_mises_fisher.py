@@ -125,12 +125,8 @@ def vmf_triplet_moments(
 
     From ``E x = A mu`` and variances of ``A / kappa`` across mu and of ``1 - A^2 - (d - 1) A /
     kappa`` along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in
-    independent vectors. No term of its variance is negative, so that it keeps its digits.
-
-    Args:
-        means: of anchor, positive, negative; (..., d), of unit length, broadcast against each
-            other.
-        terms: of the same images, see `vmf_image_terms`.
+    independent vectors. No term of its variance is negative, so that it keeps its digits. Means
+    (..., d) have unit length; `terms` are the `vmf_image_terms` of the same images.
     """
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]
@@ -217,12 +213,6 @@ def vmf_expected_squared_distance(
 
     Returns:
         (...) squared distances, float64, in [0, 4].
-
-    Example:
-        >>> import torch
-        >>> east, north = torch.eye(2)
-        >>> vmf_expected_squared_distance(east, torch.ones(1), north, torch.ones(1)).item()
-        2.0
     """
     dim = mean.shape[-1]
     lengths = bessel_ratio(concentration, dim) * bessel_ratio(other_concentration, dim)

@@ -13,12 +13,7 @@ MAX_TABLE_RATIO = 8  # range of labels, per column, up to which a table is used
 
 
 def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the candidates (n, depth) before each candidate that share its label.
-
-    Example:
-        >>> earlier_of_same_label(np.array([[7, 4, 7, 7]])).tolist()
-        [[0, 0, 1, 2]]
-    """
+    """Count the candidates (n, depth) before each candidate that share its label."""
     depth = labels.shape[1]
     bits = depth.bit_length()
     lowest, span = _span(labels)
@@ -38,12 +33,7 @@ def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return columns (n, depth) of the nearest candidate of each label, ascending, then -1.
-
-    Example:
-        >>> first_of_each_label(np.array([[7, 4, 7, 2]])).tolist()
-        [[0, 1, 3, -1]]
-    """
+    """Return columns (n, depth) of the nearest candidate of each label, ascending, then -1."""
     first = _is_first(labels) & (labels >= 0)
     rows, columns = np.nonzero(first)
     counts = np.count_nonzero(first, axis=1)
@@ -70,15 +60,9 @@ def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 def count_votes(
     labels: NDArray[np.int64], counted: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Count the first 30 candidates that have a label, (n, k).
+    """Count how many of the first 30 candidates have each label of `counted`, (n, k).
 
-    Args:
-        labels: (n, depth) of the candidates.
-        counted: (n, k) labels to count in each row; by default those of all candidates.
-
-    Example:
-        >>> count_votes(np.array([[7, 4, 7, 2]]), np.array([[7, 4, 5]])).tolist()
-        [[2, 1, 0]]
+    By default, these are the labels of all candidates.
     """
     voting, counted = labels[:, :VOTERS], labels if counted is None else counted
     lowest, span = _span(voting, counted)
@@ -103,12 +87,7 @@ def take_columns(
 
 
 def cells(columns: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Return positions in a flattened array (n, width) of columns (n, k) of its rows.
-
-    Example:
-        >>> cells(np.array([[2, 0], [1, 1]]), 3).tolist()
-        [[2, 0], [4, 4]]
-    """
+    """Return positions in a flattened array (n, width) of columns (n, k) of its rows."""
     return columns + width * np.arange(len(columns))[:, None]
 
 

@@ -29,12 +29,6 @@ def sample_images(relevance: Relevance, size: int, rng: np.random.Generator) -> 
     Returns:
         (size,) different rows, ascending; fewer if fewer images have a match. At most one of them
         has no match among them.
-
-    Example:
-        >>> from rcir.data.relevance import SameLabel
-        >>> labels = SameLabel(np.array([7, 3, 7, 5, 3, 3]))
-        >>> sample_images(labels, 5, np.random.default_rng(0)).tolist()
-        [0, 1, 2, 4, 5]
     """
     chosen = np.zeros(len(relevance), np.bool_)
     order, used, n_chosen = rng.permutation(find_query_rows(relevance)), 0, 0
@@ -120,12 +114,6 @@ def label_batches(
     Raises:
         InvalidConfig: `batch` is not such a multiple.
         InvalidData: there are fewer labels than a batch needs.
-
-    Example:
-        >>> labels = np.array([7, 3, 7, 3, 7, 3, 7, 3])
-        >>> rows = label_batches(labels, 4, 2, np.random.default_rng(0))
-        >>> rows.shape, np.sort(labels[rows]).tolist()
-        ((2, 4), [[3, 3, 7, 7], [3, 3, 7, 7]])
     """
     if samples_per_class < 1 or batch % samples_per_class or batch < 2 * samples_per_class:
         raise InvalidConfig(
@@ -173,13 +161,6 @@ def genuine_batches(
 
     Raises:
         InvalidData: no image matches another one.
-
-    Example:
-        >>> from rcir.data.relevance import SameLabel
-        >>> labels = SameLabel(np.array([7, 3, 7, 3, 5]))
-        >>> rows, pairs = next(genuine_batches(labels, 4, 2, np.random.default_rng(0)))
-        >>> rows.shape, pairs.tolist()
-        ((4,), [[0, 2], [1, 3]])
     """
     if (single := relevance.single) is not None:
         _, number, counts = np.unique(single, return_inverse=True, return_counts=True)

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from rcir.data.relevance import Relevance, WithinRadius, find_database
 from rcir.errors import InvalidConfig
 from rcir.options import require_choice
-from rcir.torch_settings import copied, full_precision
+from rcir.torch_settings import copy_to, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
 Negatives = Literal["hardest", "margin-violating", "semi-hard", "top-random"]
@@ -76,11 +76,12 @@ class MiningConfig:
     samples_per_class: int | None = None
 
     def __post_init__(self) -> None:
-        kinds = {"positive": Positive, "negatives": Negatives, "scope": Scope, "cache": Cache}
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if value is not None or name in ("scope", "cache"):
-                require_choice(f"mining.{name}", value, kind)
+        if self.positive is not None:
+            require_choice("mining.positive", self.positive, Positive)
+        if self.negatives is not None:
+            require_choice("mining.negatives", self.negatives, Negatives)
+        require_choice("mining.scope", self.scope, Scope)
+        require_choice("mining.cache", self.cache, Cache)
         at_least = {"num_negatives": 1, "sample": 2, "refresh": 1, "samples_per_class": 2}
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -98,16 +99,11 @@ class MiningConfig:
             raise InvalidConfig('mining.samples_per_class needs mining.scope "batch"')
 
 
-class Search:
-    """Search among the images of a cache for positives and negatives of some of them.
+class TupleSearch:
+    """Search among the images of a cache (n, d) for positives and negatives of some of them.
 
-    Args:
-        cache: (n, d) embeddings.
-        relevance: of the n images.
-        wanted: number of negatives per anchor.
-
-    Attributes:
-        block: largest number of anchors per call.
+    `wanted` is the number of negatives per anchor, and `block` the largest number of anchors per
+    call.
     """
 
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
@@ -128,16 +124,11 @@ class Search:
     def tuples(
         self, rows: Tensor, config: MiningConfig, draws: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find positive and negatives of each of b anchors.
+        """Find positive and negatives of the anchors in b rows, b up to `block`.
 
-        Args:
-            rows: (b,) of the anchors, b up to `block`.
-            config: the choice.
-            draws: (b,) from [0, 1), for random positives.
-
-        Returns:
-            Which anchors have a positive (b,), its row (b,), rows of negatives (b, wanted), and
-            their distances, ascending and infinite where there is none.
+        Return which of them have a positive (b,), its row (b,), rows of negatives (b, wanted), and
+        their distances, ascending and infinite where there is none. Random positives follow `draws`
+        (b,) from [0, 1).
         """
         if len(rows) * len(self._cache) > self._buffer.numel():
             self._buffer = self._cache.new_empty(len(rows), len(self._cache))
@@ -248,7 +239,7 @@ class Search:
     def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the matches of each row, row after row, and their numbers (b,)."""
         indptr, columns = self._relevance.pairs(rows.cpu().numpy())
-        return copied(columns, self._cache.device), copied(np.diff(indptr), self._cache.device)
+        return copy_to(columns, self._cache.device), copy_to(np.diff(indptr), self._cache.device)
 
     def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return exact distances (b, k) of rows (b,) to columns (b, k)."""
@@ -369,11 +360,11 @@ def mine(
     negatives = anchors[:, None].repeat(1, count)
     valid = torch.zeros((m, count), dtype=torch.bool, device=cache.device)
     wanted = config.pool if config.negatives == "top-random" else count
-    search = Search(cache, relevance, wanted)
+    search = TupleSearch(cache, relevance, wanted)
     for start in range(0, m, search.block):
         block = slice(start, start + search.block)
         rows = anchors[block]
-        # TF32 would round products by much more than `Search` assumes.
+        # TF32 would round products by much more than `TupleSearch` assumes.
         with full_precision():
             has, positive[block], columns, distance = search.tuples(rows, config, draws[block])
         if config.negatives == "top-random":

@@ -158,9 +158,9 @@ def _write(retriever: StoredRetriever, folder: Path) -> None:
     searcher, calibration = retriever.searcher, retriever.calibration
     encoder, preprocessing, index = searcher.encoder, searcher.preprocessing, searcher.index
     if encoder is not None:
-        from rcir.encoders.weights import save_encoder
+        from rcir.encoders.weights import save_tensors
 
-        save_encoder(encoder, folder / WEIGHTS)
+        save_tensors(encoder.state_dict(), folder / WEIGHTS)
     (folder / INDEX).mkdir()
     index.save(folder / INDEX)
     contents = Contents(

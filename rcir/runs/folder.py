@@ -26,7 +26,7 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
-from rcir.encoders.weights import load_encoder, save_encoder
+from rcir.encoders.weights import load_encoder, save_tensors
 from rcir.errors import InvalidData
 from rcir.files import write_json
 from rcir.trust import reading
@@ -177,7 +177,7 @@ class RunFolder:
 
     def save_encoder(self, encoder: Encoder) -> None:
         """Write the chosen weights."""
-        save_encoder(encoder, self.path / ENCODER_FILE)
+        save_tensors(encoder.state_dict(), self.path / ENCODER_FILE)
 
     def encoder(self, trust_code: bool = False) -> Encoder:
         """Load the trained encoder.
