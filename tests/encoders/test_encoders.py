@@ -1,6 +1,7 @@
 """Properties of every encoder: unit length, batches, precision, mode, training, fingerprint."""
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -42,6 +43,17 @@ def test_an_embedding_depends_neither_on_its_batch_nor_on_the_random_state(metho
     for name, values in whole.items():
         assert torch.equal(values, again[name])
         torch.testing.assert_close(alone[name], values[2:3], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_copies_of_an_encoder_that_embedded_embed_the_same(method):
+    encoder, loaded = build(method), build(method, seed=1)
+    if method == "lam":
+        encoder.prior_precision.fill_(1.0)
+    expected = encoder.embed(pictures()).tensors
+    loaded.load_state_dict(encoder.state_dict())
+    for other in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder)), loaded):
+        torch.testing.assert_close(other.embed(pictures()).tensors, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -5,13 +5,18 @@ import pytest
 import torch
 from scipy.special import expit
 from scipy.stats import kstest, norm
-from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 from rcir.data import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, EncoderConfig
 from rcir.encoders.batches import embed as embed_all
-from rcir.losses.hedged import HedgedOptions
+from rcir.losses import kl_to_prior
+from rcir.losses.hedged import (
+    HedgedOptions,
+    match_logits,
+    mixture_kl_to_normal,
+    soft_contrastive_loss,
+)
 from rcir.retrieval.retriever import Retriever
 from tests.encoders import small
 from tests.encoders.small import as_tuples, check_ranking, generator, pictures
@@ -143,34 +148,24 @@ def test_the_match_of_a_tuple_is_half_of_its_loss(components):
     valid = torch.tensor([[True, False, True]])
     with torch.no_grad():
         embedding = encoder(pictures(5))
-        found = encoder.loss(EmbeddedTuples(embedding, valid), HedgedOptions(0.02)).item()
-    a, b = encoder.scale.item(), encoder.shift.item()
+        loss = encoder.loss(EmbeddedTuples(embedding, valid), HedgedOptions(0.02)).item()
+    samples = embedding.vectors[:, None].double()
     if components:
-        drawn = numpy_samples(embedding, encoder.noise[0])
-    else:
-        drawn = embedding.vectors[:, None].double().numpy()
+        samples = torch.from_numpy(numpy_samples(embedding, encoder.noise[0]))
 
     def pair(other, match):
-        p = expit(b - a * np.linalg.norm(drawn[0][:, None] - drawn[other][None], axis=2))
-        return -np.log(p if match else 1 - p).mean()
+        logits = match_logits(samples[0], samples[other], encoder.scale, encoder.shift)
+        return soft_contrastive_loss(logits, torch.tensor(match)).item()
 
     expected = (pair(1, True) + (pair(2, False) + pair(4, False)) / 2) / 2
     if components == 1:
-        mean, variance = embedding.vectors.double(), embedding.variance.double()
-        kl = (mean**2 + variance - 1 - variance.log()).sum(1) / 2
+        kl = kl_to_prior(embedding.vectors, embedding.variance, prior_variance=1.0)
     elif components == 2:
-        means, variances = (
-            embedding.extra[f"component_{name}"][:, None].double()
-            for name in ("means", "variances")
-        )
-        mixture = MixtureSameFamily(
-            Categorical(torch.ones(5, 1, 2)), Independent(Normal(means, variances.sqrt()), 1)
-        )
-        z = torch.from_numpy(drawn)
-        kl = (mixture.log_prob(z) - Normal(0.0, 1.0).log_prob(z).sum(-1)).mean(1)
+        parts = (embedding.extra[f"component_{name}"].double() for name in ("means", "variances"))
+        kl = mixture_kl_to_normal(samples, *parts)
     if components:
         expected += 0.02 * (kl[0] + (kl[1] + (kl[2] + kl[4]) / 2) / 2).item()
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_samples_in_training_are_drawn_by_the_generator_of_torch():

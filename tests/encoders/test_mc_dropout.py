@@ -1,10 +1,8 @@
 """MC dropout: passes with fixed masks, against thinned networks that run one after the other."""
 
 import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -98,20 +96,6 @@ def test_threads_with_images_of_several_shapes_do_not_mix_their_masks():
         torch.testing.assert_close(result.tensors, alone.tensors, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda encoder: pickle.loads(pickle.dumps(encoder)), lambda e: e.to("cpu")],
-    ids=["deepcopy", "pickle", "to"],
-)
-def test_a_copy_of_an_encoder_that_embedded_embeds_the_same(copied):
-    encoder = build()
-    images = pictures()
-    expected = encoder.embed(images)
-    other = copied(encoder)
-    assert torch.equal(other.embed(images).vectors, expected.vectors)
-    assert torch.equal(other.embed(images).uncertainty, expected.uncertainty)
-
-
 def test_an_interruption_between_masks_does_not_change_later_embeddings():
     encoder, expected = build(), build().embed(pictures())
 
@@ -124,20 +108,6 @@ def test_an_interruption_between_masks_does_not_change_later_embeddings():
     hook.remove()
     assert torch.equal(encoder.eval()(pictures()).vectors, build().eval()(pictures()).vectors)
     assert torch.equal(encoder.embed(pictures()).vectors, expected.vectors)
-
-
-@pytest.mark.parametrize("dropout", [0.1, 0.5])
-def test_a_pass_drops_the_same_features_of_every_image_and_scales_up_the_rest(dropout):
-    encoder = build(dropout=dropout)
-    layer = encoder.convolutions[1]
-    before, after = (record(each) for each in (layer.conv, layer))
-    encoder.embed(pictures())
-    factors = (after[0] / before[0]).unflatten(0, (PASSES, -1))
-    assert torch.allclose(factors, factors[:, :1].expand_as(factors), atol=1e-3)
-    dropped = (factors[:, 0] < 0.5).numpy()
-    np.testing.assert_allclose(factors[:, 0], np.where(dropped, 0, 1 / (1 - dropout)), atol=1e-3)
-    assert abs(dropped.mean() - dropout) < 5 * np.sqrt(dropout * (1 - dropout) / dropped.size)
-    assert not np.array_equal(dropped[0], dropped[1])
 
 
 def test_without_passes_evaluation_drops_nothing_and_training_does():

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 
 from rcir.data import Preprocessing
-from rcir.encoders import batches, build_encoder
+from rcir.encoders import batches
 from rcir.encoders.batches import embed
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidImage, WorkersLost
+from tests.encoders import small
 from tests.methods import config_of
 
 COUNT, BLOCK = 110, 25
@@ -36,9 +37,7 @@ def _small_blocks(monkeypatch):
 
 
 def build(method="btl", seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_encoder(config_of(method, dim=8), 1, (8, 16)).eval()
+    return small.build(config_of(method, dim=8), seed=seed).eval()
 
 
 @pytest.fixture
@@ -124,28 +123,23 @@ def test_blocks_of_something_else_are_not_reused(change, kind, request, tmp_path
     assert (again.embedded, again.reused) == (BLOCKS, [])
 
 
-@pytest.mark.parametrize("kind", ["arrays", "files", "times"])
+@pytest.mark.parametrize("kind", ["arrays", "lists", "files", "times"])
 def test_only_the_block_of_a_changed_image_is_embedded_again(kind, paths, tmp_path):
-    images = IMAGES.copy() if kind == "arrays" else paths
-    Counting(tmp_path / "parts")(images)
+    images = paths
     if kind == "arrays":
-        images[60, 4, 5] ^= 1
-    elif kind == "files":
+        images = IMAGES.copy()
+    elif kind == "lists":
+        images = [*map(Image.fromarray, IMAGES[:60]), *IMAGES[60:, :8]]
+    Counting(tmp_path / "parts")(images)
+    if kind == "files":
         Image.fromarray(np.zeros((50, 50), np.uint8)).save(paths[60])
-    else:
+    elif kind == "times":
         os.utime(paths[60], ns=(1, 1))
+    else:
+        images[60] = images[60][::-1]
     again = Counting(tmp_path / "parts")
     assert_close(again(images), embed(build(), Preprocessing(), images))
     assert (again.embedded, again.reused) == ([25], [25, 25, 25, 10])
-
-
-def test_images_in_lists_are_identified_by_their_pixels(tmp_path):
-    images = [Image.fromarray(image) for image in IMAGES[:30]] + list(IMAGES[30:50, :8])
-    Counting(tmp_path / "parts")(images)
-    images[35] = images[35][::-1]
-    again = Counting(tmp_path / "parts")
-    assert_close(again(images), embed(build(), Preprocessing(), images))
-    assert (again.embedded, again.reused) == ([25], [25])
 
 
 @pytest.mark.parametrize("length", [-100, 0])
