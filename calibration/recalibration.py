@@ -122,7 +122,7 @@ def _read_feedback(
     folder: Path, retriever: Retriever, file: Path, since: datetime | None
 ) -> tuple[Queries, list[Any]]:
     """Return the queries with feedback on answers of a retriever, and their labels or None."""
-    from rcir.serving.served import Folder
+    from rcir.serving.sources import Folder
     from rcir.serving.store import Store
 
     if not file.is_file():

@@ -22,7 +22,7 @@ from rcir.errors import TrackingUnavailable, reporting_errors
 from rcir.runs.folder import read_run
 from rcir.serving import Settings, create_app
 from rcir.serving.errors import StoreUnavailable
-from rcir.serving.served import source_of
+from rcir.serving.sources import source_of
 from tests.kills import limited_file_size
 from tests.serving.conftest import drawn
 from tests.training.helpers import same_weights

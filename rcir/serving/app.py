@@ -37,9 +37,9 @@ from rcir.serving.schemas import (
     Feedback,
     responses,
 )
-from rcir.serving.served import RetrieverSource
 from rcir.serving.service import Service
 from rcir.serving.settings import Settings
+from rcir.serving.sources import RetrieverSource
 
 EXPLORED_ALPHAS = tuple(hundredth / 100 for hundredth in range(1, 100))
 PAGE_FOLDER = Path(__file__).with_name("page")

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from rcir import trust
 from rcir.cluster import join_cluster
 from rcir.serving.app import create_app
-from rcir.serving.served import source_of
 from rcir.serving.server import address_of, listen
 from rcir.serving.settings import Settings
+from rcir.serving.sources import source_of
 
 APPLICATION_NAME = "rcir"
 TARGET_REQUESTS = 32  # requests in progress of a replica, above which another one is started

@@ -1,23 +1,18 @@
-"""A served retriever, its source, and new versions of it."""
+"""A served retriever: its queries, their labels, and what is known of its guarantees."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir import api, tracking
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, NoRetriever, RiskUnattainable, StaleCalibration
+from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.options import DELTA
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
@@ -26,7 +21,6 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Population, make_request
 from rcir.risk.options import Distinct
 from rcir.serving.errors import TooLarge
-from rcir.store.folder import MANIFEST, read_manifest
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
     from torch import Tensor
@@ -38,7 +32,7 @@ SHOWN_ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 FEW_PIXELS = 2**16  # of a request whose pictures are resized together with those of others
 REQUEST_PIXELS = 8  # maximum of the pixels of a request, as a multiple of that of a picture
 UNCERTAINTY_BINS = 40  # of the histogram of uncertainties
-MAX_CURVES = 64  # curves of mean sizes in memory
+MAX_MEAN_SIZES = 1 << 13  # in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,17 +181,15 @@ class Served:
         }
 
     @cached_property
-    def mean_sizes(self) -> Callable[..., list[float]]:
-        """`mean_sizes(thresholds, distinct, group)`: mean sizes for the calibration queries."""
-        return lru_cache(MAX_CURVES)(self._mean_sizes)
+    def mean_size(self) -> Callable[[float, Distinct, str | None], float]:
+        """`mean_size(threshold, distinct, group)`: of the sets of the calibration queries."""
 
-    def _mean_sizes(
-        self, thresholds: tuple[float, ...], distinct: Distinct, group: str | None
-    ) -> list[float]:
-        rule = self.calibration.rule_for(make_request(distinct=distinct))
-        queries = rule.calibration.of_group(group)
-        means = {threshold: float(queries.sizes(threshold).mean()) for threshold in set(thresholds)}
-        return [means[threshold] for threshold in thresholds]
+        @lru_cache(MAX_MEAN_SIZES)
+        def compute(threshold: float, distinct: Distinct, group: str | None) -> float:
+            rule = self.calibration.rule_for(make_request(distinct=distinct))
+            return float(rule.calibration.of_group(group).sizes(threshold).mean())
+
+        return compute
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:
@@ -240,103 +232,5 @@ class Served:
         except RiskUnattainable as error:
             refusal = {"alpha": alpha, "certified": False, "mean_size": None}
             return refusal | {"minimum_alpha": error.minimum_alpha}
-        (size,) = self.mean_sizes((threshold,), distinct, None)
+        size = self.mean_size(threshold, distinct, None)
         return {"alpha": alpha, "certified": True, "mean_size": size}
-
-
-class RetrieverSource(ABC):
-    """A place whose retriever may be replaced."""
-
-    name: str  # of the place
-    on_gpu = False  # True to embed pictures on the GPU of this process
-
-    @abstractmethod
-    def version(self) -> str:
-        """Return the version of the present retriever, without loading it.
-
-        It is the digest of its manifest, after a name and a hyphen if the source has one.
-        """
-
-    @abstractmethod
-    def place(self, version: str) -> Path | str:
-        """Return the place that `rcir.load` reads a version from."""
-
-    def load(self, version: str) -> Served:
-        """Load the retriever of a version, or of a newer one, and verify every file."""
-        while True:
-            retriever = api.load(self.place(version))
-            present = self.version()
-            if present == version:
-                if self.on_gpu and retriever.encoder is not None:
-                    retriever.encoder.cuda()
-                return Served(retriever, version, version.rpartition("-")[2])
-            version = present  # it changed meanwhile
-
-
-class Folder(RetrieverSource):
-    """A retriever folder, whose current version is served."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, str(folder)
-
-    def version(self) -> str:
-        try:
-            return _digest(read_manifest(self.folder))
-        except OSError as error:
-            raise NoRetriever(f"the retriever in {self.folder} cannot be read ({error})") from error
-
-    def place(self, version: str) -> Path:
-        return self.folder
-
-
-class RegistryName(RetrieverSource):
-    """A registered version, `models:/NAME/VERSION`, or that of an alias, `models:/NAME@ALIAS`.
-
-    Versions are named `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in place.
-    """
-
-    def __init__(self, uri: str) -> None:
-        self.name = uri
-
-    def version(self) -> str:
-        name, at, alias = self.name.removeprefix("models:/").partition("@")
-        if at:
-            registered = tracking.find_version(name, alias)
-            if registered is None:
-                raise NoRetriever(
-                    f"MLflow's registry has no {self.name}: make it with `rcir register`"
-                )
-            name = f"{name}/{registered.version}"
-        manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
-        return f"{name}-{_digest(tracking.read_file(manifest))}"
-
-    def place(self, version: str) -> str:
-        return f"models:/{version.rpartition('-')[0]}"
-
-
-def _digest(manifest: bytes) -> str:
-    return hashlib.sha256(manifest).hexdigest()[:12]
-
-
-def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
-    """Return the source that a folder or an MLflow URI names."""
-    text = str(place)
-    if text.startswith("models:/"):
-        return RegistryName(text)
-    if "://" in text or text.startswith("runs:/"):
-        raise InvalidConfig(
-            f"{text} cannot be served: name a folder, or models:/NAME@ALIAS (`rcir register` makes "
-            "one)"
-        )
-    return Folder(Path(place))
-
-
-def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
-    """Load, verify and warm up the retriever of a source."""
-    served = source.load(version or source.version())
-    if served.retriever.calibration is None:
-        raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")
-    if changed := served.retriever.changes():
-        raise StaleCalibration(f"{source.name} changed since calibration: {', '.join(changed)}")
-    served.warm_up()
-    return served

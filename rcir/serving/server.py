@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from rcir.errors import InvalidConfig
 from rcir.serving.app import create_app
-from rcir.serving.served import source_of
 from rcir.serving.settings import Settings
+from rcir.serving.sources import source_of
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol

@@ -25,8 +25,9 @@ from rcir.serving.middleware import Metrics, Shared
 from rcir.serving.monitoring import Evidence
 from rcir.serving.pictures import ItemPictures
 from rcir.serving.schemas import ExploreTerms, Feedback, Terms
-from rcir.serving.served import RetrieverSource, Served, ready_to_serve
+from rcir.serving.served import Served
 from rcir.serving.settings import Settings
+from rcir.serving.sources import RetrieverSource, ready_to_serve
 from rcir.serving.store import Store
 
 SECONDS_PER_DAY = 86400.0
@@ -115,9 +116,11 @@ class Service:
             return levels
 
         levels = await self.batcher.run(work)
-        thresholds = tuple(guarantee.threshold for guarantee in levels.guarantees)
         means = await asyncio.to_thread(
-            served.mean_sizes, thresholds, options["distinct"], options["group"]
+            lambda: [
+                served.mean_size(guarantee.threshold, options["distinct"], options["group"])
+                for guarantee in levels.guarantees
+            ]
         )
         return {
             "version": served.version,

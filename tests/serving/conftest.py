@@ -14,8 +14,8 @@ from PIL import Image
 
 import rcir
 from rcir.serving import Settings, create_app
-from rcir.serving.served import source_of
 from rcir.serving.server import configuration, listen
+from rcir.serving.sources import source_of
 
 CLASSES, DIM = 20, 8
 

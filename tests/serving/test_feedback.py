@@ -25,7 +25,7 @@ from rcir.serving import store as module
 from rcir.serving.errors import StoreUnavailable, UnknownAnswer
 from rcir.serving.monitoring import GuaranteeWatch
 from rcir.serving.schemas import Feedback, Terms
-from rcir.serving.served import Folder
+from rcir.serving.sources import Folder
 from rcir.serving.store import Loss, MonitoredQuery, Store
 from tests.populations import in_population
 from tests.serving.conftest import drawn

@@ -16,23 +16,70 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from rcir.serving.served import source_of
+from rcir.data import Preprocessing
+from rcir.data.records import ImageSet
+from rcir.encoders import build_encoder
+from rcir.retrieval.retriever import Retriever
+from rcir.serving.sources import source_of
+from tests.methods import CERTAIN, TRAINED, config_of
 from tests.serving.conftest import drawn, png
-from tests.serving.test_swaps_under_load import (
-    ALPHA,
-    DELTA,
-    PICTURES,
-    answers_of,
-    built,
-    differences,
-)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 CLIENTS, PAUSE = 8, 2.0  # seconds between swaps
+CLASSES, SHAPE = 5, (8, 16)
+ALPHA, DELTA = 0.3, 0.1
 KILLS, REQUESTS, SWAPS = 6, 7000, 6  # at least, for each kind
 JSON = {"content-type": "application/json"}
 VECTORS = drawn(40, 11)[0]
+
+
+def images(n, seed, prefix):
+    """Noisy pictures of a few labels, which networks with random weights tell apart roughly."""
+    rng = np.random.default_rng(seed)
+    patterns = np.random.default_rng(0).uniform(0, 255, (CLASSES, *SHAPE))
+    labels = rng.integers(CLASSES, size=n)
+    pixels = patterns[labels] + 110 * rng.standard_normal((n, *SHAPE))
+    ids = [f"{prefix} {row}" for row in range(n)]
+    return ImageSet(pixels.clip(0, 255).astype(np.uint8), labels, ids)
+
+
+GALLERY, TUNING, CALIBRATION = images(60, 1, "old"), images(40, 2, "t"), images(80, 3, "c")
+PICTURES = images(12, 5, "query").images
+
+
+def built(method):
+    """A calibrated retriever with random weights, which is left in training mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(TRAINED.index(method))
+        encoder = build_encoder(config_of(method, dim=6), 1, SHAPE)
+    if method == "lam":
+        encoder.prior_precision.fill_(1.0)  # as if it was fitted: it then has an uncertainty
+    retriever = Retriever.build(encoder, Preprocessing(), GALLERY, depth=40)
+    retriever.calibrate_splits(
+        retriever.search_labelled(TUNING),
+        retriever.search_labelled(CALIBRATION),
+        "learned",
+        query_uncertainty="cosine" if method in CERTAIN else "encoder",
+    )
+    encoder.train()
+    return retriever
+
+
+def answers_of(retriever):
+    """What the retriever answers to each query, alone."""
+    return [retriever.retrieve(picture, ALPHA, DELTA).to_dict() for picture in PICTURES]
+
+
+def differences(answer, expected):
+    """The parts in which an answer differs from an expected one by more than rounding."""
+    differing = {name for name in ("ids", "guarantee") if answer[name] != expected[name]}
+    for name in ("distances", "uncertainty"):
+        values = [np.asarray(each[name]) for each in (answer, expected)]
+        if values[0].shape != values[1].shape or not np.allclose(*values, rtol=1e-4, atol=1e-5):
+            differing.add(name)
+    return differing
 
 
 def body_of(picture):
@@ -201,7 +248,6 @@ def of_pictures():
     """Retrievers of pictures by several methods, their answers, and requests."""
     versions = [built(method) for method in ("mc-dropout", "btl", "lam")]
     queries = [(body, HEADERS) for body in BODIES]
-    assert len(queries) == len(PICTURES)
     vector = json.dumps({"vector": VECTORS[0].tolist()}).encode()
     invalid = invalid_requests(*queries[0], vector, JSON)
     return versions, [answers_of(version) for version in versions], (queries, invalid)

@@ -32,7 +32,7 @@ import rcir
 from rcir.cli import main
 from rcir.cli.retrieval import add_serve_arguments
 from rcir.serving import Settings, create_app
-from rcir.serving.served import source_of
+from rcir.serving.sources import source_of
 from tests.serving.conftest import drawn
 from tests.serving.test_requests import assert_same
 

@@ -20,7 +20,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings, create_app
 from rcir.serving.errors import Busy, TooLarge, TooSlow
 from rcir.serving.middleware import Bounded
-from rcir.serving.served import source_of
+from rcir.serving.sources import source_of
 from tests.serving.conftest import drawn, listening, png
 
 VECTOR = drawn(1, 5)[0][0]

@@ -18,7 +18,7 @@ from rcir.registry import register
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import service
 from rcir.serving.errors import StoreUnavailable
-from rcir.serving.served import ready_to_serve, source_of
+from rcir.serving.sources import ready_to_serve, source_of
 from rcir.store.folder import current_version
 from tests.serving.conftest import drawn
 

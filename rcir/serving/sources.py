@@ -1,0 +1,111 @@
+"""Where a served retriever comes from: a folder or MLflow's registry, and its present version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from rcir import api, tracking
+from rcir.errors import InvalidConfig, NoRetriever, StaleCalibration
+from rcir.serving.served import Served
+from rcir.store.folder import MANIFEST, read_manifest
+
+
+class RetrieverSource(ABC):
+    """A place whose retriever may be replaced."""
+
+    name: str  # of the place
+    on_gpu = False  # True to embed pictures on the GPU of this process
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return the version of the present retriever, without loading it.
+
+        It is the digest of its manifest, after a name and a hyphen if the source has one.
+        """
+
+    @abstractmethod
+    def place(self, version: str) -> Path | str:
+        """Return the place that `rcir.load` reads a version from."""
+
+    def load(self, version: str) -> Served:
+        """Load the retriever of a version, or of a newer one, and verify every file."""
+        while True:
+            retriever = api.load(self.place(version))
+            present = self.version()
+            if present == version:
+                if self.on_gpu and retriever.encoder is not None:
+                    retriever.encoder.cuda()
+                return Served(retriever, version, version.rpartition("-")[2])
+            version = present  # it changed meanwhile
+
+
+class Folder(RetrieverSource):
+    """A retriever folder, whose current version is served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, str(folder)
+
+    def version(self) -> str:
+        try:
+            return _digest(read_manifest(self.folder))
+        except OSError as error:
+            raise NoRetriever(f"the retriever in {self.folder} cannot be read ({error})") from error
+
+    def place(self, version: str) -> Path:
+        return self.folder
+
+
+class RegistryName(RetrieverSource):
+    """A registered version, `models:/NAME/VERSION`, or that of an alias, `models:/NAME@ALIAS`.
+
+    Versions are named `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in place.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.name = uri
+
+    def version(self) -> str:
+        name, at, alias = self.name.removeprefix("models:/").partition("@")
+        if at:
+            registered = tracking.find_version(name, alias)
+            if registered is None:
+                raise NoRetriever(
+                    f"MLflow's registry has no {self.name}: make it with `rcir register`"
+                )
+            name = f"{name}/{registered.version}"
+        manifest = f"models:/{name}/{tracking.INSIDE}/{MANIFEST}"
+        return f"{name}-{_digest(tracking.read_file(manifest))}"
+
+    def place(self, version: str) -> str:
+        return f"models:/{version.rpartition('-')[0]}"
+
+
+def _digest(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:12]
+
+
+def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
+    """Return the source that a folder or an MLflow URI names."""
+    text = str(place)
+    if text.startswith("models:/"):
+        return RegistryName(text)
+    if "://" in text or text.startswith("runs:/"):
+        raise InvalidConfig(
+            f"{text} cannot be served: name a folder, or models:/NAME@ALIAS (`rcir register` makes "
+            "one)"
+        )
+    return Folder(Path(place))
+
+
+def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:
+    """Load, verify and warm up the retriever of a source."""
+    served = source.load(version or source.version())
+    if served.retriever.calibration is None:
+        raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")
+    if changed := served.retriever.changes():
+        raise StaleCalibration(f"{source.name} changed since calibration: {', '.join(changed)}")
+    served.warm_up()
+    return served
