@@ -237,7 +237,13 @@ class Case:
         """Fit a score function on the tuning split."""
         split = self.split
         return fit_score_function(
-            name, split.results, split.relevant, ALPHAS, DELTA, risk, split.n_relevant
+            name,
+            split.results,
+            split.relevant,
+            ALPHAS,
+            DELTA,
+            risk=risk,
+            n_relevant=split.n_relevant,
         )[0]
 
     def scored(self, score_function: ScoreFunction) -> ScoredResults:

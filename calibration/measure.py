@@ -373,8 +373,8 @@ def _measure(row: RiskResult, request: Request, rule: SetRule, test: ScoredResul
     covered = np.ones(len(test), bool)
     if request.group is not None and test.population.groups is not None:
         covered = test.population.groups == request.group
-    if request.abstain:
-        sizes = (test.require("selection_score") <= certified.selection_threshold).astype(np.int64)
+    if (limit := certified.selection_threshold) is not None:
+        sizes = (test.require("selection_score") <= limit).astype(np.int64)
     else:
         sizes = test.sizes(certified.threshold)
     row = replace(row, bound=certified.bound, threshold=certified.threshold)

@@ -163,9 +163,9 @@ class RuleSource:
             split.relevant,
             self.options.alphas,
             self.options.delta,
-            risk,
-            split.n_relevant,
-            self.fits,
+            risk=risk,
+            n_relevant=split.n_relevant,
+            fits=self.fits,
         )
         for rule in fitted:
             if rule.score_function.name == score_function.name:

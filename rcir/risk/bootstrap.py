@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +65,8 @@ class Certified:
 
     def redrawn(
         self,
-        calibrating: NDArray[np.integer[Any]],
-        measured: NDArray[np.integer[Any]],
+        calibrating: NDArray[np.integer],
+        measured: NDArray[np.integer],
         alpha: float,
         delta: float,
     ) -> NDArray[np.float64]:

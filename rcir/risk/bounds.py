@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -280,7 +280,7 @@ def risk_interval(
 
 
 def exact_bounds(
-    misses: NDArray[Any], n: int, delta: float
+    misses: NDArray[np.integer | np.floating], n: int, delta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return Clopper-Pearson upper bounds of a miss rate, and one minus them, in full precision.
 

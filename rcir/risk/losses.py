@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, as_option
-from rcir.risk.results import ScoredResults
+from rcir.risk.results import ScoredResults, Thresholds
 
-Losses = Callable[[ScoredResults, NDArray[Any]], NDArray[np.float64]]
+Losses = Callable[[ScoredResults, Thresholds], NDArray[np.float64]]
 
 N_CHECKED = 64  # thresholds at which the losses of a risk are checked
 ROUNDING = 1e-9  # by which a loss may rise
@@ -81,7 +80,7 @@ class Risk:
         """True if the order statistics of the match scores certify it."""
         return self.first_match and self.monotone and not self.abstains
 
-    def query_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+    def query_losses(self, scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
         """(n, g) loss of each query, checked.
 
         Raises:
@@ -101,7 +100,7 @@ class Risk:
             )
         return losses
 
-    def unit_losses(self, scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+    def unit_losses(self, scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
         """(units, g) loss of each query, or mean loss of each cluster of queries.
 
         Raises:
@@ -146,7 +145,7 @@ class Risk:
         return not self.is_miss_for_one_match or bool(n_relevant.max() > 1)
 
 
-def miss_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+def miss_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
     """(n, g) 1 if the set holds no true match, else 0.
 
     Example:
@@ -157,7 +156,7 @@ def miss_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.f
     return (scored.match_score[:, None] > thresholds.astype(np.float32)).astype(np.float64)
 
 
-def recall_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+def recall_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
     """(n, g) share of the gallery's true matches that the set lacks; 1 if the gallery has none.
 
     Example:
@@ -168,11 +167,11 @@ def recall_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np
         [[1.0, 0.5], [0.75, 0.75]]
     """
     matches = scored.n_within(thresholds, scored.require("relevant"))
-    n_relevant: NDArray[np.int64] = scored.require("n_relevant")
+    n_relevant = scored.require("n_relevant")
     return 1 - matches / np.maximum(n_relevant, 1)[:, None]
 
 
-def false_discovery_losses(scored: ScoredResults, thresholds: NDArray[Any]) -> NDArray[np.float64]:
+def false_discovery_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
     """(n, g) share of the set that is not a true match.
 
     Example:

@@ -19,7 +19,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -171,7 +170,9 @@ class RiskMonitor:
 
 
 def _log_recursion(
-    log_start: Any, log_factors: NDArray[np.float64], log_increments: NDArray[np.float64]
+    log_start: NDArray[np.float64] | np.float64,
+    log_factors: NDArray[np.float64],
+    log_increments: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return (m + 1, ...) logs of U_0, ..., U_m, where ``U_n = f_n U_{n-1} + w_n``.
 

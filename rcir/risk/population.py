@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,31 @@ from rcir.store.codec import Array
 
 LABEL = "label"  # what the labels of queries are called
 KINDS = {"digests": "S", "labels": "iu", "groups": "U", "clusters": "Uiu"}  # of data types
+KIND_WORDS = {
+    "b": "bool",
+    "iu": "integer",
+    "S": "bytes",
+    "U": "strings",
+    "Uiu": "strings or integer",
+}
+
+Rows: TypeAlias = slice | NDArray[np.bool_ | np.integer]
 
 
-def require_arrays(record: object, *names: str) -> None:
-    """Raise `InvalidData` unless the attributes of these names are arrays or None."""
-    for name in names:
-        value = getattr(record, name)
-        if value is not None and not isinstance(value, np.ndarray):
-            raise InvalidData(f"{name} is a {type(value).__name__}: pass an array")
+def check_arrays(
+    record: object, shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str] | None = None
+) -> None:
+    """Raise `InvalidData` unless attributes are None or arrays of these shapes and data types."""
+    for name, shape in shapes.items():
+        values, kind = getattr(record, name), (kinds or {}).get(name)
+        if values is None:
+            continue
+        if not isinstance(values, np.ndarray):
+            raise InvalidData(f"{name} is a {type(values).__name__}: pass an array")
+        if values.shape != shape:
+            raise InvalidData(f"{name} has shape {values.shape}; expected {shape}")
+        if kind is not None and values.dtype.kind not in kind:
+            raise InvalidData(f"{name} is of type {values.dtype}; it must be {KIND_WORDS[kind]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +80,8 @@ class Population:
     cluster_word: str | None = None
 
     def __post_init__(self) -> None:
-        require_arrays(self, *KINDS)
+        check_arrays(self, dict.fromkeys(KINDS, (self.n,)), KINDS)
         for name, values in self._arrays().items():
-            if values.shape != (self.n,) or values.dtype.kind not in KINDS[name]:
-                raise InvalidData(
-                    f"got {name} of shape {values.shape} and type {values.dtype} for {self.n} "
-                    "queries: pass a value for each"
-                )
             if name == "labels":
                 if int(values.max(initial=0)) > np.iinfo(np.int64).max:
                     raise InvalidData("labels are integers that do not fit in 64 bits with a sign")
@@ -82,7 +95,7 @@ class Population:
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, rows: slice | NDArray[Any]) -> Population:
+    def __getitem__(self, rows: Rows) -> Population:
         """Return the population of some queries."""
         arrays: dict[str, Any] = {name: values[rows] for name, values in self._arrays().items()}
         return replace(self, n=len(np.empty(self.n)[rows]), **arrays)
@@ -210,7 +223,16 @@ class Population:
 INDEPENDENT = Population(0)  # the default, in place of n independent queries
 
 
-def set_population(queries: Any) -> None:
+class HasPopulation(Protocol):
+    """Queries with a population."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def population(self) -> Population: ...
+
+
+def set_population(queries: HasPopulation) -> None:
     """Replace a default population by one of as many queries, or check their number.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,13 @@ from rcir.metrics.labels import (
     take_columns,
 )
 from rcir.metrics.ranking import Floats, first_match_ranks
-from rcir.risk.population import INDEPENDENT, Population, require_arrays, set_population
+from rcir.risk.population import INDEPENDENT, Population, Rows, check_arrays, set_population
 from rcir.store.codec import Array
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Thresholds: TypeAlias = NDArray[np.floating]
 TOLERANCE = 1e-3  # relative difference of scores between two embeddings of the same image
 
 
@@ -81,12 +85,10 @@ class SearchResults:
     }
 
     def __post_init__(self) -> None:
-        require_arrays(self, "uncertainty", *self.FILLERS, "vectors")
-        if self.uncertainty.ndim != 1 or self.depth < 1:
-            raise InvalidData(
-                f"uncertainty has shape {self.uncertainty.shape} and depth is {self.depth}; "
-                "expected (n,) and at least 1"
-            )
+        n, depth = len(self), self.depth
+        if depth < 1:
+            raise InvalidData(f"depth is {depth}; it must be at least 1")
+        check_arrays(self, {"uncertainty": (n,), **dict.fromkeys(self.FILLERS, (n, depth))})
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"
@@ -95,26 +97,30 @@ class SearchResults:
             values = getattr(self, name)
             if values is not None and np.isnan(values).any():
                 raise InvalidData(f"some {name} are NaN")
-        shape = (len(self.uncertainty), self.depth)
-        for name, values, _ in self._per_candidate():
-            if values.shape != shape:
-                raise InvalidData(f"{name} has shape {values.shape}; expected (n, depth) = {shape}")
         for name in ("vectors", "queries"):
             values = getattr(self, name)
-            if values is not None and len(values) != len(self):
-                raise InvalidData(f"got {len(values)} {name} for {len(self)} queries")
+            if values is not None and len(values) != n:
+                raise InvalidData(f"got {len(values)} {name} for {n} queries")
         if self.distances is not None and np.isposinf(self.distances[:, 0]).any():
             raise InvalidData("some queries have no candidate: search a gallery that is not empty")
 
     def __len__(self) -> int:
         return len(self.uncertainty)
 
-    def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
+    def __getitem__(self, rows: Rows) -> Self:
         """Return the results of some queries."""
         queries = None if self.queries is None else self.queries[rows]
-        return replace(self, queries=queries, **rows_of(self, rows))
+        return replace(self, queries=queries, **_rows_of(self, rows))
 
-    def require(self, name: str) -> Any:
+    @overload
+    def require(self, name: Literal["positions", "labels", "votes"]) -> NDArray[np.int64]: ...
+    @overload
+    def require(self, name: Literal["distances", "candidate_uncertainty"]) -> Floats: ...
+    @overload
+    def require(self, name: Literal["vectors"]) -> NDArray[np.float32]: ...
+    @overload
+    def require(self, name: Literal["queries"]) -> Any: ...
+    def require(self, name: str) -> object:
         """Return an attribute, such as "positions", or raise `InvalidData` if it is None."""
         value = getattr(self, name)
         if value is None:
@@ -222,18 +228,11 @@ class LabelledResults:
     population: Population = INDEPENDENT
 
     def __post_init__(self) -> None:
-        require_arrays(self, "relevant", "n_relevant")
         n = len(self.results)
-        shape = (n, self.results.depth)
-        for name, expected, kinds, kind in (
-            ("relevant", shape, "b", "bool"),
-            ("n_relevant", (n,), "iu", "integer"),
-        ):
-            values = getattr(self, name)
-            if values.shape != expected or n == 0:
-                raise InvalidData(f"{name} has shape {values.shape}; expected {expected}, n >= 1")
-            if values.dtype.kind not in kinds:
-                raise InvalidData(f"{name} is of type {values.dtype}; it must be {kind}")
+        if n == 0:
+            raise InvalidData("there are no queries: pass at least one")
+        shapes = {"relevant": (n, self.results.depth), "n_relevant": (n,)}
+        check_arrays(self, shapes, {"relevant": "b", "n_relevant": "iu"})
         if (self.n_relevant < np.count_nonzero(self.relevant, axis=1)).any():
             raise InvalidData("n_relevant: some queries have more relevant candidates than that")
         set_population(self)
@@ -241,9 +240,9 @@ class LabelledResults:
     def __len__(self) -> int:
         return len(self.results)
 
-    def __getitem__(self, rows: slice | NDArray[Any]) -> LabelledResults:
+    def __getitem__(self, rows: Rows) -> LabelledResults:
         """Return the results of some queries."""
-        return replace(self, results=self.results[rows], **rows_of(self, rows))
+        return replace(self, results=self.results[rows], **_rows_of(self, rows))
 
     def first_of_each_label(self) -> LabelledResults:
         """Return the results with one candidate of each label, relevant if the nearest is.
@@ -312,23 +311,23 @@ class ScoredResults:
         n = len(self.match_score)
         if n == 0:
             raise InvalidData("there are no queries: pass at least one")
-        for each in fields(self):
-            values = getattr(self, each.name)
-            if isinstance(values, np.ndarray):
-                expected = (n, self.depth) if each.name in ("scores", "relevant") else (n,)
-                if values.shape != expected:
-                    raise InvalidData(f"{each.name} has shape {values.shape}; expected {expected}")
+        shapes = {"match_score": (n,), "match_rank": (n,), "scores": (n, self.depth)}
+        shapes |= {"relevant": (n, self.depth), "n_relevant": (n,)}
+        check_arrays(self, {**shapes, "uncertainty": (n,), "selection_score": (n,)})
         set_population(self)
 
     @classmethod
     def of(
-        cls, scores: NDArray[np.float32], relevant: NDArray[np.bool_], **attributes: Any
+        cls,
+        scores: NDArray[np.float32],
+        relevant: NDArray[np.bool_],
+        *,
+        n_relevant: NDArray[np.int64] | None = None,
+        uncertainty: NDArray[np.float64] | None = None,
+        selection_score: NDArray[np.float64] | None = None,
+        population: Population = INDEPENDENT,
     ) -> Self:
         """Return scored results from the scores and the relevance of all candidates.
-
-        Args:
-            scores, relevant: see the attributes.
-            attributes: further ones by name.
 
         Example:
             >>> scores = np.array([[0, 1, 3], [0, 2, 4]], np.float32)
@@ -343,17 +342,30 @@ class ScoredResults:
             match_rank=ranks,
             scores=scores,
             relevant=relevant,
-            **attributes,
+            n_relevant=n_relevant,
+            uncertainty=uncertainty,
+            selection_score=selection_score,
+            population=population,
         )
 
     def __len__(self) -> int:
         return len(self.match_score)
 
-    def __getitem__(self, rows: slice | NDArray[Any]) -> Self:
+    def __getitem__(self, rows: Rows) -> Self:
         """Return the results of some queries."""
-        return replace(self, **rows_of(self, rows))
+        return replace(self, **_rows_of(self, rows))
 
-    def require(self, name: str) -> Any:
+    @overload
+    def require(self, name: Literal["scores"]) -> NDArray[np.float32]: ...
+    @overload
+    def require(self, name: Literal["relevant"]) -> NDArray[np.bool_]: ...
+    @overload
+    def require(self, name: Literal["n_relevant"]) -> NDArray[np.int64]: ...
+    @overload
+    def require(
+        self, name: Literal["match_rank", "uncertainty", "selection_score"]
+    ) -> NDArray[np.float64]: ...
+    def require(self, name: str) -> object:
         """Return an attribute, such as "scores", or raise `InvalidData` if it is None."""
         value = getattr(self, name)
         if value is None:
@@ -364,7 +376,7 @@ class ScoredResults:
         """(n,) sizes of the sets at a threshold, see `set_sizes`."""
         return set_sizes(self.require("scores"), threshold)
 
-    def n_within(self, thresholds: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def n_within(self, thresholds: Thresholds, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """(n, g) number of candidates of a mask (n, depth) in the sets at g ascending thresholds.
 
         Scores are compared as they are: pass `widened` thresholds for the sets that are returned.
@@ -472,9 +484,9 @@ class ScoredResults:
         return np.sort(self.match_score)
 
 
-def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:
-    """Return rows of all attributes of a dataclass that are arrays or a population, by name."""
-    values = {each.name: getattr(record, each.name) for each in fields(record)}
+def _rows_of(record: DataclassInstance, rows: Rows) -> dict[str, Any]:
+    """Return rows of all attributes that are arrays or a population, by name."""
+    values = {attribute.name: getattr(record, attribute.name) for attribute in fields(record)}
     return {
         name: value[rows]
         for name, value in values.items()
@@ -482,7 +494,7 @@ def rows_of(record: Any, rows: slice | NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def widened(values: NDArray[Any] | float) -> NDArray[np.float64]:
+def widened(values: Thresholds | float) -> NDArray[np.float64]:
     """Return thresholds, or uncertainties, raised by the relative tolerance, as float64.
 
     Example:

@@ -111,6 +111,7 @@ def fit_score_function(
     truth: Truth,
     alphas: Sequence[float] = ALPHAS,
     delta: float = DELTA,
+    *,
     risk: str = MISS.name,
     n_relevant: NDArray[np.int64] | None = None,
     fits: Fits | None = None,

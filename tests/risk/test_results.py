@@ -111,9 +111,10 @@ def test_impossible_results_are_refused():
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(InvalidData, match="uncertainties"):
             SearchResults(np.array([0.1, bad, 0.3]), 5)
-    for uncertainty, depth in ((np.zeros((3, 1)), 5), (np.zeros(3), 0)):
-        with pytest.raises(InvalidData, match="depth"):
-            SearchResults(uncertainty, depth)
+    with pytest.raises(InvalidData, match="uncertainty has shape"):
+        SearchResults(np.zeros((3, 1)), 5)
+    with pytest.raises(InvalidData, match="depth"):
+        SearchResults(np.zeros(3), 0)
     with pytest.raises(InvalidData, match="no candidate"):
         SearchResults(np.zeros(2), 2, np.array([[0.1, 0.2], [np.inf, np.inf]]))
 
@@ -198,7 +199,7 @@ def test_labels_that_do_not_fit_are_refused(scored):
     for relevant, totals in ((two[:, :2], np.ones(2, int)), (two, np.ones(3, int))):
         with pytest.raises(InvalidData, match="expected"):
             LabelledResults(results, relevant, totals)
-    with pytest.raises(InvalidData, match="n >= 1"):
+    with pytest.raises(InvalidData, match="at least one"):
         LabelledResults(results[:0], two[:0], np.ones(0, int))
     with pytest.raises(InvalidData, match="n_relevant"):
         LabelledResults(results, ~two, np.array([3, 2]))
