@@ -116,8 +116,7 @@ def _join_alphas(words: Sequence[str]) -> list[str]:
 def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Return a configuration from nested plain values, each checked against its type.
 
-    Raises:
-        InvalidConfig: an option does not exist, or its value has another type or is refused.
+    Raises `InvalidConfig` if an option does not exist, or its value has another type or is refused.
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, as_group=False)

@@ -30,9 +30,6 @@ EXTRAS = {
 def naming_extras() -> Iterator[None]:
     """Replace the import error of an optional dependency by one that names its extra.
 
-    Raises:
-        MissingPackage: a package of `EXTRAS` is not installed. Other errors are not changed.
-
     Example:
         >>> with naming_extras():
         ...     raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -55,7 +52,7 @@ of rcir
 
 
 def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
-    """Return a class of a table, or a class of the user.
+    """Return the class that a table of import paths names, or a class of the user.
 
     Args:
         option: name of the option in messages, such as "index.kind".
@@ -67,14 +64,6 @@ def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
         MissingClass: the module or class does not exist, or cannot be imported.
         UntrustedFolder: a folder that is read names a class outside the table, see `rcir.trust`.
         MissingPackage: its module needs a package of an extra that is not installed.
-
-    Example:
-        >>> find_class("counter", "collections:Counter", {}).__name__
-        'Counter'
-        >>> find_class("counter", "tally", {"plain": "collections:Counter"})
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: counter 'tally' is unknown; choose one of plain, or the import \
-path of a class, "package.module:Class"
     """
     path = str(table.get(name, name))
     if ":" not in path:
@@ -100,13 +89,7 @@ path of a class, "package.module:Class"
 
 
 def import_path(kind: type) -> str:
-    """Return the path by which `find_class` finds a class.
-
-    Example:
-        >>> from collections import Counter
-        >>> import_path(Counter)
-        'collections:Counter'
-    """
+    """Return the path by which `find_class` finds a class, "package.module:Class"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -115,10 +98,7 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` (PEP 562) that import names of a package on first use.
 
-    Args:
-        package: its name.
-        module_globals: its `globals()`.
-        homes: modules, and the names that the package exports of each.
+    `homes` maps modules to the names that the package exports of each.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

@@ -31,10 +31,7 @@ def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]
     The block applies to its own thread. A thread that is started inside does not inherit it, and
     would treat what the folder names as the program's own choice: read folders in the calling
     thread, or pass the context on (`asyncio.to_thread`, or `contextvars.copy_context().run`).
-
-    Args:
-        code: True to allow classes outside rcir.
-        servers: hosts that are allowed; "*" allows all.
+    `code` allows classes outside rcir, and "*" among the `servers` allows all hosts.
     """
     token = _reading.set((code, frozenset(servers)))
     try:

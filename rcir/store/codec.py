@@ -19,6 +19,7 @@ permission, see `rcir.trust`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
@@ -29,17 +30,7 @@ from inspect import isabstract
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +41,11 @@ from rcir.imports import find_class, import_path
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type[Any])
 NOT_STORED: Mapping[str, Any] = {"stored": False}
-CLASS, ARRAY, DTYPE = "class", "array", "dtype"  # keys of objects in JSON that are no fields
+CLASS, ARRAY, DTYPE = "class", "array", "dtype"  # keys of objects in JSON beside fields
 SCALARS: Mapping[Any, Any] = {bool: (bool, np.bool_), int: Integral, float: Real, str: str}
 SEQUENCES, MAPPINGS, UNIONS = (tuple, list, Sequence), (dict, Mapping), (Union, UnionType)
 TEXTS: Mapping[str, Any] = {"str": np.str_, "object": np.object_}  # dtypes of arrays of strings
 WIDENED = (np.int64, np.float64)  # dtypes as which numbers of smaller ones are stored
-SAMPLE = 64  # numbers of an array that distinguish it from most others
 
 _registered: dict[str, type[Any]] = {}
 _annotations: dict[Any, Mapping[str, Any]] = {}  # of stored fields, by class and name
@@ -78,10 +68,8 @@ class Array:
 def register(kind: Class) -> Class:
     """Register a class of rcir that is stored where an annotation names its base or protocol.
 
-    It is stored under its attribute `name`, or else under the name of the class.
-
-    Raises:
-        InvalidConfig: another class has this name.
+    It is stored under its attribute `name`, or else under the name of the class, which no other
+    class may have.
     """
     name = getattr(kind, "name", kind.__name__)
     if import_path(_registered.get(name, kind)) != import_path(kind):
@@ -98,39 +86,18 @@ def convert(kind: Any, stored: Any, to: Callable[[Any], Any], back: Callable[[An
 def encode(value: Any, kind: Any = None) -> tuple[Any, dict[str, NDArray[Any]]]:
     """Return plain values for JSON, and arrays by name.
 
-    Args:
-        value: a frozen dataclass, or a value of `kind`.
-        kind: an annotation; by default the class of the value.
-
-    Raises:
-        InvalidData: the value, or something in it, does not match its annotation.
-        InvalidConfig: its class is not a frozen dataclass, or is defined in `__main__`.
-
-    Example:
-        >>> @dataclass(frozen=True)
-        ... class Sample:
-        ...     values: Annotated[NDArray[np.float32], Array(1)]
-        ...     unit: str
-        >>> plain, arrays = encode(Sample(np.ones(2, np.float32), "m"))
-        >>> plain, list(arrays)
-        ({'values': {'array': 'values', 'dtype': 'float32'}, 'unit': 'm'}, ['values'])
-        >>> decode(Sample, plain, arrays).values.tolist()
-        [1.0, 1.0]
+    The annotation `kind` of the value is its class unless given. Raises `InvalidData` if something
+    does not match its annotation, and `InvalidConfig` for a class that cannot be stored.
     """
     writer = _Writer()
     return writer.visit(type(value) if kind is None else kind, value, ""), writer.arrays
 
 
 def decode(kind: type[T], plain: Any, arrays: Mapping[str, NDArray[Any]]) -> T:
-    """Return the value that was encoded.
+    """Return the value that was encoded as a class or with an annotation.
 
-    Args:
-        kind: its class, or the annotation that it was encoded with.
-
-    Raises:
-        InvalidData: something does not match its annotation, or an array is not in use.
-        UntrustedFolder, InvalidConfig, MissingPackage: see `rcir.imports.find_class`; and whatever
-            the classes raise.
+    Raises `InvalidData` if something does not match its annotation or an array is not in use, what
+    `rcir.imports.find_class` raises, and whatever the classes raise.
     """
     reader = _Reader(arrays)
     value: T = reader.visit(kind, plain, "")
@@ -161,11 +128,13 @@ def read(kind: type[T], folder: Path, name: str) -> T:
 class _Codec(ABC):
     """Walks through a value by its annotation, which is the same in both directions."""
 
-    encodes: ClassVar[bool]
-
     @abstractmethod
     def array(self, dtype: Any, array: Array, value: Any, place: str) -> Any:
         """Return a reference to an array, or the array of a reference."""
+
+    @abstractmethod
+    def pairs(self, kind: Any, value: Any, place: str) -> Any:
+        """Return a mapping as a list of pairs, which has the annotation `kind`, or the mapping."""
 
     @abstractmethod
     def instance(self, kind: Any, value: Any, place: str) -> Any:
@@ -211,13 +180,10 @@ class _Codec(ABC):
         return visited if origin is list else tuple(visited)
 
     def _mapping(self, kinds: Any, value: Any, place: str) -> Any:
-        pairs = list[tuple[kinds]]
-        if kinds[0] is not str and not self.encodes:
-            return dict(self.visit(pairs, value, place))
+        if kinds[0] is not str:
+            return self.pairs(list[tuple[kinds]], value, place)
         if not isinstance(value, Mapping):
             raise _wrong(place, "an object", value)
-        if kinds[0] is not str:
-            return self.visit(pairs, list(value.items()), place)
         return {
             _scalar(str, name, place): self.visit(kinds[1], part, f"{place}.{name}")
             for name, part in value.items()
@@ -227,11 +193,9 @@ class _Codec(ABC):
 class _Writer(_Codec):
     """Encodes; `arrays` are those of all values that were encoded."""
 
-    encodes = True
-
     def __init__(self) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
-        self._names: dict[tuple[Any, ...], list[str]] = {}
+        self._names: dict[tuple[Any, ...], str] = {}  # by dtype, shape and digest of the content
 
     def array(self, dtype: Any, array: Array, value: Any, place: str) -> Any:
         if dtype in WIDENED and isinstance(value, np.ndarray) and np.can_cast(value.dtype, dtype):
@@ -246,18 +210,15 @@ class _Writer(_Codec):
             stored = np.ascontiguousarray(value)[..., None].view(np.uint8)
         else:
             stored = np.asarray(value, value.dtype.newbyteorder("="), order="C")
-        return {ARRAY: self._add(stored, place), DTYPE: name}
+        key = stored.dtype, stored.shape, hashlib.sha256(stored).digest()
+        reference = self._names.setdefault(key, place)
+        self.arrays.setdefault(reference, stored)
+        return {ARRAY: reference, DTYPE: name}
 
-    def _add(self, stored: NDArray[Any], place: str) -> str:
-        """Store an array, unless an equal one is stored; return the name."""
-        sample = stored.ravel()[:: max(1, stored.size // SAMPLE)].tobytes()
-        names = self._names.setdefault((stored.dtype, stored.shape, sample), [])
-        for name in names:
-            if np.array_equal(self.arrays[name], stored):
-                return name
-        names.append(place)
-        self.arrays[place] = stored
-        return place
+    def pairs(self, kind: Any, value: Any, place: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise _wrong(place, "an object", value)
+        return self.visit(kind, list(value.items()), place)
 
     def instance(self, kind: Any, value: Any, place: str) -> Any:
         if not isinstance(value, kind):
@@ -275,8 +236,6 @@ class _Writer(_Codec):
 class _Reader(_Codec):
     """Decodes; `restored` has the arrays that were referred to, by name and dtype."""
 
-    encodes = False
-
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.restored: dict[tuple[str, str], NDArray[Any]] = {}
         self._arrays = arrays
@@ -291,6 +250,9 @@ class _Reader(_Codec):
             self.restored[key] = _restore(self._arrays[name], stored_dtype, place)
         _check_array(dtype, array, self.restored[key], place)
         return self.restored[key]
+
+    def pairs(self, kind: Any, value: Any, place: str) -> Any:
+        return dict(self.visit(kind, value, place))
 
     def instance(self, kind: Any, value: Any, place: str) -> Any:
         if kind in _conversions:

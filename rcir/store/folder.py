@@ -62,16 +62,13 @@ def save_version(folder: Path, fill: Callable[[Path], None], loaded: Path | None
     """Write a version and make it the current one; return its folder.
 
     Waits while another process saves to the folder. If this process is killed, the current version
-    is the previous one or the new one.
-
-    Args:
-        folder: of the versions, which is created.
-        fill: writes the files of the version to an empty folder, then `write_manifest`.
-        loaded: the version that the new one was made from, in this or another folder.
+    is the previous one or the new one. `fill` writes the files of the version to an empty folder,
+    then `write_manifest`.
 
     Raises:
         CorruptRetriever: see `check_place`.
-        SaveConflict: `loaded` is in this folder, and no longer its current version.
+        SaveConflict: `loaded`, from which the new version was made, was the current version of this
+            folder, and no longer is.
     """
     check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,10 +100,7 @@ def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
     """Call `read` with the folder of the current version, and return the result.
 
     If the call fails and another version has become current meanwhile, it is repeated with that
-    version, since writers delete old versions.
-
-    Raises:
-        NoRetriever, CorruptRetriever: as `current_version` does; and whatever `read` raises.
+    version, since writers delete old versions. Raises what `current_version` and `read` raise.
     """
     while True:
         version = current_version(folder)
@@ -120,9 +114,8 @@ def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
 def current_version(folder: Path) -> Path:
     """Return the folder of the current version.
 
-    Raises:
-        NoRetriever: there is none.
-        CorruptRetriever: the file that names it is damaged.
+    Raises `NoRetriever` if there is none, and `CorruptRetriever` if the file that names it is
+    damaged.
     """
     version = _find_version(folder)
     if version is None:
@@ -139,10 +132,7 @@ def current_version(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> bytes:
-    """Return the manifest of the current version, whose digest identifies what is stored.
-
-    Raises `NoRetriever` or `CorruptRetriever` as `current_version` does, or OSError.
-    """
+    """Return the manifest of the current version, whose digest identifies what is stored."""
     return read_current(folder, lambda version: (version / MANIFEST).read_bytes())
 
 
@@ -152,9 +142,6 @@ def locked(folder: Path) -> Iterator[None]:
 
     Inside the block a version can be loaded, changed and saved without a `SaveConflict`. Other
     writers wait until the block ends. A folder without versions is not locked.
-
-    Raises:
-        CorruptRetriever: as `current_version` and `check_place` do.
     """
     if _find_version(folder) is None:
         yield
@@ -205,9 +192,8 @@ def write_manifest(version: Path, files: Mapping[str, str]) -> None:
 def verified(version: Path, required: Set[str]) -> Iterator[Mapping[str, str]]:
     """Compare all files of a version with their checksums, and yield these by name.
 
-    Raises:
-        CorruptRetriever: a file is missing or was changed, also within the block; or the format is
-            another one. `required` files are missing unless the manifest lists them.
+    Raises `CorruptRetriever` if the format is another one, a file is missing or was changed, also
+    within the block, or the manifest does not list a required file.
     """
     path = version / MANIFEST
     try:
@@ -251,17 +237,14 @@ def _find_version(folder: Path) -> Path | None:
 def _read_json(kind: type[Result], path: Path) -> tuple[str, Result]:
     """Return the text and the contents of a pointer or a manifest.
 
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
-        CorruptRetriever: it is damaged, or has another format.
+    Raises FileNotFoundError or NotADirectoryError if there is no such file, and `CorruptRetriever`
+    if it is damaged or has another format.
     """
     try:
         text = path.read_text()
         values = json.loads(text)
         stored_format = values["format"]
         if stored_format == FORMAT:
-            if kind is Pointer:  # earlier versions of rcir left out what there was not
-                values = {"previous": None} | values
             return text, decode(kind, values, {})
     except (FileNotFoundError, NotADirectoryError):
         raise
