@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ def read_array(path: Path) -> NDArray[Any]:
     with path.open("rb") as file:
         values: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return values
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

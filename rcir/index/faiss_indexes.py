@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.files import read_array
+from rcir.files import checksum, read_array
 from rcir.index.base import Neighbours, check_vectors, no_neighbours, require_range
 from rcir.index.flat import search_by_subtraction
 from rcir.index.gpu import draw_sample
@@ -356,7 +356,7 @@ class FaissIndex:
 
     def save(self, folder: Path) -> None:
         faiss.write_index(self._index, str(folder / INDEX_FILE))
-        state = {"dim": self.dim, "sha256": _file_digest(folder / INDEX_FILE)}
+        state = {"dim": self.dim, "sha256": checksum(folder / INDEX_FILE)}
         (folder / STATE_FILE).write_text(json.dumps(state))
         if self._live is not None:
             np.save(folder / LIVE_FILE, self._live, allow_pickle=False)
@@ -368,7 +368,7 @@ class FaissIndex:
         path, state = folder / INDEX_FILE, json.loads((folder / STATE_FILE).read_text())
         index = cls(int(state["dim"]), options)
         index._watched = WatchedFile(path)
-        if _file_digest(path) != state["sha256"]:
+        if checksum(path) != state["sha256"]:
             raise InvalidData(
                 f"{INDEX_FILE} was changed since it was written: build the index again"
             )
@@ -428,8 +428,3 @@ def _describe_file(index: Any) -> tuple[str, int]:
 
     faiss.write_index(index, faiss.PyCallbackIOWriter(write, 1 << 20))
     return digest.hexdigest(), size
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

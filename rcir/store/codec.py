@@ -210,7 +210,7 @@ class _Writer(_Codec):
             stored = np.ascontiguousarray(value)[..., None].view(np.uint8)
         else:
             stored = np.asarray(value, value.dtype.newbyteorder("="), order="C")
-        key = stored.dtype, stored.shape, hashlib.sha256(stored).digest()
+        key = stored.dtype, stored.shape, hashlib.sha256(stored.data).digest()
         reference = self._names.setdefault(key, place)
         self.arrays.setdefault(reference, stored)
         return {ARRAY: reference, DTYPE: name}

@@ -12,7 +12,6 @@ version is complete by itself: its folder can be copied and read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -28,7 +27,7 @@ from typing import TypeVar
 from filelock import BaseFileLock, FileLock
 
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError, SaveConflict
-from rcir.files import sync, write_folder, written_aside
+from rcir.files import checksum, sync, write_folder, written_aside
 from rcir.store.codec import decode
 
 FORMAT = 1
@@ -180,7 +179,7 @@ def checksums(version: Path, known: Mapping[str, str] | None = None) -> dict[str
     Names of files in inner folders have slashes. Files whose checksum is `known` are not read.
     """
     names, known = sorted(_files(version) - {MANIFEST}), known or {}
-    return {name: known.get(name) or _checksum(version / name) for name in names}
+    return {name: known.get(name) or checksum(version / name) for name in names}
 
 
 def write_manifest(version: Path, files: Mapping[str, str]) -> None:
@@ -204,10 +203,10 @@ def verified(version: Path, required: Set[str]) -> Iterator[Mapping[str, str]]:
     if missing := (listed - _files(version)) | (required - listed):
         raise CorruptRetriever(f"{version}: {', '.join(sorted(missing))} is missing: {ADVICE}")
     states = {}
-    for name, checksum in manifest.files.items():
+    for name, expected in manifest.files.items():
         file = version / name
         states[file] = _state(file)
-        if _checksum(file) != checksum:
+        if checksum(file) != expected:
             raise CorruptRetriever(
                 f"{file} was changed since it was written (its checksum differs): {ADVICE}"
             )
@@ -287,11 +286,6 @@ def _files(folder: Path) -> set[str]:
         for parent, _, names in os.walk(folder)
         for name in names
     }
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """`rcir index`: another index for a retriever in its folder, compared by its tuning queries."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,22 +11,17 @@ from rcir.cli import main
 from rcir.errors import InvalidData
 from rcir.index import IndexConfig
 from rcir.risk.selection import cross_fitted_sizes
+from tests.vectors import draw_vectors
 
-CENTRES = np.random.default_rng(0).standard_normal((20, 8))
-
-
-def drawn(n, seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(20, size=n)
-    return (CENTRES[labels] + 0.5 * rng.standard_normal((n, 8))).astype(np.float32), labels
+draw = partial(draw_vectors, classes=20, dim=8, noise=0.5)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("retrievers") / "exact"
-    vectors, labels = drawn(1500, 1)
+    vectors, labels = draw(1500, 1)
     retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40)
-    retriever.calibrate(*drawn(700, 2), "quantile", seed=4)
+    retriever.calibrate(*draw(700, 2), "quantile", seed=4)
     retriever.save(place)
     return place
 
@@ -36,10 +33,10 @@ def test_the_named_index_is_built_and_calibrated_through(folder, tmp_path):
     assert IndexConfig.of(after.index).options["nprobe"] == 2
     assert after.changes() == []
     # The same vectors, calibrated through that index by the same queries, from nothing.
-    vectors, labels = drawn(1500, 1)
+    vectors, labels = draw(1500, 1)
     fresh = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40, index=config)
-    fresh.calibrate(*drawn(700, 2), "quantile", seed=4)
-    asked, _ = drawn(50, 3)
+    fresh.calibrate(*draw(700, 2), "quantile", seed=4)
+    asked, _ = draw(50, 3)
     sizes = [[a.size for a in one.retrieve(asked, 0.1, 0.1)] for one in (after, fresh)]
     assert sizes[0] == sizes[1]
     exact, named = choice.exact, choice.chosen
@@ -110,9 +107,9 @@ def test_invalid_options_of_the_command_are_refused(folder, capsys, options, wor
 
 
 def test_too_few_tuning_queries_are_refused(tmp_path):
-    vectors, labels = drawn(300, 1)
+    vectors, labels = draw(300, 1)
     retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=20)
-    retriever.calibrate(*drawn(12, 2), "constant", tuning="queries")
+    retriever.calibrate(*draw(12, 2), "constant", tuning="queries")
     retriever.save(tmp_path / "few")
     with pytest.raises(InvalidData, match="4 tuning queries"):
         reindex(tmp_path / "few", IndexConfig("ivf"))

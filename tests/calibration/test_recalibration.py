@@ -10,24 +10,16 @@ import rcir
 from calibration import CalibrationConfig, calibrate, recalibrate
 from rcir.cli import main
 from rcir.errors import InvalidData
-
-CENTRES = np.random.default_rng(0).standard_normal((10, 6))
-NAMES = np.array([f"kind {number}" for number in range(10)])
-
-
-def drawn(n, seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(10, size=n)
-    return (CENTRES[labels] + 0.6 * rng.standard_normal((n, 6))).astype(np.float32), NAMES[labels]
+from tests.vectors import draw_vectors
 
 
 @pytest.fixture
 def folder():
     """A calibrated retriever in the folder `own`, and vectors that are to come."""
-    vectors, labels = drawn(300, 1)
+    vectors, labels = draw_vectors(300, 1)
     own = rcir.Retriever.from_embeddings(vectors, labels=labels, model="m")
-    own.calibrate(*drawn(500, 2), "quantile")
-    new, labels = drawn(60, 3)
+    own.calibrate(*draw_vectors(500, 2), "quantile")
+    new, labels = draw_vectors(60, 3)
     ids = np.array([f"new {row}" for row in range(60)])
     np.savez("new.npz", vector=new, label=labels, id=ids, model="m")
     return own.save("own")
@@ -36,7 +28,7 @@ def folder():
 def test_a_folder_is_brought_up_to_date(folder, capsys):
     (folder.parent / "gone.txt").write_text("3\n\n5\n\n")
     expected = rcir.load(folder)
-    new, labels = drawn(60, 3)
+    new, labels = draw_vectors(60, 3)
     expected.remove(["3", "5"])
     expected.add(new, [f"new {row}" for row in range(60)], labels)
     report = expected.recalibrate()
@@ -44,7 +36,7 @@ def test_a_folder_is_brought_up_to_date(folder, capsys):
     assert capsys.readouterr().out == f"{report}\nretriever: own\n"
     after = rcir.load(folder)
     assert len(after.ids) == 358
-    asked = drawn(20, 9)[0]
+    asked = draw_vectors(20, 9)[0]
     assert [one.to_dict() for one in after.retrieve(asked, 0.2, 0.1)] == [
         one.to_dict() for one in expected.retrieve(asked, 0.2, 0.1)
     ]
@@ -63,7 +55,7 @@ def test_ids_to_remove_must_be_text(folder, capsys):
     [
         ({"id": np.arange(60).astype(str)}, "already"),
         ({"id": None}, "no column id"),
-        ({"vector": drawn(500, 2)[0][:60]}, "pictures of the gallery"),
+        ({"vector": draw_vectors(500, 2)[0][:60]}, "pictures of the gallery"),
     ],
     ids=["ids of the gallery", "no ids", "queries"],
 )

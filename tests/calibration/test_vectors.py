@@ -12,19 +12,11 @@ from calibration import CertificationConfig, certify, cost, progress, promise, r
 from rcir.cli import main
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
+from tests.vectors import draw_vectors
 
 pytestmark = pytest.mark.usefixtures("no_figures")
-CENTRES = np.random.default_rng(0).standard_normal((10, 6))
-
-
-def drawn(n, seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(10, size=n)
-    return (CENTRES[labels] + 0.6 * rng.standard_normal((n, 6))).astype(np.float32), labels
-
-
-GALLERY, LABELS = drawn(300, 1)
-ASKED, ASKED_LABELS = drawn(600, 2)
+GALLERY, LABELS = draw_vectors(300, 1)
+ASKED, ASKED_LABELS = draw_vectors(600, 2)
 NAMES = np.array([f"kind {number}" for number in range(10)])
 QUICK = {"alphas": (0.3,), "score_function": "constant"}
 
@@ -246,7 +238,7 @@ def test_items_tune_for_few_queries_and_labels_divide_on_request(folder):
 def bursts(folder):
     """A gallery in which every fifth item has a second photograph, with times and encounters."""
     rng = np.random.default_rng(3)
-    vectors, labels = drawn(400, 4)
+    vectors, labels = draw_vectors(400, 4)
     twins = np.arange(0, 400, 5)
     moments = np.r_[np.arange(400), twins]
     vectors = np.r_[vectors, vectors[twins] + 0.005 * rng.standard_normal((80, 6))]

@@ -5,8 +5,8 @@ import threading
 import time
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 
-import numpy as np
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
@@ -16,17 +16,12 @@ import rcir
 from rcir.serving import Settings, create_app
 from rcir.serving.server import configuration, listen
 from rcir.serving.sources import source_of
+from tests.vectors import draw_vectors
 
 CLASSES, DIM = 20, 8
 
 
-def drawn(n, seed, noise=0.9):
-    """Vectors around the centres of their labels, and the labels."""
-    rng = np.random.default_rng(seed)
-    centres = np.random.default_rng(0).standard_normal((CLASSES, DIM))
-    labels = rng.integers(CLASSES, size=n)
-    vectors = centres[labels] + noise * rng.standard_normal((n, DIM))
-    return vectors.astype(np.float32), labels
+drawn = partial(draw_vectors, classes=CLASSES, dim=DIM, noise=0.9)
 
 
 def png(pixels):
