@@ -19,13 +19,13 @@ permission, see `rcir.trust`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
 from inspect import isabstract
 from numbers import Integral, Real
 from pathlib import Path
@@ -210,7 +210,7 @@ class _Writer(_Codec):
             stored = np.ascontiguousarray(value)[..., None].view(np.uint8)
         else:
             stored = np.asarray(value, value.dtype.newbyteorder("="), order="C")
-        key = stored.dtype, stored.shape, hashlib.sha256(stored.data).digest()
+        key = stored.dtype, stored.shape, blake2b(stored.data).digest()
         reference = self._names.setdefault(key, place)
         self.arrays.setdefault(reference, stored)
         return {ARRAY: reference, DTYPE: name}
