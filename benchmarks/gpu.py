@@ -43,7 +43,7 @@ from rcir.encoders.batches import embed
 from rcir.index import IndexConfig, build_index, recall_of
 from rcir.mining import MiningConfig, mine
 from training import TrainingConfig
-from training.images import loaded
+from training.images import load_batches
 
 SIZE = sized((224, 224), (16, 16))
 IMAGES, LABELS = sized((2048, 256), (128, 16))
@@ -134,7 +134,7 @@ def loading_rate(device: torch.device) -> float:
         rows = np.split(np.arange(FILES), FILES // sized(64, 8))
 
         def load() -> None:
-            for _ in loaded(images, CONFIG.preprocessing, rows, device):
+            for _ in load_batches(images, CONFIG.preprocessing, rows, device):
                 pass
 
         return FILES / seconds(load, device)

@@ -38,8 +38,8 @@ from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
 from rcir.index import dropped_on_error
 from rcir.retrieval.retriever import Retriever
 from rcir.runs import folder as runs
-from rcir.runs.folder import QUERIES, TrainedOn, classes_of
-from rcir.runs.results import names_digest
+from rcir.runs.folder import QUERIES, TrainedOn, list_classes
+from rcir.runs.results import digest_names
 from rcir.terminal import console
 
 CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the training's own table
@@ -204,7 +204,7 @@ def _queried_data(data: DataConfig, config: CalibrationConfig, cluster: str | No
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
     warn_of_other_labels()
-    if np.isin(classes_of(splits.calibration), trained.classes).any():
+    if np.isin(list_classes(splits.calibration), trained.classes).any():
         print(
             "warning: the encoder was trained on labels of the calibration queries; guarantees "
             "for new labels are then for labels that trained it, too",
@@ -252,4 +252,4 @@ def _has_gallery(retriever: Retriever, gallery: ImageSet) -> bool:
 
 def _digests(splits: Splits) -> dict[str, str]:
     """Return a digest of the names of the queries of each split, in order."""
-    return {name: names_digest(getattr(splits, name).ids) for name in QUERIES}
+    return {name: digest_names(getattr(splits, name).ids) for name in QUERIES}

@@ -29,7 +29,7 @@ from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
 from rcir.risk import Certified, score
-from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, names_digest
+from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, digest_names
 from rcir.store.folder import check_place
 from rcir.tracking import TrackedRun
 
@@ -258,7 +258,7 @@ def comparable_results(evaluation: Evaluation, splits: SearchedSplits) -> RunRes
         parts = [Certified(rule.calibration.match_score, scores)]
     return RunResults(
         "test",
-        names_digest([*splits.calibration_ids, *splits.images.ids]),
+        digest_names([*splits.calibration_ids, *splits.images.ids]),
         parts,
         evaluation.quality.numbers,
         rule.score_function.name,
@@ -284,10 +284,14 @@ def _track_results(
 def _log_model(tracked: TrackedRun, output: Path, splits: SearchedSplits) -> None:
     """Log a calibration as a model, with one of its queries as the example."""
     # imports torch
-    from rcir.registry.logged_model import image_example, log_calibration, vector_example
+    from rcir.registry.logged_model import log_calibration, make_image_example, make_vector_example
 
     retriever = splits.retriever
     is_encoded = retriever.encoder is not None
-    example = image_example(splits.images.images[0]) if is_encoded else vector_example(retriever)
+    example = (
+        make_image_example(splits.images.images[0])
+        if is_encoded
+        else make_vector_example(retriever)
+    )
     with step("model"):
         log_calibration(tracked, output, retriever, example)

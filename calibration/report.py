@@ -74,8 +74,8 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
         )
         sizes = [astuple(size) for size in curve_sizes(rule, splits.test, evaluation.curve)]
         size, low, high = np.array(sizes, np.float64).T
-        drawn["size"] = figures.size_curve(alphas, size, low, high, constant)
-        drawn["risk"] = figures.risk_curve(alphas, risk, lows, highs)
+        drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
+        drawn["risk"] = figures.draw_risk_curve(alphas, risk, lows, highs)
     sets = {
         f"alpha = {row.alpha:g}": rule.score_function.sizes(
             splits.test.results, float(row.threshold or 0)
@@ -83,7 +83,7 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
         for row in evaluation.certified
     }
     if sets:
-        drawn["sizes"] = figures.size_distributions(sets)
+        drawn["sizes"] = figures.draw_size_distributions(sets)
     return drawn
 
 
@@ -110,16 +110,16 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
         "random": np.full(len(sparse.fractions), sparse.random),
     }
     drawn = {
-        "reliability": figures.reliability_diagram(quality.reliability),
-        "sparsification": figures.sparsification_curves(sparse.fractions, curves),
+        "reliability": figures.draw_reliability(quality.reliability),
+        "sparsification": figures.draw_sparsification(sparse.fractions, curves),
     }
     if splits.outside is not None:
-        drawn["outside"] = figures.in_and_out(results.uncertainty, splits.outside.uncertainty)
+        drawn["outside"] = figures.draw_in_and_out(results.uncertainty, splits.outside.uncertainty)
     n, dim = results.require("vectors").shape
     if n >= 4 and dim >= 2:
         points, rows = figures.project(results.require("vectors"), limit=PROJECTED)
         names = _class_names(splits.images)
-        drawn["projection"] = figures.projection(
+        drawn["projection"] = figures.draw_projection(
             points, None if names is None else names[rows], results.uncertainty[rows]
         )
     return drawn
@@ -154,7 +154,7 @@ def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, F
                     relevant[query, :size].tolist(),
                 )
             )
-        return figures.query_sets(sets, SET_COLUMNS)
+        return figures.draw_query_sets(sets, SET_COLUMNS)
 
     order = np.argsort(test.results.uncertainty, kind="stable")
     return {

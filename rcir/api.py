@@ -48,7 +48,7 @@ def load(
         from rcir import tracking
 
         trusting = partial(Retriever.load, trust_code=trust_code, trust_servers=trust_servers)
-        return tracking.with_downloaded(str(source), trusting)
+        return tracking.load_from(str(source), trusting)
     return Retriever.load(source, trust_code=trust_code, trust_servers=trust_servers)
 
 

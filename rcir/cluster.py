@@ -65,7 +65,7 @@ def require_cluster() -> None:
         f"prints, or unset {ADDRESS_VARIABLE} to use this machine alone"
     )
     try:
-        resolved = _last_started() if address == "auto" else address
+        resolved = _find_last_started() if address == "auto" else address
         scheme, _, rest = resolved.rpartition("://")
         parts = urlsplit(f"//{rest}")
         host, port = parts.hostname, parts.port or (CLIENT_PORT if scheme == CLIENT else None)
@@ -87,7 +87,7 @@ def require_cluster() -> None:
         )
 
 
-def _last_started() -> str:
+def _find_last_started() -> str:
     """Return Ray's address for "auto", from a file that a killed cluster leaves behind."""
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -134,7 +134,7 @@ def in_submitted_job() -> bool:
     return JOB_VARIABLE in os.environ
 
 
-def cluster_tags() -> dict[str, str]:
+def read_cluster_tags() -> dict[str, str]:
     """Return Ray's name of this job and the number of nodes; nothing outside of a cluster."""
     if not ray.is_initialized():
         return {}

@@ -22,7 +22,7 @@ from rcir.retrieval.storage import earlier_calibration
 from rcir.runs.folder import RunFolder
 from rcir.store.folder import checksums, current_version, write_manifest
 from training import TrainingConfig
-from training.run import existing_run
+from training.run import find_existing_run
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_training_into_a_folder_does_not_import_the_method_of_its_run(tmp_path):
     (tmp_path / "run").mkdir()
     RunFolder(tmp_path / "run", stored, "0" * 32, "sqlite:///mlflow.db").write()
     with pytest.raises(InvalidConfig, match=r"encoder\.method"):
-        existing_run(config)
+        find_existing_run(config)
     assert "antigravity" not in sys.modules
 
 

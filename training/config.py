@@ -306,6 +306,11 @@ class TrainingConfig:
         return self.freeze_batch_norm or default
 
     @property
+    def folder(self) -> Path:
+        """The absolute folder of the run."""
+        return Path(self.storage).absolute() / self.name
+
+    @property
     def has_members(self) -> bool:
         """True if the encoder is made of others, which train instead of it."""
         return bool(find_method(self.encoder.method).member_configs(self.encoder))

@@ -27,7 +27,7 @@ from training.randomness import ORDER, numpy_generator
 FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
 
 
-def loaded(
+def load_batches(
     images: ImageSet,
     preprocessing: Preprocessing,
     batches: Iterable[NDArray[np.int64]],

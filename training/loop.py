@@ -107,10 +107,10 @@ def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None
             epoch, started = state.epoch + 1, time.monotonic()
             bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
             with torch.random.fork_rng(_generators(workers)), bar:
-                trained = trainer.epoch(epoch, bar, history.step if first else None)
+                training_metrics = trainer.epoch(epoch, bar, history.step if first else None)
             embedding = _embed_together(trainer, validation_images)
             validation = validate(embedding, validation_images, workers)
-            metrics = workers.broadcast(validation.metrics() if first else None) | trained
+            metrics = workers.broadcast(validation.metrics() if first else None) | training_metrics
             metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
             metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
             if config.selection == "recall":

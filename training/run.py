@@ -17,7 +17,7 @@ from ray.train import UserCallback
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rcir import tracking
-from rcir.cluster import cluster_tags, in_submitted_job, require_cluster
+from rcir.cluster import in_submitted_job, read_cluster_tags, require_cluster
 from rcir.config import flatten
 from rcir.data import ImageSet, Splits, load_splits
 from rcir.data.catalogue import require_enough
@@ -31,7 +31,7 @@ from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.index import find_index
 from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
-from rcir.runs.results import DIGEST_LENGTH, VALIDATION, names_digest
+from rcir.runs.results import DIGEST_LENGTH, VALIDATION, digest_names
 from rcir.terminal import console, progress_bar
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
@@ -47,14 +47,9 @@ SHOWN_MEMBERS = 5
 MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
 
 
-def folder_of(config: TrainingConfig) -> Path:
-    """Return the absolute folder of a run."""
-    return Path(config.storage).absolute() / config.name
-
-
-def existing_run(config: TrainingConfig) -> RunFolder | None:
+def find_existing_run(config: TrainingConfig) -> RunFolder | None:
     """Return the run in the folder, if any; `InvalidConfig` if its configuration differs."""
-    folder = folder_of(config)
+    folder = config.folder
     run = read_run(folder)
     if run is None:
         return None
@@ -86,7 +81,7 @@ def create_run(
 ) -> RunFolder:
     """Create a run in its folder and in MLflow; `trained` is what it will be trained on."""
     complete = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
-    folder, plain = folder_of(config), asdict(complete)
+    folder, plain = config.folder, asdict(complete)
     trained.write(folder)  # before the run, which cannot be used without it
     kind = "training"
     if parent is not None:
@@ -104,7 +99,7 @@ def create_run(
 
 
 @contextmanager
-def run_lock(folder: Path, patience: float = 0) -> Iterator[None]:
+def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
     """Keep other processes from training in a folder, which is created if it does not exist.
 
     Wait for another process so many seconds. The lock ends with the process.
@@ -170,7 +165,7 @@ def train(
     find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
     if config.most_workers:
         require_cluster()
-    run = existing_run(config)
+    run = find_existing_run(config)
     if run is not None and run.finished:
         done = f"{run.path} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
@@ -180,9 +175,9 @@ def train(
     splits = load_splits(config.data, report)
     require_enough(config.data, splits)
     if rejects is None:
-        rejects = find_rejects(config, splits, folder_of(config))
+        rejects = find_rejects(config, splits, config.folder)
     elif rejects:
-        write_rejects(folder_of(config) / REJECTS_FILE, rejects)
+        write_rejects(config.folder / REJECTS_FILE, rejects)
     if rejects:
         splits = splits.without(rejects)
         require_enough(config.data, splits)
@@ -191,9 +186,9 @@ def train(
     check_encoder(config)
     for epoch in (1, *(change.epoch for change in config.changes)):
         check_images(config.at(epoch), splits.train)
-    with run_lock(folder_of(config)):
+    with lock_run(config.folder):
         # Another process may have started it meanwhile.
-        trained, run = _trained_on(config, splits), existing_run(config)
+        trained, run = _trained_on(config, splits), find_existing_run(config)
         if run is None:
             config = within_memory(config)
             run = create_run(config, parent, trained)
@@ -242,7 +237,7 @@ def _train_and_log(
         validation = None
         if members:
             jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
-            with follow({folder_of(member) / LOG: f"{member.name}: " for member in members}):
+            with follow({member.folder / LOG: f"{member.name}: " for member in members}):
                 together = config.most_workers > 0
                 finished = run_side_by_side(jobs) if together else [job() for job in jobs]
             encoder = _build_without_weights(config)
@@ -408,10 +403,10 @@ def _build_on_meta(config: TrainingConfig) -> Encoder:
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:
     """Log everything of a finished training to MLflow."""
     images = TrainedOn.read(run.path).images.astype(str).tolist()
-    digest = names_digest(images)[:DIGEST_LENGTH]
+    digest = digest_names(images)[:DIGEST_LENGTH]
     tracked = run.tracked
     tracked.log_dataset(config.data.name, digest, "training", run.config["data"])
-    tracked.log_tags(cluster_tags())
+    tracked.log_tags(read_cluster_tags())
     if checkpoint.last_epoch(run.path):
         History(run.path, tracked).log()
         best = checkpoint.read_state(run.path).best_epoch
@@ -420,7 +415,7 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
     tracked.log_points(
         (f"{curve}/{member.name}", int(epoch), metrics[name], metrics["time"])
         for member in member_configs(config, run.path)[:SHOWN_MEMBERS]
-        for epoch, metrics in read_epochs(folder_of(member)).items()
+        for epoch, metrics in read_epochs(member.folder).items()
         for name, curve in MEMBER_CURVES.items()
         if name in metrics
     )
@@ -428,5 +423,5 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
     tracked.log_metrics({name.replace("validation", "chosen"): metrics[name] for name in metrics})
     from rcir import figures  # slow to import; workers need none
 
-    svg = figures.to_svg(figures.reliability_diagram(validation.reliability()))
+    svg = figures.to_svg(figures.draw_reliability(validation.reliability()))
     tracked.log_figure(svg, "validation_reliability")

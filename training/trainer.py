@@ -23,7 +23,7 @@ from rcir.encoders.memory import TRAINING_GIB, batch_within, memory_budget
 from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
 from training.config import TrainingConfig
-from training.images import image_batches, loaded, number_labels
+from training.images import image_batches, load_batches, number_labels
 from training.randomness import (
     AUGMENTATION,
     DROPOUT,
@@ -119,7 +119,7 @@ def freeze_affine(encoder: nn.Module) -> None:
                 weights.requires_grad_(False)
 
 
-def members_of(tuples: Tuples) -> Tensor:
+def stack_members(tuples: Tuples) -> Tensor:
     """Return the (n, 2 + count) rows of tuples: anchor, positive, negatives."""
     return torch.cat([tuples.anchor[:, None], tuples.positive[:, None], tuples.negatives], 1)
 
@@ -238,7 +238,9 @@ class Trainer:
         """Return the loss of an encoder that gives all images the same embedding."""
         if self.encoder.by_label:
             return float(np.log(int(self._labels.max()) + 1))
-        pixels = next(loaded(self.images, self.config.preprocessing, [np.zeros(1, np.int64)], CPU))
+        pixels = next(
+            load_batches(self.images, self.config.preprocessing, [np.zeros(1, np.int64)], CPU)
+        )
         self.encoder.eval()
         with torch.no_grad():
             embedding = self._embed(self.encoder, pixels.to(self.workers.device))
@@ -272,7 +274,7 @@ class Trainer:
             valid = mined[step].valid[part].to(self.workers.device, non_blocking=True)
             return self.encoder.loss(EmbeddedTuples(embedding, valid), loss_options)
 
-        return Objective([members_of(batch).numpy() for batch in mined], tuple_losses)
+        return Objective([stack_members(batch).numpy() for batch in mined], tuple_losses)
 
     @torch.no_grad()
     def _mine(self, epoch: int) -> Tuples:
@@ -293,7 +295,7 @@ class Trainer:
         blocks = [chosen[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in shard]
         n_embedded = sum(map(len, blocks))
         blocks = blocks or [chosen[:1]]  # an empty batch would have no shape
-        pixels = loaded(self.images, config.preprocessing, blocks, workers.device)
+        pixels = load_batches(self.images, config.preprocessing, blocks, workers.device)
         vectors = torch.cat([self._vectors(batch) for batch in pixels])[:n_embedded]
         cache = workers.all_gather(vectors, shared=True)
 
@@ -314,7 +316,7 @@ class Trainer:
                 part = slice(first - start, stop - start)
                 parts.append(mine(cache, relevance, block, config.mining, generator, part))
         parts = parts or [mine(cache, relevance, anchors[:0], config.mining, order)]
-        columns = [torch.cat([members_of(part), part.valid], 1) for part in parts]
+        columns = [torch.cat([stack_members(part), part.valid], 1) for part in parts]
         table = workers.all_gather(torch.cat(columns)).cpu()
         count = parts[0].negatives.shape[1]
         members = torch.from_numpy(chosen)[table[:, : 2 + count]]
@@ -329,7 +331,7 @@ class Trainer:
         self._statistics.train()
         parts = [slice(part, None, n_micro_batches) for part in self._own_micro_batches]
         rows = (_group_by_role(batch[part]) for batch in objective.batches for part in parts)
-        pixels = loaded(self.images, self.config.preprocessing, rows, self.workers.device)
+        pixels = load_batches(self.images, self.config.preprocessing, rows, self.workers.device)
         for step, batch in enumerate(objective.batches):
             # Every worker draws the transforms of all images of the step.
             rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
@@ -373,7 +375,7 @@ class Trainer:
                 self.options.mining,
                 torch_generator(self.config.seed, epoch, MINING, step),
             )
-            mined = _group_by_role(members_of(tuples).cpu().numpy()), tuples.valid.cpu()
+            mined = _group_by_role(stack_members(tuples).cpu().numpy()), tuples.valid.cpu()
         rows, valid = self.workers.broadcast(mined)
         if len(valid) == 0:
             return torch.zeros((), device=device), 0

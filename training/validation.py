@@ -25,7 +25,7 @@ from rcir.metrics import (
 from rcir.metrics.labels import VOTERS
 from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
-from rcir.runs.results import RunResults, names_digest
+from rcir.runs.results import RunResults, digest_names
 from rcir.store.codec import Array
 from rcir.terminal import console
 from training.workers import ALONE, Workers
@@ -55,7 +55,7 @@ class FoldRoles:
     measured: NDArray[np.int64]
 
 
-def fold_roles(images: ImageSet) -> list[FoldRoles]:
+def assign_fold_roles(images: ImageSet) -> list[FoldRoles]:
     """Divide the validation images into gallery, tuning, calibration and test by cross-validation.
 
     The images are divided into four random folds, equal for every encoder and balanced by label.
@@ -107,11 +107,11 @@ def certify_folds(
     images: ImageSet,
     workers: Workers = ALONE,
 ) -> list[Certified]:
-    """Calibrate in each of the `fold_roles`, which the workers share.
+    """Calibrate in each of the `assign_fold_roles`, which the workers share.
 
     `vectors` are (n, d) embeddings, `uncertainty` is the (n,) uncertainty of the encoder or None.
     """
-    folds, norms = fold_roles(images), lengths(vectors)
+    folds, norms = assign_fold_roles(images), lengths(vectors)
 
     def certify(number: int) -> Certified:
         roles = folds[number]
@@ -157,7 +157,7 @@ class Validation:
         matched: (n,) whether another image matches at all.
         precision: (n,) average precision of the candidates; 0 where no other image matches.
         depth: number of candidates that were searched.
-        certified: what calibrations on these images would certify, see `fold_roles`.
+        certified: what calibrations on these images would certify, see `assign_fold_roles`.
     """
 
     ranks: Annotated[NDArray[np.float64], Array(1, infinite=True)]
@@ -176,7 +176,7 @@ class Validation:
     def to_results(self, images: ImageSet) -> RunResults:
         """Return the results that other runs are compared with."""
         metrics = {name.removeprefix("validation/"): v for name, v in self.metrics().items()}
-        return RunResults("validation", names_digest(images.ids), self.certified, metrics, "auto")
+        return RunResults("validation", digest_names(images.ids), self.certified, metrics, "auto")
 
     def reliability(self) -> Reliability:
         """Return the reliability of one half of the images, scaled by the range of the other."""

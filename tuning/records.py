@@ -129,7 +129,7 @@ class Records:
     def names(self, trial: Trial) -> list[str]:
         """Return the names of a trial's training runs (and folders), one for each seed."""
         seeds = self.config["final_seeds" if trial.confirmed else "seeds"]
-        return [seeded(trial.name, seed) for seed in range(seeds)]
+        return [trial_name(trial.number, seed) for seed in range(seeds)]
 
     def write(self) -> None:
         """Write `sweep.json`, all of it or nothing."""
@@ -163,11 +163,6 @@ def read_records(folder: Path) -> Records | None:
         ) from error
 
 
-def trial_name(number: int) -> str:
-    """Return the name of a trial's (first) training run."""
-    return f"trial-{number:03d}"
-
-
-def seeded(name: str, seed: int) -> str:
+def trial_name(number: int, seed: int = 0) -> str:
     """Return the name of a trial's training run with one of its seeds, from 0."""
-    return f"{name}-seed-{seed}" if seed else name
+    return f"trial-{number:03d}-seed-{seed}" if seed else f"trial-{number:03d}"

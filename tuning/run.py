@@ -37,10 +37,10 @@ from training.run import (
     check_images,
     check_places,
     find_rejects,
+    lock_run,
     require_same_options,
-    run_lock,
 )
-from training.validation import fold_roles
+from training.validation import assign_fold_roles
 from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
 from tuning.records import (
     SWEEP_FILE,
@@ -52,10 +52,10 @@ from tuning.records import (
 from tuning.trial import (
     OBJECTIVE,
     Plan,
-    failure_of,
-    mean_metrics,
-    recorded_metrics,
+    average_metrics,
+    describe_failure,
     run_trial,
+    select_metrics,
     train_seed,
 )
 from tuning.watch import TrialWatch
@@ -143,7 +143,7 @@ def resources(config: TuningConfig) -> dict[str, float]:
     return {"CPU": max(threads, share), "GPU": config.gpus_per_trial}
 
 
-def trials_at_once(config: TuningConfig) -> int:
+def count_parallel_trials(config: TuningConfig) -> int:
     """Return the number of trials for which the cluster has room; `InvalidConfig` if none."""
     training = config.training
     kind = "GPU" if training.use_gpu else "CPU"
@@ -198,8 +198,8 @@ def sweep(config: TuningConfig) -> Records:
         values = draw(config.training, config.space, config.trials, config.seed)
     rejects = _check_trials(config, values, folder)
     join_cluster()
-    at_once = trials_at_once(config)
-    with run_lock(folder):
+    at_once = count_parallel_trials(config)
+    with lock_run(folder):
         # Another process may have started it meanwhile.
         records = _earlier_sweep(config, folder) or start_sweep(config, folder)
         with records.tracked.active():
@@ -291,10 +291,10 @@ def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -
                 ray.get(jobs[trial.number])
                 confirmed = replace(trial, confirmed=True)
                 folders = [records.folder / name for name in records.names(confirmed)]
-                metrics = recorded_metrics(mean_metrics(folders, config))
+                metrics = select_metrics(average_metrics(folders, config))
                 records.trials[trial.number] = replace(confirmed, metrics=metrics)
             except (RcirError, RayError) as error:
-                failure = failure_of(getattr(error, "cause", error))
+                failure = describe_failure(getattr(error, "cause", error))
                 records.trials[trial.number] = replace(trial, state="failed", **failure)
             records.write()
 
@@ -323,7 +323,7 @@ def _check_trials(
     for training in trainings or variations(config.training, config.space):
         check_encoder(training)
         check_images(training.at(1), splits.train)
-    counts = [len(roles.calibration) for roles in fold_roles(splits.validation)]
+    counts = [len(roles.calibration) for roles in assign_fold_roles(splits.validation)]
     needed = required_calibration(config.alpha, config.delta)
     if not counts or needed is None or min(counts) < needed:
         raise InvalidData(

@@ -22,9 +22,9 @@ from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training.checkpoint import last_epoch, restore_validation
 from training.loop import PLACEMENT_GROUP
-from training.run import run_lock, train
+from training.run import lock_run, train
 from tuning.config import TuningConfig, with_values
-from tuning.records import REPORTS_FILE, State, seeded, trial_name
+from tuning.records import REPORTS_FILE, State, trial_name
 
 OBJECTIVE = "compared_size"  # its name in Ray Tune, and in stored reports
 ORPHANS_END_S = 60  # the processes of a killed sweep live on for some seconds
@@ -47,7 +47,7 @@ class Plan:
     rejects: Mapping[str, str]
 
 
-def run_trial(given: dict[str, Any], plan: Plan) -> None:
+def run_trial(trial_config: dict[str, Any], plan: Plan) -> None:
     """Train a trial with every seed, and report each epoch to Ray Tune.
 
     A trial that was interrupted repeats its reports first, for scheduler and search, and continues
@@ -57,7 +57,7 @@ def run_trial(given: dict[str, Any], plan: Plan) -> None:
     # over its process; otherwise, the next trial is lost.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{TRIAL_END_S}"
     number = int(Path(tune.get_context().get_trial_dir()).name)
-    values = {name: value for name, value in given["drawn"].items() if name != "number"}
+    values = {name: value for name, value in trial_config["drawn"].items() if name != "number"}
     path = Path(plan.folder) / trial_name(number) / REPORTS_FILE
     reports, ended = Reports(path), plan.ended.get(number)
     if ended == "failed":
@@ -75,12 +75,12 @@ def _train_seeds(plan: Plan, number: int, values: Mapping[str, Any], reports: Re
     epochs = with_values(plan.config.training, values).epochs
     n_trained, folders = 0, []
     for seed in range(plan.config.seeds):
-        folders.append(Path(plan.folder) / seeded(trial_name(number), seed))
+        folders.append(Path(plan.folder) / trial_name(number, seed))
         callback = None if seed else Epochs(plan.config, epochs, folders[0], reports)
         train_seed(plan, number, values, seed, callback)
         n_trained += last_epoch(folders[-1]) or epochs  # an ensemble has no checkpoint
         finished = float(seed + 1 == plan.config.seeds)
-        metrics = mean_metrics(folders, plan.config)
+        metrics = average_metrics(folders, plan.config)
         reports.add(metrics | {"epoch": n_trained, "finished": finished})
 
 
@@ -93,14 +93,14 @@ def train_seed(
 ) -> None:
     """Train a trial with one of its seeds, from 0, once processes of a killed sweep have ended."""
     config = with_values(plan.config.training, values)
-    name = seeded(trial_name(number), seed)
+    name = trial_name(number, seed)
     config = replace(config, name=name, storage=plan.folder, seed=config.seed + seed)
-    with run_lock(Path(plan.folder) / name, ORPHANS_END_S):
+    with lock_run(Path(plan.folder) / name, ORPHANS_END_S):
         pass
     train(config, plan.parent, callback, plan.rejects)
 
 
-def mean_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:
+def average_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, float]:
     """Return the means of the metrics of all seeds, and the standard deviation of sizes."""
     by_seed = []
     for folder in folders:
@@ -178,21 +178,21 @@ class Reports:
 
     def add_failure(self, error: Exception) -> None:
         """Store the reason of a failure, which other processes cannot see."""
-        self._save(read_reports(self._path) | {"failure": failure_of(error)})
+        self._save(read_reports(self._path) | {"failure": describe_failure(error)})
 
     def _save(self, values: dict[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, values)
 
 
-def failure_of(error: Exception) -> dict[str, Any]:
+def describe_failure(error: Exception) -> dict[str, Any]:
     """Return the reason of a failure, and whether it is final."""
     reason = " ".join(str(error).split()) or type(error).__name__
     final = isinstance(error, RcirError) and not isinstance(error, TRANSIENT)
     return {"reason": f"{type(error).__name__}: {reason}", "final": final}
 
 
-def recorded_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+def select_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a trial that its record keeps."""
     names = [name for name in result if name.startswith("certified_size")]
     names += ["recall_at_1", "ece", "auroc_miss"]

@@ -16,7 +16,7 @@ from rcir.runs.folder import RunFolder, read_run
 from rcir.terminal import console
 from training.loop import PLACEMENT_GROUP
 from tuning.records import REPORTS_FILE, Records, Trial
-from tuning.trial import read_reports, recorded_metrics
+from tuning.trial import read_reports, select_metrics
 
 # Metrics of each trial in MLflow; its runs have those of trainings too, and trials.csv has all.
 LOGGED = ("certified_size", "recall_at_1")
@@ -53,7 +53,7 @@ class TrialWatch(Callback):
     ) -> None:
         record = self._find(trial)
         if record.number not in self._ended:
-            epochs, metrics = max(record.epochs, int(result["epoch"])), recorded_metrics(result)
+            epochs, metrics = max(record.epochs, int(result["epoch"])), select_metrics(result)
             self._record(replace(record, values=_values(trial), epochs=epochs, metrics=metrics))
 
     def on_trial_complete(

@@ -1,18 +1,18 @@
 """Figures from arrays. They open no window and know nothing of where they end up."""
 
-from rcir.figures.pictures import QuerySet, query_sets
+from rcir.figures.pictures import QuerySet, draw_query_sets
 from rcir.figures.plots import (
     BLUE,
     GREEN,
     RED,
-    in_and_out,
+    draw_in_and_out,
+    draw_projection,
+    draw_reliability,
+    draw_risk_curve,
+    draw_size_curve,
+    draw_size_distributions,
+    draw_sparsification,
     project,
-    projection,
-    reliability_diagram,
-    risk_curve,
-    size_curve,
-    size_distributions,
-    sparsification_curves,
     to_svg,
 )
 
@@ -21,14 +21,14 @@ __all__ = [
     "GREEN",
     "RED",
     "QuerySet",
-    "in_and_out",
+    "draw_in_and_out",
+    "draw_projection",
+    "draw_query_sets",
+    "draw_reliability",
+    "draw_risk_curve",
+    "draw_size_curve",
+    "draw_size_distributions",
+    "draw_sparsification",
     "project",
-    "projection",
-    "query_sets",
-    "reliability_diagram",
-    "risk_curve",
-    "size_curve",
-    "size_distributions",
-    "sparsification_curves",
     "to_svg",
 ]

@@ -34,7 +34,7 @@ class QuerySet:
     matches: Sequence[bool]
 
 
-def query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
+def draw_query_sets(rows: Sequence[QuerySet], columns: int = 8) -> Figure:
     """Draw queries, one a row, with the first images of their sets.
 
     A match has a solid green frame, any other image a dashed red one. Empty sets are marked, and

@@ -84,7 +84,7 @@ def draw_curves(axes: Axes, curves: Mapping[str, tuple[Any, Any]], **options: An
         )
 
 
-def risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure:
+def draw_risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure:
     """Draw measured risk against alpha, with the line on which both are equal.
 
     Args:
@@ -100,7 +100,9 @@ def risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> Figure
     return figure
 
 
-def size_curve(alpha: Floats, size: Floats, low: Floats, high: Floats, constant: Floats) -> Figure:
+def draw_size_curve(
+    alpha: Floats, size: Floats, low: Floats, high: Floats, constant: Floats
+) -> Figure:
     """Draw mean set size against alpha, and the size if all sets were equally large.
 
     Args:
@@ -120,7 +122,7 @@ def size_curve(alpha: Floats, size: Floats, low: Floats, high: Floats, constant:
     return figure
 
 
-def size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
+def draw_size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
     """Draw the cumulative distributions of set sizes.
 
     Args:
@@ -147,7 +149,7 @@ def _draw_band(axes: Axes, x: Floats, values: Floats, low: Floats, high: Floats,
     axes.plot(x, values, color=BLUE, marker="o", markersize=4, label=name)
 
 
-def reliability_diagram(diagram: Reliability) -> Figure:
+def draw_reliability(diagram: Reliability) -> Figure:
     """Draw recall at 1 against confidence, with the number of queries above each bin."""
     title = f"Reliability (calibration error {diagram.error:.3f})"
     figure, axes = one_panel(CONFIDENCE, "recall at 1", title)
@@ -161,7 +163,7 @@ def reliability_diagram(diagram: Reliability) -> Figure:
     return figure
 
 
-def sparsification_curves(fractions: Floats, curves: Mapping[str, Floats]) -> Figure:
+def draw_sparsification(fractions: Floats, curves: Mapping[str, Floats]) -> Figure:
     """Draw recall at 1 of the remaining queries when the most uncertain ones are removed.
 
     The better an uncertainty, the closer is its curve to that of the oracle, which removes the
@@ -185,7 +187,7 @@ def sparsification_curves(fractions: Floats, curves: Mapping[str, Floats]) -> Fi
 
 
 @without_autologging()
-def in_and_out(inside: Floats, outside: Floats) -> Figure:
+def draw_in_and_out(inside: Floats, outside: Floats) -> Figure:
     """Draw histograms of uncertainties in and out of distribution, and the ROC curve.
 
     The histograms share their bins, which are logarithmic if all values are positive and span more
@@ -263,7 +265,7 @@ def project(
     return points.astype(np.float64), rows
 
 
-def projection(
+def draw_projection(
     points: Floats, labels: Sequence[str] | NDArray[Any] | None, uncertainty: Floats
 ) -> Figure:
     """Draw a map of the embedding, by class and by uncertainty.

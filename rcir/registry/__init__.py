@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from rcir.imports import lazily
 
 if TYPE_CHECKING:
-    from rcir.registry.logged_model import answers
+    from rcir.registry.logged_model import answer_table
     from rcir.registry.registration import register
 
 _HOMES = {
-    "rcir.registry.logged_model": ("answers",),
+    "rcir.registry.logged_model": ("answer_table",),
     "rcir.registry.registration": ("register",),
 }
 
-__all__ = ["answers", "register"]
+__all__ = ["answer_table", "register"]
 
 __getattr__, __dir__ = lazily(__name__, globals(), _HOMES)

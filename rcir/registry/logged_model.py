@@ -55,7 +55,7 @@ PARAMETERS: Mapping[str, tuple[str, Any]] = {
 }
 
 
-def signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
+def build_signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
     """Return the columns of queries ("inputs") and answers ("outputs"), and the "params".
 
     A query is an `image` or, without an encoder, a `vector`, with its `uncertainty` if the
@@ -105,10 +105,10 @@ def has_uncertainty(retriever: Retriever) -> bool:
     return retriever.calibration.calibration_queries.uncertainty is not None
 
 
-def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:
+def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:
     """Return the answer of `Retriever.retrieve` to each row of a table.
 
-    The table and the answers have the columns of `signature`; an `image` is the bytes of a file.
+    Both tables have the columns of `build_signature`; an `image` is the bytes of a file.
     `params` are some of `PARAMETERS`; the others have their defaults.
     """
     from pandas import DataFrame
@@ -136,10 +136,12 @@ def answers(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -
         }
         for answer in retriever.retrieve(queries, **options)
     ]
-    return DataFrame(rows, columns=[column["name"] for column in signature(retriever)["outputs"]])
+    return DataFrame(
+        rows, columns=[column["name"] for column in build_signature(retriever)["outputs"]]
+    )
 
 
-def requirements(retriever: Retriever) -> list[str]:
+def list_requirements(retriever: Retriever) -> list[str]:
     """Return the requirements of a retriever, in the versions installed here.
 
     They include the packages of classes outside rcir ("package.module:Class").
@@ -162,7 +164,7 @@ def requirements(retriever: Retriever) -> list[str]:
     return lines
 
 
-def card(retriever: Retriever, results: Mapping[str, Any]) -> str:
+def write_card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     """Return the card of a calibrated retriever with the results of its evaluation."""
     calibration = retriever.require_calibration()
     rule, source = calibration.main, retriever.searcher.options.model or "unknown origin"
@@ -272,9 +274,9 @@ def log_calibration(
     """Log a calibration as the model of an MLflow run; return the model's id.
 
     `output` is the folder with `retriever`, `results.json` and `test.safetensors`, and `example` a
-    row of queries, see `image_example` and `vector_example`.
+    row of queries, see `make_image_example` and `make_vector_example`.
     """
-    text = card(retriever, read_results(output))
+    text = write_card(retriever, read_results(output))
     run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / CARD
@@ -284,9 +286,9 @@ def log_calibration(
             code=CODE,
             folder=current_version(output / RETRIEVER),
             files=[file, output / RESULTS, output / TEST],
-            signature=signature(retriever),
+            signature=build_signature(retriever),
             example=example,
-            requirements=requirements(retriever),
+            requirements=list_requirements(retriever),
         )
 
 
@@ -302,7 +304,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     return results
 
 
-def image_example(image: ImageLike) -> dict[str, Any]:
+def make_image_example(image: ImageLike) -> dict[str, Any]:
     """Return an image as a row of queries: the bytes of its file, or of a PNG file of pixels."""
     if isinstance(image, str | os.PathLike):
         return {IMAGE: Path(image).read_bytes()}
@@ -318,7 +320,7 @@ def image_example(image: ImageLike) -> dict[str, Any]:
     return {IMAGE: buffer.getvalue()}
 
 
-def vector_example(retriever: Retriever) -> dict[str, Any]:
+def make_vector_example(retriever: Retriever) -> dict[str, Any]:
     """Return the first calibration query of a retriever of vectors as a row of queries."""
     queries = retriever.require_calibration().calibration_queries
     row: dict[str, Any] = {VECTOR: queries.vectors[0].astype(float).tolist()}
@@ -327,10 +329,10 @@ def vector_example(retriever: Retriever) -> dict[str, Any]:
     return row
 
 
-def example_of(retriever: Retriever) -> dict[str, Any]:
+def make_example(retriever: Retriever) -> dict[str, Any]:
     """Return a query of a calibrated retriever: a calibration vector, or a test image."""
     if retriever.encoder is None:
-        return vector_example(retriever)
+        return make_vector_example(retriever)
     from rcir.config import from_plain
     from rcir.data import DataConfig, load_splits
 
@@ -339,4 +341,6 @@ def example_of(retriever: Retriever) -> dict[str, Any]:
             "the retriever does not name its data set: calibrate it with `rcir calibrate`"
         )
     data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
-    return image_example(load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0])
+    return make_image_example(
+        load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0]
+    )

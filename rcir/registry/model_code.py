@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from rcir.errors import RcirError
-from rcir.registry import answers
+from rcir.registry import answer_table
 from rcir.retrieval.retriever import Retriever
 
 
@@ -35,7 +35,7 @@ class RetrieverModel(PythonModel):
     ) -> pd.DataFrame:
         """Answer a table of queries; raise `MlflowException` for a refused request."""
         try:
-            return answers(self.retriever, model_input, params or {})
+            return answer_table(self.retriever, model_input, params or {})
         except RcirError as error:
             # MLflow's server hides the message of any other exception behind a stack trace.
             message = f"{type(error).__name__}: {error}"

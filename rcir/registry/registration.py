@@ -13,11 +13,11 @@ from typing import Any
 from rcir import tracking
 from rcir.errors import InvalidData, StaleCalibration
 from rcir.registry.logged_model import (
-    card,
-    example_of,
     log_calibration,
+    make_example,
     read_results,
     require_measured,
+    write_card,
 )
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import FOLDER_TAG
@@ -47,7 +47,7 @@ def register(reference: str, name: str, alias: str | None = None) -> tracking.Re
         if present is not None and present.model == calibration.model:
             return present
         run, model = _log(calibration)
-        text = card(calibration.retriever, calibration.results)
+        text = write_card(calibration.retriever, calibration.results)
         return tracking.create_version(
             name, run, model, description=text, tags=_tags(calibration), alias=alias
         )
@@ -77,7 +77,7 @@ def _open(reference: str) -> Iterator[_Calibration]:
         model = tracking.find_model(run) if run else None
         if run is not None and model is not None:
             manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
-            logged = tracking.with_downloaded(manifest, Path.read_bytes)
+            logged = tracking.load_from(manifest, Path.read_bytes)
             if logged != read_manifest(folder / RETRIEVER):
                 model = None  # the folder has changed
         yield _Calibration(folder, retriever, results, run, model)
@@ -98,7 +98,7 @@ def _open(reference: str) -> Iterator[_Calibration]:
             for file in (RESULTS, TEST):
                 shutil.move(local.parents[1] / file, folder / file)
 
-        tracking.with_downloaded(f"models:/{model}", move)
+        tracking.load_from(f"models:/{model}", move)
         yield _Calibration(folder, *_read(folder, reference), run, model)
 
 
@@ -122,7 +122,7 @@ def _log(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
     if run is not None and model is not None:
         return run, model
     folder, retriever = calibration.folder, calibration.retriever
-    example = example_of(retriever)
+    example = make_example(retriever)
     if run is not None:
         return run, log_calibration(run, folder, retriever, example)
     tags = {FOLDER_TAG: str(folder.absolute()), tracking.KIND_TAG: "registration"}

@@ -80,7 +80,7 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
         rules.append(_compared_rule(retriever, run))
         among += retriever.require_calibration().chosen_among
     request, refusals = make_request(alpha, delta), []
-    number = smallest_certified([run.measured["test"].parts for run in runs], alpha, delta, among)
+    number = smallest_certified([run.results["test"].parts for run in runs], alpha, delta, among)
     if number is None:
         for rule in rules:
             try:
@@ -103,7 +103,7 @@ def _read_candidates(references: Sequence[str]) -> list[Run]:
     if lacking:
         raise InvalidData(f"no calibrated retriever in {', '.join(lacking)}: run `rcir calibrate`")
     for run in runs:
-        if "test" in run.measured and not run.measured["test"].parts:
+        if "test" in run.results and not run.results["test"].parts:
             raise InvalidData(
                 f"the calibration queries of {run.folder} come in clusters, but only sizes for "
                 "independent queries are compared: calibrate on one query of each cluster"
@@ -119,7 +119,7 @@ def _read_candidates(references: Sequence[str]) -> list[Run]:
 def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
     """Return the rule whose sizes were measured."""
     calibration = retriever.require_calibration()
-    rule, (part,) = calibration.main, run.measured["test"].parts
+    rule, (part,) = calibration.main, run.results["test"].parts
     if calibration.sequential:
         raise InvalidData(
             f"calibration queries were added to {run.retriever}, but only retrievers that were "

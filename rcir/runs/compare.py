@@ -45,21 +45,21 @@ class Run:
         folder: of the run.
         state: such as "finished".
         options: of its training and calibration, by dotted name; empty if they are not known.
-        measured: results by split.
+        results: by split.
         tracked: by split, the MLflow run with its metrics.
         in_sweep: True for a trial of a sweep.
-        reported: of a trial, its last metrics on the validation images, at delta = 0.1.
+        last_metrics: of a trial, its last metrics on the validation images, at delta = 0.1.
     """
 
     name: str
     folder: Path
     state: str
     options: dict[str, Any] = field(default_factory=dict)
-    measured: dict[Split, RunResults] = field(default_factory=dict)
+    results: dict[Split, RunResults] = field(default_factory=dict)
     tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
     _: KW_ONLY
     in_sweep: bool = False
-    reported: dict[str, float] = field(default_factory=dict)
+    last_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def retriever(self) -> Path:
@@ -68,8 +68,8 @@ class Run:
 
     def metric(self, split: Split, name: str) -> float | None:
         """Return a metric on a split, or the last that a trial reported; None if unknown."""
-        results = self.measured.get(split)
-        metrics = results.metrics if results else self.reported if split == "validation" else {}
+        results = self.results.get(split)
+        metrics = results.metrics if results else self.last_metrics if split == "validation" else {}
         value = metrics.get(name, math.nan)
         return value if math.isfinite(value) else None
 
@@ -145,7 +145,7 @@ class Comparison:
         }
 
     def _row_to_dict(self, run: Run, row: Row) -> dict[str, Any]:
-        results = run.measured.get(self.split)
+        results = run.results.get(self.split)
         return {
             "name": run.name,
             "folder": str(run.folder),
@@ -189,7 +189,7 @@ def compare_runs(
 
 def compare(runs: Sequence[Run], alphas: Sequence[float], delta: float) -> Comparison:
     """Compare runs that were read, see `compare_runs`; it does not warn of a choice by size."""
-    if not any(run.measured for run in runs):
+    if not any(run.results for run in runs):
         raise InvalidData(
             f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training"
         )
@@ -199,7 +199,7 @@ def compare(runs: Sequence[Run], alphas: Sequence[float], delta: float) -> Compa
     reasons: dict[str, None] = {}  # why there is no interval
     for alpha in alphas:
         for group in groups:
-            parts = [runs[i].measured[split].parts for i in group]
+            parts = [runs[i].results[split].parts for i in group]
             sizes, differences = compare_sizes(parts, alpha, delta, N_DRAWS, ordered)
             certified = [is_certified(part, alpha, delta) for part in parts]
             for number, size, has_size in zip(group, sizes, certified, strict=True):
@@ -222,18 +222,18 @@ def _common_split(runs: Sequence[Run]) -> Split:
     "test" if all measured runs have the same test queries, or none has validation results; else
     "validation".
     """
-    measured = [run for run in runs if run.measured]
-    tested = all("test" in run.measured for run in measured)
+    measured = [run for run in runs if run.results]
+    tested = all("test" in run.results for run in measured)
     if tested and len(group_by_queries(measured, "test")) == 1:
         return "test"
-    return "validation" if any("validation" in run.measured for run in measured) else "test"
+    return "validation" if any("validation" in run.results for run in measured) else "test"
 
 
 def group_by_queries(runs: Sequence[Run], split: Split) -> list[list[int]]:
     """Return the positions of runs with measured sizes, grouped by their queries."""
     groups: dict[Any, list[int]] = {}
     for number, run in enumerate(runs):
-        results = run.measured.get(split)
+        results = run.results.get(split)
         if results and results.parts:
             shapes = [(len(part.scores), len(part.candidate_scores)) for part in results.parts]
             groups.setdefault((results.queries, *shapes), []).append(number)
@@ -251,7 +251,7 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
         )
     compared = {number for group in groups for number in group}
     others = [run for number, run in enumerate(runs) if number not in compared]
-    if unmeasured := [run.name for run in others if not run.reported]:
+    if unmeasured := [run.name for run in others if not run.last_metrics]:
         notes.append(f"no certified sizes on {split} queries: {', '.join(unmeasured)}")
     if split == "validation" and any(run.in_sweep for run in runs):
         notes.append(
@@ -347,9 +347,9 @@ def _read_sweep(folder: Path) -> list[Run]:
         alpha, delta = (float(written["config"][name]) for name in ("alpha", "delta"))
         for trial in written["trials"]:
             run = _read_trial(folder, trial)
-            results = run.measured.get("validation")
+            results = run.results.get("validation")
             size = mean_size(results.parts, alpha, delta) if results and results.parts else math.inf
-            trials.append((results is None, run.reported.get("certified_size", size), run))
+            trials.append((results is None, run.last_metrics.get("certified_size", size), run))
     except RcirError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -364,14 +364,14 @@ def _read_sweep(folder: Path) -> list[Run]:
 def _read_trial(folder: Path, written: Mapping[str, Any]) -> Run:
     """Return a trial as its sweep describes it; it is measured once all seeds are trained."""
     names, state = [str(name) for name in written["folders"]], str(written["state"])
-    reported = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
+    last_metrics = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
     runs = [_read_run(folder / name, names[0]) for name in names]
     first = runs[0] or Run(names[0], folder / names[0], "")
-    validated = [run.measured["validation"] for run in runs if run and "validation" in run.measured]
-    measured = dict(first.measured)
+    validated = [run.results["validation"] for run in runs if run and "validation" in run.results]
+    measured = dict(first.results)
     measured.pop("validation", None)
     if len(validated) == len(names):
         parts = [part for results in validated for part in results.parts]
-        metrics = validated[0].metrics | reported
+        metrics = validated[0].metrics | last_metrics
         measured["validation"] = replace(validated[0], parts=parts, metrics=metrics)
-    return replace(first, state=state, measured=measured, in_sweep=True, reported=reported)
+    return replace(first, state=state, results=measured, in_sweep=True, last_metrics=last_metrics)

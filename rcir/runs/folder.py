@@ -67,8 +67,8 @@ class TrainedOn:
         """Return the record of a training on these splits."""
         parts = (splits.train, splits.validation)
         digested = np.concatenate([digests(part.images) for part in parts])
-        classes = np.unique(np.concatenate([classes_of(part) for part in parts]))
-        query_classes = np.concatenate([classes_of(getattr(splits, name)) for name in QUERIES])
+        classes = np.unique(np.concatenate([list_classes(part) for part in parts]))
+        query_classes = np.concatenate([list_classes(getattr(splits, name)) for name in QUERIES])
         zero_shot = len(classes) > 0 and not np.isin(query_classes, classes).any()
         return cls(np.unique(digested), classes.tolist(), bool(zero_shot))
 
@@ -114,7 +114,7 @@ class TrainedOn:
             seen = np.isin(digests(queries.images), self.images)
             names += [queries.ids[row] for row in np.flatnonzero(seen).tolist()]
             if self.zero_shot:
-                classes.update(np.intersect1d(classes_of(queries), self.classes).tolist())
+                classes.update(np.intersect1d(list_classes(queries), self.classes).tolist())
         for kind, seen_names in (("classes of ", sorted(classes)), ("", names)):
             if seen_names:
                 first = ", ".join(seen_names[:MAX_NAMES])
@@ -125,7 +125,7 @@ class TrainedOn:
                 )
 
 
-def classes_of(images: ImageSet) -> NDArray[np.str_]:
+def list_classes(images: ImageSet) -> NDArray[np.str_]:
     """Return the (n,) names of classes; none where images have several labels."""
     if "class" in images.attributes:
         return images.attributes["class"].astype(str)

@@ -28,7 +28,7 @@ Split = Literal["validation", "test"]
 DIGEST_LENGTH = 12  # characters of a digest that MLflow shows
 
 
-def names_digest(names: Sequence[str]) -> str:
+def digest_names(names: Sequence[str]) -> str:
     """Return the SHA-256 of names in order, to compare lists of queries."""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
@@ -39,7 +39,7 @@ class RunResults:
 
     Attributes:
         on: the split of the queries.
-        queries: `names_digest` of the queries that calibrate and are measured, in order.
+        queries: `digest_names` of the queries that calibrate and are measured, in order.
         parts: what calibrates and what is measured; each query is measured in one part. Empty if
             there are too few queries.
         metrics: by name; `rcir compare` shows "recall_at_1" and "ece".

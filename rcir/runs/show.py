@@ -88,7 +88,7 @@ def _size(comparison: Comparison, row: Row, alpha: float) -> str:
     """Format a size with its interval, or the one that an unfinished trial reported."""
     if alpha in row.sizes:
         return _estimate(row.sizes[alpha])
-    results = row.run.measured.get(comparison.split)
+    results = row.run.results.get(comparison.split)
     if results is not None and results.parts:
         return "not certified"
     reported = row.run.metric(comparison.split, f"certified_size_{alpha:g}")

@@ -7,10 +7,10 @@ from rcir.tracking.models import (
     create_version,
     find_model,
     find_version,
+    load_from,
     log_model,
     log_retriever,
     read_file,
-    with_downloaded,
 )
 from rcir.tracking.runs import (
     DATASET_TAG,
@@ -47,6 +47,7 @@ __all__ = [
     "find_tracked_run",
     "find_version",
     "is_chosen",
+    "load_from",
     "log_model",
     "log_retriever",
     "read_file",
@@ -54,6 +55,5 @@ __all__ = [
     "require_store",
     "start_run",
     "started_once",
-    "with_downloaded",
     "without_credentials",
 ]

@@ -21,8 +21,8 @@ from rcir.tracking.runs import (
     IMPATIENT,
     SILENT,
     TrackedRun,
-    client_of,
     mlflow_package,
+    open_client,
     reachable,
     settings,
     store_uri,
@@ -137,7 +137,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
         client.log_model_artifacts(model, str(folder), INSIDE)
 
 
-def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
+def load_from(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     """Call `load` with a retriever's folder, downloaded to a temporary place.
 
     `uri` is that of the folder, or of a model of a run or of the registry; `NoRetriever` if MLflow
@@ -161,7 +161,7 @@ def with_downloaded(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
 def read_file(uri: str) -> bytes:
     """Return the content of a small file of a run or a model, without retrying for minutes."""
     with settings(IMPATIENT):
-        return with_downloaded(uri, Path.read_bytes)
+        return load_from(uri, Path.read_bytes)
 
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:
@@ -175,7 +175,7 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
     uri = store_uri()
     with reachable(uri):
         try:
-            version = client_of(uri).get_model_version_by_alias(name, alias)
+            version = open_client(uri).get_model_version_by_alias(name, alias)
         except MlflowException as error:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 return None

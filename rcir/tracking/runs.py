@@ -99,7 +99,7 @@ def _remove_credentials(record: logging.LogRecord) -> bool:
     return True
 
 
-def client_of(uri: str) -> MlflowClient:
+def open_client(uri: str) -> MlflowClient:
     """Return MLflow's client of a store, and of the model registry that belongs to it.
 
     The first client of an SQLite file creates its tables one by one. Processes that do so wait for
@@ -153,7 +153,7 @@ def require_store(uri: str) -> str:
     configured = store_uri()
     if _store_key(uri) == _store_key(configured):
         return uri if without_credentials(configured) == configured else configured
-    host = _host_of(uri)
+    host = _parse_host(uri)
     if not allows_server(host):
         raise UntrustedFolder(
             f"the run is in the tracking store {without_credentials(uri)}, which is not the "
@@ -166,7 +166,7 @@ def require_store(uri: str) -> str:
 
 def allow_store(uri: str) -> None:
     """Allow a store that the program itself names, for as long as this process runs."""
-    allow_servers([_host_of(uri)])
+    allow_servers([_parse_host(uri)])
     _allowed_stores[_store_key(uri)] = uri
 
 
@@ -175,7 +175,7 @@ def _store_key(uri: str) -> str:
     return without_credentials(uri).rstrip("/")
 
 
-def _host_of(uri: str) -> str:
+def _parse_host(uri: str) -> str:
     """Return the host of a store, or its URI if it has none."""
     return urlsplit(uri).hostname or without_credentials(uri)
 
@@ -222,7 +222,7 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
         store_answers = code not in (None, *STORE_FAILS)
         if run_id is not None and store_answers:
             with suppress(MlflowException, SQLAlchemyError), settings(IMPATIENT):
-                _require_active(client_of(uri), run_id, uri)
+                _require_active(open_client(uri), run_id, uri)
         if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
             remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to an account of it"
         elif code == "RESOURCE_DOES_NOT_EXIST":
@@ -270,7 +270,7 @@ class TrackedRun:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return client_of(self.uri)
+        return open_client(self.uri)
 
     def __reduce__(self) -> tuple[type[TrackedRun], tuple[str, str]]:
         return TrackedRun, (self.id, self.uri)  # for processes of a cluster
@@ -460,7 +460,7 @@ def start_run(
     if parent:  # the source would be a process of Ray
         all_tags |= {PARENT_TAG: parent.id, SOURCE_TAG: parent.tag(SOURCE_TAG) or ""}
     with reachable(uri):
-        client = client_of(uri)
+        client = open_client(uri)
         experiment_id = _experiment(client, uri, parent)
         _close_abandoned(client, experiment_id)
         all_tags[OWNER_TAG] = owner()
@@ -493,7 +493,7 @@ def require_experiment() -> None:
     """Raise `TrackingUnavailable` if no run can be started in the configured store."""
     uri = store_uri()
     with reachable(uri):
-        _experiment(client_of(uri), uri)
+        _experiment(open_client(uri), uri)
 
 
 def _experiment(client: MlflowClient, uri: str, parent: TrackedRun | None = None) -> str:
@@ -532,7 +532,7 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
     uri = store_uri()
     with reachable(uri):
         try:
-            client_of(uri).get_run(run_id)
+            open_client(uri).get_run(run_id)
         except MlflowException as error:
             # Some stores reject an id of the wrong form as an invalid value.
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):

@@ -13,7 +13,6 @@ from rcir.errors import InvalidData
 from rcir.runs.folder import TrainedOn
 from tests.training.helpers import Stop
 from training import train
-from training.run import folder_of
 
 CLASSES = "fghijklm"  # of which g, i, l and m train; with a, b, c and d: a, b, d, i, l and m
 
@@ -112,7 +111,7 @@ def test_a_run_that_goes_on_is_trained_on_what_the_folder_held_before(
     config = tiny("first", epochs=2, data=data, encoder=EncoderConfig(dim=4))
     with pytest.raises(SystemExit):
         train(config, callback=Stop(1))
-    before = TrainedOn.read(folder_of(config))
+    before = TrainedOn.read(config.folder)
     assert (before.classes, before.zero_shot) == ([*"gilm"], True)
     write(photos, "abcd", seed=1)
     second = train(config)

@@ -20,7 +20,7 @@ def row(matches, pixel=10):
 
 
 def test_query_sets_show_the_pictures_in_order_framed_by_whether_they_match(drawn):
-    figure = figures.query_sets([row([True, False, True]), row([False], 90)], columns=4)
+    figure = figures.draw_query_sets([row([True, False, True]), row([False], 90)], columns=4)
     first, second = figure.axes[:4], figure.axes[4:]
     assert [text.get_text() for text in figure.texts] == ["a query"] * 2
     assert first[0].images[0].get_array().min() == 200
@@ -36,7 +36,7 @@ def test_query_sets_show_the_pictures_in_order_framed_by_whether_they_match(draw
 
 
 def test_a_set_that_is_wider_than_the_page_says_how_much_is_left_out():
-    figure = figures.query_sets([row([True] * 7)], columns=3)
+    figure = figures.draw_query_sets([row([True] * 7)], columns=3)
     assert [len(axes.images) for axes in figure.axes] == [1, 1, 1, 1]
     assert figure.axes[3].get_xlabel() == "+ 4 more"
 
@@ -81,7 +81,7 @@ def test_the_map_colours_the_ten_most_frequent_classes():
     label = np.concatenate([np.full(20 - 1 * number, f"class {number:02}") for number in range(13)])
     points = np.random.default_rng(0).normal(size=(len(label), 2))
     uncertainty = np.random.default_rng(1).uniform(size=len(label))
-    figure = figures.projection(points, label, uncertainty)
+    figure = figures.draw_projection(points, label, uncertainty)
     left, right, bar = figure.axes
     names = [f"class {number:02}" for number in range(10)]
     *classes, others = left.collections
@@ -102,7 +102,7 @@ def test_the_map_colours_the_ten_most_frequent_classes():
 
 def test_without_classes_the_map_is_by_uncertainty_alone():
     points, uncertainty = np.eye(50, 2), np.linspace(1, 0, 50)
-    figure = figures.projection(points, None, uncertainty)
+    figure = figures.draw_projection(points, None, uncertainty)
     (scatter,) = figure.axes[0].collections
     np.testing.assert_array_equal(scatter.get_offsets(), points[::-1])
     np.testing.assert_array_equal(scatter.get_array(), uncertainty[::-1])
@@ -114,7 +114,7 @@ NAMES = [r"$\frac{", "$a$", "_hidden", "p\udcffr", "two\nlines", r"\$b$"]
 
 def test_names_are_no_formulas_and_none_is_left_out_of_the_legend(drawn):
     points = np.random.default_rng(0).normal(size=(60, 2))
-    figure = figures.projection(points, np.array(NAMES * 10), np.ones(60))  # all equal
+    figure = figures.draw_projection(points, np.array(NAMES * 10), np.ones(60))  # all equal
     (legend,) = figure.legends
     shown = [text.get_text() for text in legend.get_texts()]
     assert sorted(shown) == sorted([*(NAMES[k] for k in (0, 1, 2, 5)), r"p\udcffr", r"two\nlines"])
@@ -125,6 +125,6 @@ def test_names_are_no_formulas_and_none_is_left_out_of_the_legend(drawn):
 def test_a_title_is_not_a_formula(drawn):
     picture = np.zeros((4, 4), np.uint8)
     rows = [figures.QuerySet(picture, f"query: {name}", [], []) for name in NAMES]
-    figure = figures.query_sets(rows)
+    figure = figures.draw_query_sets(rows)
     drawn(figure)
     ElementTree.fromstring(figures.to_svg(figure).encode())

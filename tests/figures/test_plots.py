@@ -13,8 +13,8 @@ def test_risk_and_size_are_curves_over_alpha_with_intervals(lines, heights_at, d
     values = np.array([0.07, 0.15, 0.31])
     low, high = values - 0.01, values + np.array([0.02, 0.03, 0.04])
     low[0] = high[0] = np.nan  # one has no interval
-    risk = figures.risk_curve(ALPHA, values, low, high)
-    size = figures.size_curve(ALPHA, 10 * values, 10 * low, 10 * high, 20 * values)
+    risk = figures.draw_risk_curve(ALPHA, values, low, high)
+    size = figures.draw_size_curve(ALPHA, 10 * values, 10 * low, 10 * high, 20 * values)
     for figure, name, scale in ((risk, "measured risk", 1), (size, "mean size", 10)):
         (axes,) = figure.axes
         np.testing.assert_allclose(lines(axes)[name], np.c_[ALPHA, scale * values])
@@ -30,7 +30,7 @@ def test_risk_and_size_are_curves_over_alpha_with_intervals(lines, heights_at, d
 def test_distributions_of_sizes_are_cumulative_shares():
     rng = np.random.default_rng(0)
     sizes = {"alpha = 0.1": rng.integers(1, 30, 200), "alpha = 0.2": rng.integers(0, 5, 77)}
-    figure = figures.size_distributions(sizes)
+    figure = figures.draw_size_distributions(sizes)
     (axes,) = figure.axes
     for line, (name, values) in zip(axes.get_lines(), sizes.items(), strict=True):
         assert line.get_label() == f"{name}: mean {sum(values) / len(values):.3g}"
@@ -40,7 +40,7 @@ def test_distributions_of_sizes_are_cumulative_shares():
         assert [y[x <= size][-1] for size in range(1, 31)] == pytest.approx(shares)
         assert y[0] == pytest.approx(np.mean(values == 0))
     for size in (0, 500):  # of one size, one step
-        (line,) = figures.size_distributions({"all": np.full(9, size)}).axes[0].get_lines()
+        (line,) = figures.draw_size_distributions({"all": np.full(9, size)}).axes[0].get_lines()
         x, y = line.get_data()
         assert y[x <= max(size, 0.95)][-1] == 1
 
@@ -49,7 +49,7 @@ def test_the_reliability_diagram_has_a_bar_a_bin_with_queries():
     values = np.array([0.05, 0.05, 0.55, 0.95, 0.95, 0.95, 1.0])
     correct = np.array([False, False, True, True, True, False, True])
     diagram = reliability(values, correct)
-    figure = figures.reliability_diagram(diagram)
+    figure = figures.draw_reliability(diagram)
     (axes,) = figure.axes
     centres = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
     np.testing.assert_allclose(centres, [0.05, 0.55, 0.95])
@@ -62,13 +62,13 @@ def test_sparsification_shows_references_and_encoders(lines):
     fractions = np.array([0, 0.25, 0.5])
     curves = {"random": np.full(3, 0.8), "btl": np.array([0.8, 0.85, 0.9])}
     curves["oracle"] = np.array([0.8, 1, 1])
-    figure = figures.sparsification_curves(fractions, curves)
+    figure = figures.draw_sparsification(fractions, curves)
     (axes,) = figure.axes
     found = lines(axes)
     assert set(found) == set(curves)
     for name, values in curves.items():
         np.testing.assert_array_equal(found[name], np.c_[fractions, values])
-    only = figures.sparsification_curves(fractions, {"btl": curves["btl"]})
+    only = figures.draw_sparsification(fractions, {"btl": curves["btl"]})
     assert set(lines(only.axes[0])) == {"btl"}
 
 
@@ -82,7 +82,7 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
     rng = np.random.default_rng(3)
     inside, outside = rng.normal(0, 1, 60).round(1), rng.normal(1, 1, 40).round(1)  # with ties
     pairs = [(high > low) + (high == low) / 2 for high in outside for low in inside]
-    figure = figures.in_and_out(inside, outside)
+    figure = figures.draw_in_and_out(inside, outside)
     _, right = figure.axes
     assert right.get_title("left") == f"AUROC {sum(pairs) / len(pairs):.3f}"
     assert "in distribution" in right.get_xlabel()
@@ -96,7 +96,7 @@ def test_uncertainty_in_and_out_of_distribution_is_told_apart_by_the_mann_whitne
 
 def test_both_histograms_have_the_same_bins_and_heights_that_are_shares():
     inside, outside = np.array([0.0, 0.0, 0.0, 3.0]), np.array([3.0, 1.5])
-    left, _ = figures.in_and_out(inside, outside).axes
+    left, _ = figures.draw_in_and_out(inside, outside).axes
     first, second = left.patches
     edges = np.linspace(0, 3, 31)
     for polygon, values in ((first, inside), (second, outside)):
@@ -107,8 +107,8 @@ def test_both_histograms_have_the_same_bins_and_heights_that_are_shares():
 
 def test_the_scale_is_logarithmic_only_where_it_can_be_and_helps(drawn):
     for lowest, scale in ((0.001, "log"), (0.5, "linear"), (0.0, "linear"), (-1.0, "linear")):
-        figure = figures.in_and_out(np.array([lowest, 0.6, 0.7]), np.array([0.8, 1.0]))
+        figure = figures.draw_in_and_out(np.array([lowest, 0.6, 0.7]), np.array([0.8, 1.0]))
         assert figure.axes[0].get_xscale() == scale
-    figure = figures.in_and_out(np.full(5, 0.1), np.full(3, 0.1))  # all equal
+    figure = figures.draw_in_and_out(np.full(5, 0.1), np.full(3, 0.1))  # all equal
     assert figure.axes[1].get_title("left") == "AUROC 0.500"
     drawn(figure)

@@ -124,8 +124,8 @@ def test_batches_contain_a_few_images_of_each_of_several_labels(batch, samples_p
     used = Counter()
     for names, step in zip(groups[:, :, 0].tolist(), rows, strict=True):
         assert len(set(names)) == len(names) == batch // samples_per_class
-        members_of = step.reshape(-1, samples_per_class).tolist()
-        for label, members in zip(names, members_of, strict=True):
+        stack_members = step.reshape(-1, samples_per_class).tolist()
+        for label, members in zip(names, stack_members, strict=True):
             count = np.count_nonzero(shuffled == label)
             times = Counter(members)
             if count >= samples_per_class:

@@ -22,14 +22,14 @@ from rcir import tracking
 from rcir.errors import CorruptRetriever, InvalidData
 from rcir.index import IndexConfig
 from rcir.registry.logged_model import (
-    answers,
-    card,
-    image_example,
+    answer_table,
+    build_signature,
+    list_requirements,
     log_calibration,
+    make_image_example,
+    make_vector_example,
     read_results,
-    requirements,
-    signature,
-    vector_example,
+    write_card,
 )
 from rcir.store.folder import current_version
 
@@ -102,11 +102,11 @@ def test_vectors_with_uncertainties_are_answered_with_them():
     retriever = rcir.Retriever.from_embeddings(vectors[:200], labels=labels[:200])
     uncertainty = rng.uniform(size=500)
     retriever.calibrate(vectors[200:], labels[200:], uncertainty=uncertainty)
-    columns = [column["name"] for column in signature(retriever)["inputs"]]
+    columns = [column["name"] for column in build_signature(retriever)["inputs"]]
     assert columns == ["vector", "uncertainty"]
     stated = uncertainty[100:105]
     table = pd.DataFrame({"vector": list(vectors[300:305]), "uncertainty": stated})
-    rows = answers(retriever, table, {"alpha": 0.2})
+    rows = answer_table(retriever, table, {"alpha": 0.2})
     expected = retriever.retrieve(vectors[300:305], 0.2, 0.1, uncertainty=stated)
     for (_, row), answer in zip(rows.iterrows(), expected, strict=True):
         assert_same(row, answer)
@@ -135,7 +135,7 @@ def test_an_example_holds_the_bytes_of_a_picture_file(tmp_path):
     path = tmp_path / "one.png"
     path.write_bytes(png(grey))
     for picture in (path, str(path), path.read_bytes(), grey, Image.fromarray(grey)):
-        read = np.asarray(Image.open(io.BytesIO(image_example(picture)["image"])).convert("L"))
+        read = np.asarray(Image.open(io.BytesIO(make_image_example(picture)["image"])).convert("L"))
         np.testing.assert_array_equal(read, grey)
 
 
@@ -183,7 +183,7 @@ def test_the_latest_model_of_a_run_is_loaded(certifications):
     tracking.log_retriever(run, version)  # as a folder, without a model
     assert tracking.find_model(run) is None
     assert rcir.load(f"runs:/{run.id}/retriever").searcher.options.metric == "cosine"
-    example = vector_example(one.retriever)
+    example = make_vector_example(one.retriever)
     logged = [log_calibration(run, one.folder, one.retriever, example) for _ in range(2)]
     assert tracking.find_model(run) == logged[1] != logged[0]
     assert rcir.load(f"runs:/{run.id}/retriever").ids.tolist() == one.retriever.ids.tolist()
@@ -193,18 +193,18 @@ def test_requirements_are_those_of_the_retriever(both, pictured, monkeypatch):
     lines = (downloaded(both["vectors"].uri) / "requirements.txt").read_text().splitlines()
     assert lines == [f"mlflow=={mlflow.__version__}", f"rcir[cpu,train]=={rcir.__version__}"]
     encoder = rcir.load(pictured.folder / "retriever")
-    assert requirements(encoder) == lines[1:]
+    assert list_requirements(encoder) == lines[1:]
     for backbone, extra in (("timm:resnet18", "timm"), ("open_clip:a/b", "open_clip")):
         monkeypatch.setitem(vars(encoder.encoder.config), "backbone", backbone)
-        (line,) = requirements(encoder)
+        (line,) = list_requirements(encoder)
         extras = line.removeprefix("rcir[").removesuffix(f"]=={rcir.__version__}").split(",")
         assert sorted(extras) == sorted(["cpu", "train", extra])
     with monkeypatch.context() as patch:
         patch.setattr(IndexConfig, "of", lambda _: IndexConfig("gpu"))
-        assert requirements(encoder)[0].startswith("rcir[gpu,open_clip,train]==")
+        assert list_requirements(encoder)[0].startswith("rcir[gpu,open_clip,train]==")
     # A user's own class requires the package that it comes with.
     monkeypatch.setitem(vars(encoder.encoder.config), "method", "sklearn.base:Something")
-    assert requirements(encoder)[1:] == [f"scikit-learn=={sklearn.__version__}"]
+    assert list_requirements(encoder)[1:] == [f"scikit-learn=={sklearn.__version__}"]
 
 
 # The card
@@ -241,11 +241,11 @@ def test_the_card_reports_unattainable_levels_and_refuses_other_results(certific
     one = certifications["fine"]
     results = read_results(one.folder)
     first = {"threshold": None, "mean_size": None, "test_risk": None, "alpha": 0.001}
-    text = card(one.retriever, results | {"rows": [results["rows"][0] | first]})
+    text = write_card(one.retriever, results | {"rows": [results["rows"][0] | first]})
     assert rows_of(text)[0][:3] == ["0.001", "0.1", "not certified"]
     for changed, message in (({"n_calibration": 5}, "calibration"), ({"rows": 3}, "version")):
         with pytest.raises(InvalidData, match=message):
-            card(one.retriever, results | changed)
+            write_card(one.retriever, results | changed)
 
 
 # MLflow's server

@@ -10,7 +10,7 @@ import pytest
 from calibration import CalibrationConfig, calibrate
 from rcir.cli import main
 from rcir.index import IndexConfig
-from rcir.registry.logged_model import image_example, log_calibration
+from rcir.registry.logged_model import log_calibration, make_image_example
 from rcir.retrieval.retriever import Retriever
 from rcir.tracking import start_run
 from tests.training.conftest import skip_figures
@@ -62,7 +62,7 @@ def tracked_copies(copies, splits, new_store, tmp_path, monkeypatch):
         retriever = Retriever.load(folder / "retriever")
         retriever.origin["calibration"] = run.id
         retriever.save(folder / "retriever")
-        log_calibration(run, folder, retriever, image_example(splits.test.images[0]))
+        log_calibration(run, folder, retriever, make_image_example(splits.test.images[0]))
         run.end("FINISHED")
     return copies[:2]
 

@@ -14,7 +14,7 @@ from rcir.data.relevance import SharedLabel
 from rcir.errors import InvalidData
 from rcir.risk import Certified
 from rcir.runs.folder import FOLDER_TAG, RunFolder, TrainedOn, find_run, read_run
-from rcir.runs.results import RunResults, names_digest
+from rcir.runs.results import RunResults, digest_names
 
 # The configuration
 
@@ -67,7 +67,7 @@ def measured():
         )
     ]
     metrics = {"recall_at_1": 0.75, "ece": 0.1}
-    return RunResults("validation", names_digest(["a", "b"]), parts, metrics, "minmax")
+    return RunResults("validation", digest_names(["a", "b"]), parts, metrics, "minmax")
 
 
 def test_results_are_read_as_they_were_written(measured, tmp_path):

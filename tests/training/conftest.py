@@ -9,7 +9,7 @@ from training import train
 
 def skip_figures(patch):
     """Train without the figure, which takes as long as an epoch; `trained` has one."""
-    patch.setattr("rcir.figures.reliability_diagram", lambda diagram: None)
+    patch.setattr("rcir.figures.draw_reliability", lambda diagram: None)
     patch.setattr("rcir.figures.to_svg", lambda figure: "<svg/>")
 
 

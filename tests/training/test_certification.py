@@ -11,7 +11,7 @@ from rcir.data.relevance import SharedLabel, WithinRadius
 from rcir.risk import Constant
 from tests.training.helpers import match_rank_bounds
 from training import validation
-from training.validation import certify_folds, fold_roles
+from training.validation import assign_fold_roles, certify_folds
 
 QUERIES = ("tuning", "calibration", "measured")
 
@@ -48,7 +48,7 @@ def alike(kind, labels):
 @pytest.mark.parametrize(("n", "kind"), [(41, "labels"), (200, "places"), (41, "shared")])
 def test_each_image_is_searched_once_and_is_a_query_where_something_matches_it(n, kind):
     images, match = alike(kind, draw(n)[2].labels)
-    found = fold_roles(images)
+    found = assign_fold_roles(images)
     folds = [{*roles.searched.tolist()} for roles in found]
     assert sorted(chain(*folds)) == list(range(n))
     assert max(map(len, folds)) - min(map(len, folds)) <= (6 if kind == "labels" else 1)
@@ -67,7 +67,7 @@ def test_each_image_is_searched_once_and_is_a_query_where_something_matches_it(n
 
 def test_each_label_is_divided_evenly_and_at_random_among_the_folds():
     images = pictures(np.repeat(np.arange(50), np.arange(50) % 9 + 1))
-    found = fold_roles(images)
+    found = assign_fold_roles(images)
     counts = [Counter(images.labels[roles.searched].tolist()) for roles in found]
     for label in range(50):
         each = [count[label] for count in counts]
@@ -90,7 +90,7 @@ def test_each_label_is_divided_evenly_and_at_random_among_the_folds():
 )
 def test_too_few_images_certify_nothing(labels, expected):
     images = pictures(np.array(labels))
-    assert len(fold_roles(images)) == expected
+    assert len(assign_fold_roles(images)) == expected
     vectors = np.eye(4, dtype=np.float32)[np.arange(len(images)) % 4]
     assert len(certify_folds(vectors, None, images)) == expected
 
@@ -107,7 +107,7 @@ def test_scores_are_those_of_a_brute_force_search(n, kind, monkeypatch):
     parts = certify_folds(vectors, uncertainty, images)
     assert len(parts) == 4
     exact, bounds, scores = vectors.astype(np.float64), [], []
-    for part, roles in zip(parts, fold_roles(images), strict=True):
+    for part, roles in zip(parts, assign_fold_roles(images), strict=True):
         depth = min(200, len(roles.searched))
         for query in roles.calibration:
             distances = np.square(exact[roles.searched] - exact[query]).sum(1)
@@ -125,7 +125,7 @@ def test_scores_are_those_of_a_brute_force_search(n, kind, monkeypatch):
 def test_an_image_changes_only_what_its_role_allows(stated):
     """Scores of others do not depend on an image that is measured or calibrates."""
     vectors, uncertainty, images = draw(260)  # enough to fit more than a constant
-    uncertainty, roles = uncertainty if stated else None, fold_roles(images)[1]
+    uncertainty, roles = uncertainty if stated else None, assign_fold_roles(images)[1]
     part = certify_folds(vectors, uncertainty, images)[1]
     assert len(np.unique(part.candidate_scores[:, 1])) > 1
     for name, row in (("tuning", slice(None)), ("calibration", 7), ("measured", 7)):

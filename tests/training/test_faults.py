@@ -20,7 +20,7 @@ from tests.kills import DEAD, limited_file_size
 from tests.training.helpers import steps
 from training import OptimizerConfig, train
 from training.checkpoint import History
-from training.run import run_lock
+from training.run import lock_run
 from training.workers import Workers
 
 
@@ -90,7 +90,7 @@ def test_two_processes_do_not_train_in_one_folder(tiny, tmp_path):
         with pytest.raises(InvalidConfig, match="another process"):
             train(tiny(epochs=1))
         other.kill()
-    with run_lock(folder):  # the lock ended with the process
+    with lock_run(folder):  # the lock ended with the process
         pass
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from rcir.data import ImageSet, Preprocessing
 from rcir.errors import InvalidImage
-from training.images import loaded
+from training.images import load_batches
 
 CPU = torch.device("cpu")
 SIZE = Preprocessing(size=(6, 5))
@@ -51,16 +51,16 @@ def files(folder, images):
 def test_every_row_is_the_preprocessed_image(tmp_path):
     for images in (pictures(), list(pictures()), files(tmp_path, pictures())):
         expected = [SIZE.resized([image])[0] for image in images]
-        batches = list(loaded(image_set(images), SIZE, iter(BATCHES), CPU))
+        batches = list(load_batches(image_set(images), SIZE, iter(BATCHES), CPU))
         for batch, rows in zip(batches, BATCHES, strict=True):
             assert (batch.dtype, batch.device) == (torch.uint8, CPU)
             assert torch.equal(batch, torch.stack([expected[row] for row in rows]))
-    assert list(loaded(image_set(images), SIZE, [], CPU)) == []
+    assert list(load_batches(image_set(images), SIZE, [], CPU)) == []
 
 
 def test_an_image_that_a_batch_names_twice_is_read_once_in_another_thread():
     images = Recorded(list(pictures()))
-    list(loaded(image_set(images), SIZE, BATCHES, CPU))
+    list(load_batches(image_set(images), SIZE, BATCHES, CPU))
     rows = [row for row, _ in images.read]
     assert rows == [row for batch in BATCHES for row in sorted(set(batch.tolist()))]
     assert threading.current_thread() not in {thread for _, thread in images.read}
@@ -69,7 +69,7 @@ def test_an_image_that_a_batch_names_twice_is_read_once_in_another_thread():
 def test_an_image_that_cannot_be_read_is_refused_when_its_batch_comes(tmp_path):
     paths = files(tmp_path, pictures())
     paths[6].write_bytes(paths[6].read_bytes()[:60])
-    batches = loaded(image_set(paths), SIZE, BATCHES, CPU)
+    batches = load_batches(image_set(paths), SIZE, BATCHES, CPU)
     assert [len(next(batches)) for _ in range(2)] == [4, 1]
     with pytest.raises(InvalidImage, match=r"6\.png"):
         next(batches)
@@ -78,7 +78,7 @@ def test_an_image_that_cannot_be_read_is_refused_when_its_batch_comes(tmp_path):
 
 def test_stopping_early_reads_a_few_batches_ahead_and_leaves_no_thread():
     before, images = set(threading.enumerate()), Recorded(list(pictures(100)))
-    batches = loaded(image_set(images), SIZE, np.arange(100).reshape(50, 2), CPU)
+    batches = load_batches(image_set(images), SIZE, np.arange(100).reshape(50, 2), CPU)
     next(batches)
     assert set(threading.enumerate()) > before
     batches.close()

@@ -14,7 +14,6 @@ from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidImage
 from rcir.runs.folder import TrainedOn, read_run
 from training import train
-from training.run import folder_of
 
 CLASSES, EACH = "abcdefgh", 12
 
@@ -53,8 +52,8 @@ def test_all_unreadable_images_of_a_training_are_listed_before_it_begins(config,
     for max_rejects in (0, 3, 0.01):
         with pytest.raises(InvalidImage, match=r"4 of .*--max-rejects"):
             train(replace(config, max_rejects=max_rejects))
-        assert read_rejects(folder_of(config) / "rejects.csv").keys() == bad
-    assert read_run(folder_of(config)) is None
+        assert read_rejects(config.folder / "rejects.csv").keys() == bad
+    assert read_run(config.folder) is None
     assert "epoch" not in capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ from rcir.runs.folder import TrainedOn
 from tests.training.helpers import equal, logged
 from training import Change, OptimizerConfig, train
 from training.checkpoint import checkpoint_folder, read_state
-from training.run import create_run, existing_run, folder_of
+from training.run import create_run, find_existing_run
 
 PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class=2)
 
@@ -106,13 +106,13 @@ def test_a_finished_run_is_returned_without_training(trained, tiny, capsys):
 
 def test_a_run_keeps_the_batch_that_it_was_begun_with(tiny, splits):
     config = tiny("scaled", epochs=1, batch_per_worker=16, micro_batches=4)
-    folder_of(config).mkdir(parents=True)
+    config.folder.mkdir(parents=True)
     run = create_run(config, None, TrainedOn.from_splits(splits))
     assert (run.config["batch"], run.config["batch_per_worker"]) == (16, None)
     # With more workers it would be another batch, were it begun now.
-    assert existing_run(replace(config, num_workers=4)).path == run.path
+    assert find_existing_run(replace(config, num_workers=4)).path == run.path
     with pytest.raises(InvalidConfig, match="another batch"):
-        existing_run(replace(config, batch=64, batch_per_worker=None))
+        find_existing_run(replace(config, batch=64, batch_per_worker=None))
 
 
 def test_another_configuration_in_the_same_folder_is_refused(trained, tiny):

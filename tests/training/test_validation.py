@@ -21,7 +21,7 @@ from rcir.encoders.batches import embed
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.metrics import first_match_ranks
 from tests.training.helpers import certified_size, match_rank_bounds
-from training.validation import certify_folds, fold_roles, validate
+from training.validation import assign_fold_roles, certify_folds, validate
 from training.workers import CPU, Workers
 
 
@@ -225,7 +225,7 @@ def test_queries_are_searched_for_in_the_database_alone():
 
 
 def test_folds_search_the_database_and_measure_every_query_once():
-    roles = fold_roles(street())
+    roles = assign_fold_roles(street())
     assert len(roles) == 3
     for role in roles:
         np.testing.assert_array_equal(role.searched, np.arange(60))

@@ -10,7 +10,7 @@ from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
-from tuning.run import resources, trials_at_once
+from tuning.run import count_parallel_trials, resources
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}
@@ -123,7 +123,7 @@ def test_trials_never_hold_more_than_the_cluster_has(
 ):
     config = sweep_on(nodes, training, share)
     assert resources(config) == held
-    assert trials_at_once(config) == at_once
+    assert count_parallel_trials(config) == at_once
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_trials_never_hold_more_than_the_cluster_has(
 )
 def test_a_trial_that_no_node_can_hold_is_refused(sweep_on, training, share, nodes, message):
     with pytest.raises(InvalidConfig, match=message):
-        trials_at_once(sweep_on(nodes, training, share))
+        count_parallel_trials(sweep_on(nodes, training, share))
