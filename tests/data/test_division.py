@@ -334,23 +334,11 @@ def test_a_drawn_gallery_has_clusters_of_its_own_and_every_class():
     assert [len(images) for images in queries] == [30, 80, 50]
 
 
-def test_classes_in_one_cluster_each_keep_the_plain_gallery():
-    data = clustered(zero_shot(evaluation=[20] * 10), np.repeat(np.arange(5), 40))
-    plain, splits = divide(data, seed=3), divide(data, seed=3, cluster="hand")
-    assert splits.gallery.ids == plain.gallery.ids
-    assert sorted(ids(splits)) == sorted(ids(plain))
-    assert [len(hands(getattr(splits, name))) for name in QUERIES] == [2, 2, 1]
-
-
 def test_an_unknown_cluster_is_refused_with_the_known_attributes():
     with pytest.raises(InvalidConfig, match="they have hand"):
         divide(clustered(closed(), np.arange(60)), cluster="camera")
     with pytest.raises(InvalidConfig, match="they have hand"):
         cluster_warning(calibrated([1, 2]), "camera")
-
-
-def drawn_rows(clusters, parts, seed=0):
-    return draw_by_cluster(np.random.default_rng(seed), np.asarray(clusters), parts)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +350,7 @@ def drawn_rows(clusters, parts, seed=0):
     ids=str,
 )
 def test_shares_are_of_clusters_and_numbers_of_images_are_rounded_up(parts, n_clusters):
-    rows = drawn_rows(np.repeat(np.arange(40), 5), parts)
+    rows = draw_by_cluster(np.random.default_rng(0), np.repeat(np.arange(40), 5), parts)
     assert [len(each) for each in rows] == [5 * n for n in n_clusters]
     assert (np.diff(rows[-1]) < 0).sum() > len(rows[-1]) / 4  # in random order
 

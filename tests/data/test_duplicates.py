@@ -121,46 +121,43 @@ def test_a_part_without_remaining_queries_is_refused():
 GALLERY = digests(part(range(10)).images)
 
 
-def of(*numbers):
+def digests_of(numbers):
     return digests(part(numbers).images)
 
 
 @pytest.mark.parametrize(
-    ("require", "gallery", "before", "queries", "word", "may_recur"),
+    ("require", "before", "queries", "word"),
     [
-        *[
-            (require_no_repeats, *row)
-            for row in (
-                (GALLERY, [20, 21], [3, 22, 9], r"^2 of 3 calibrat.* gallery .*rows 0, 2", False),
-                (GALLERY, [20, 5], [30, 31], r"1 of 2 .* tuning .*row 1", False),
-                (GALLERY, [20], [*range(9), 50], r"9 of 10 .*rows 0, 1, 2, 3, 4, \.\.\.", False),
-                (of(1), [20, 21, 22, 20], [30, 21, 20, 31], r"2 of 4 .* tuning .*rows 1, 2", True),
-                (of(1), [20, 21, 22, 20], [30, 31, 30, 30], r"2 of 4 .* before .*rows 2, 3", True),
-                (of(1, 1), [20], [30, 31], None, True),
-                (None, [20], [30, 31], None, True),
-            )
-        ],
-        *[
-            (require_new, *row)
-            for row in (
-                (GALLERY, [20, 21], [3, 30, 9], r"^2 of 3 queries to add .*gallery.* 0, 2", False),
-                (GALLERY, [20, 21], [30, 31, 21], r"1 of 3 .* before .*row 2", True),
-                (None, [20], [30, 30, 31, 30], r"2 of 4 .* among them .*rows 1, 3", True),
-                (None, [20], [3, 30, 31], None, True),
-                (GALLERY, [], [20], None, True),
-            )
-        ],
+        (require_no_repeats, [20, 21], [3, 22, 9], r"^2 of 3 calibrat.* gallery .*rows 0, 2"),
+        (require_no_repeats, [20, 5], [30, 31], r"1 of 2 .* tuning .*row 1"),
+        (require_no_repeats, [20], [*range(9), 50], r"9 of 10 .*rows 0, 1, 2, 3, 4, \.\.\."),
+        (require_new, [20, 21], [3, 30, 9], r"^2 of 3 queries to add .*gallery.* 0, 2"),
     ],
 )
-def test_recurring_queries_are_refused_unless_they_recur_in_use(
-    require, gallery, before, queries, word, may_recur
+def test_queries_that_find_themselves_in_the_gallery_are_always_refused(
+    require, before, queries, word
 ):
+    before, queries = map(digests_of, (before, queries))
     for recurring in (False, True):
-        if word is None or (may_recur and recurring):
-            require(gallery, of(*before), of(*queries), recurring=recurring)
-        else:  # a query that finds itself is never of use
-            with pytest.raises(InvalidData, match=word):
-                require(gallery, of(*before), of(*queries), recurring=recurring)
+        with pytest.raises(InvalidData, match=word):
+            require(GALLERY, before, queries, recurring=recurring)
+    require(None, before, queries)
+
+
+@pytest.mark.parametrize(
+    ("require", "before", "queries", "word"),
+    [
+        (require_no_repeats, [20, 21, 20], [30, 21, 20, 31], r"2 of 4 .* tuning .*rows 1, 2"),
+        (require_no_repeats, [20, 21, 20], [30, 31, 30, 30], r"2 of 4 .* before .*rows 2, 3"),
+        (require_new, [20, 21], [30, 31, 21], r"1 of 3 .* before .*row 2"),
+        (require_new, [20], [30, 30, 31, 30], r"2 of 4 .* among them .*rows 1, 3"),
+    ],
+)
+def test_recurring_queries_are_refused_unless_they_recur_in_use(require, before, queries, word):
+    before, queries = map(digests_of, (before, queries))
+    with pytest.raises(InvalidData, match=word):
+        require(GALLERY, before, queries)
+    require(GALLERY, before, queries, recurring=True)
 
 
 def test_a_distance_near_zero_causes_a_warning_of_copies():

@@ -256,26 +256,16 @@ def test_the_column_split_names_the_parts(tmp_path, form):
     assert len(source.notes) == 1
     assert source.notes[0].startswith("column size")
     split = ["Train", "TRAIN", "Valid", "validation", "Test", "test"]
-    source = read_table(write_table(tmp_path, form, label=list("ababab"), split=split))
-    parts = (source.train, source.validation, source.queries)
-    assert [rows(part) for part in parts] == [[0, 1], [2, 3], [4, 5]]
-
-
-@pytest.mark.parametrize(
-    ("columns", "gallery"),
-    [
-        ({"label": list("abba")}, "train"),
-        ({"label": list("abbc")}, "queries"),
-        ({"labels": list("abba")}, "queries"),
-        ({"x": range(4), "y": range(4)}, "queries"),
-    ],
-    ids=str,
-)
-def test_a_split_without_gallery_rows_draws_the_gallery(tmp_path, columns, gallery):
-    split = ["train", "train", "query", "query"]
-    source = read_table(write_table(tmp_path, **columns, split=split))
-    assert (rows(source.train), rows(source.queries)) == ([0, 1], [2, 3])
-    assert source.gallery == gallery
+    matching = (
+        {"label": list("ababab")},
+        {"labels": list("ababab")},
+        {"x": range(6), "y": range(6)},
+    )
+    for columns, gallery in zip(matching, ("train", "queries", "queries"), strict=True):
+        source = read_table(write_table(tmp_path, form, **columns, split=split))
+        parts = (source.train, source.validation, source.queries)
+        assert [rows(part) for part in parts] == [[0, 1], [2, 3], [4, 5]]
+        assert source.gallery == gallery  # drawn, where there are no rows of a gallery
 
 
 def test_paths_are_relative_to_the_table_or_absolute(tmp_path):

@@ -77,26 +77,15 @@ def test_an_unknown_option_is_refused(name, option, tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
-        *[("folder", "path", 5), ("folder", "path", None), ("folder", "open_set", 1)],
-        *[("folder", "train", "apple"), ("folder", "train", [3]), ("folder", "gallery", "half")],
-        *[("folder", "validation", True), ("digits", "train", 100.0), ("table", "radius", True)],
-        *[("n-digit-mnist", "digits", True), ("n-digit-mnist", "digits", 2.5)],
-        *[("n-digit-mnist", "corrupt", "0.5"), ("n-digit-mnist", "gap", "class")],
-        *[("pitts30k", "version", 30), ("omniglot", "gallery", None), ("table", "cluster", 3)],
-        *[("omniglot", "cluster", ["drawer"]), ("msls", "cities", [1])],
-        *[("digits", "queries", "new"), ("folder", "queries", True)],
+        *[("folder", "path", None), ("folder", "open_set", 1), ("folder", "train", [3])],
+        *[("folder", "gallery", "half"), ("folder", "validation", True), ("digits", "train", 9.5)],
+        *[("n-digit-mnist", "gap", "class"), ("table", "cluster", 3), ("folder", "queries", "new")],
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(name, option, value, tmp_path):
     options = {"path": "p"} if name in ("folder", "table") else {}
     with pytest.raises(InvalidConfig, match=f"of {name}: {option} is"):
         load_splits(DataConfig(name, root=str(tmp_path), options=options | {option: value}))
-
-
-def test_integers_and_numpy_numbers_are_accepted_as_numbers(calls, tmp_path):
-    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "tuning": 4, "radius": 3}
-    load_splits(DataConfig("table", root=str(tmp_path), options=options))
-    assert calls == [(tmp_path, {"radius": 3, "seed": 0})]
 
 
 def test_an_error_inside_a_reader_is_not_reported_as_a_wrong_option(monkeypatch, tmp_path):
@@ -164,7 +153,8 @@ def test_options_of_a_set_are_defaults_of_its_reader(calls, tmp_path):
 
 
 def test_sizes_and_cluster_go_to_the_division_and_other_options_to_the_reader(calls, tmp_path):
-    options = {"validation": 3, "gallery": 0.5, "tuning": 4, "calibration": 5, "size": 8}
+    options = {"validation": np.int64(3), "gallery": np.float32(0.5), "tuning": 4}
+    options |= {"calibration": 5, "size": 8}
     config = DataConfig("sop", root=str(tmp_path), options=options)
     splits = load_splits(config)
     assert [len(part) for part in vars(splits).values()] == [34, 6, 20, 4, 5, 11]
