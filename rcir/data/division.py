@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.data.records import ImageSet, Splits
+from rcir.data.records import ImageSet, Source, Splits
 from rcir.data.relevance import Relevance, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 
@@ -180,34 +179,6 @@ def _count_clusters(share: float, clusters: int, images: int) -> int:
 
 def _state_shares(parts: Mapping[str, float]) -> str:
     return " + ".join(f"{name} {share:g}" for name, share in parts.items())
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set as its authors publish it.
-
-    Attributes:
-        train: the images of the training half.
-        queries: the images of the evaluation half.
-        gallery: published images; or the half that it is drawn from: "queries" (zero-shot: classes
-            that training never saw) or "train" (closed set: the classes of training).
-        notes: what a reader left out, and why; shown by `rcir data check`.
-        validation: published images; None if they are drawn from `train`.
-    """
-
-    train: ImageSet
-    queries: ImageSet
-    gallery: ImageSet | Literal["queries", "train"]
-    notes: tuple[str, ...] = ()
-    validation: ImageSet | None = None
-
-    @classmethod
-    def from_halves(
-        cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
-    ) -> Source:
-        """Make a zero-shot set of images of which some train, (n,), and the others evaluate."""
-        train, queries = (images.subset(np.flatnonzero(half)) for half in (trains, ~trains))
-        return cls(train, queries, "queries", notes)
 
 
 def divide(

@@ -14,9 +14,8 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from rcir.data.division import Source
 from rcir.data.names import to_nfc
-from rcir.data.records import ImageSet
+from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import Relevance
 from rcir.errors import DataUnavailable, InvalidData
 

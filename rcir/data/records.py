@@ -1,10 +1,10 @@
-"""The record type of all data sets, and the splits of a data set."""
+"""Records: sets of images, a data set as it is published, and its splits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,3 +125,31 @@ class Splits:
     def without(self, ids: Collection[str]) -> Splits:
         """Return the splits without the images of some ids."""
         return Splits(*(part.without(ids) for part in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as its authors publish it.
+
+    Attributes:
+        train: the images of the training half.
+        queries: the images of the evaluation half.
+        gallery: published images; or the half that it is drawn from: "queries" (zero-shot: classes
+            that training never saw) or "train" (closed set: the classes of training).
+        notes: what a reader left out, and why; shown by `rcir data check`.
+        validation: published images; None if they are drawn from `train`.
+    """
+
+    train: ImageSet
+    queries: ImageSet
+    gallery: ImageSet | Literal["queries", "train"]
+    notes: tuple[str, ...] = ()
+    validation: ImageSet | None = None
+
+    @classmethod
+    def from_halves(
+        cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
+    ) -> Source:
+        """Make a zero-shot set of images of which some train, (n,), and the others evaluate."""
+        train, queries = (images.subset(np.flatnonzero(half)) for half in (trains, ~trains))
+        return cls(train, queries, "queries", notes)

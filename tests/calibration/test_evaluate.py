@@ -20,7 +20,7 @@ from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate
 from rcir.cli import main
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.catalogue import DATASETS, DataSet
-from rcir.data.division import Source
+from rcir.data.records import Source
 from rcir.encoders import EncoderConfig
 from rcir.errors import (
     CorruptRetriever,

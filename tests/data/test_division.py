@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rcir.data import cluster_warning
-from rcir.data.division import Source, divide, draw_by_cluster, draw_gallery
-from rcir.data.records import ImageSet, Splits
+from rcir.data.division import divide, draw_by_cluster, draw_gallery
+from rcir.data.records import ImageSet, Source, Splits
 from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
 

@@ -8,8 +8,7 @@ import pytest
 
 from rcir.data import DATASETS, DataConfig, data_root, load_splits, with_cluster
 from rcir.data.catalogue import DataSet, Findings, find_dataset, verify
-from rcir.data.division import Source
-from rcir.data.records import ImageSet
+from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig
 from tests.data.small_sets import write_pictures

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rcir.data.division import Source, divide, draw_by_cluster
-from rcir.data.records import ImageSet
+from rcir.data.division import divide, draw_by_cluster
+from rcir.data.records import ImageSet, Source
 from rcir.risk import allowed_misses, certify, make_request
 from tests.populations import in_population
 from tests.statistical.populations import first_matches_only, matched_at

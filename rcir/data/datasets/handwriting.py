@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rcir.data.augmentation import occlude
-from rcir.data.division import QueryDivision, Source, draw_by_cluster, draw_by_label, get_clusters
+from rcir.data.division import QueryDivision, draw_by_cluster, draw_by_label, get_clusters
 from rcir.data.listing import require_files
-from rcir.data.records import ImageSet, Splits
+from rcir.data.records import ImageSet, Source, Splits
 from rcir.errors import InvalidConfig, InvalidData
 
 CLASS_LIST_SEED = 714

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rcir.data.division import Source
 from rcir.data.listing import (
     LEFT_OUT,
     Row,
@@ -24,6 +23,7 @@ from rcir.data.listing import (
     require_files,
     source_of,
 )
+from rcir.data.records import Source
 from rcir.errors import DataUnavailable, InvalidData
 
 CARS_TRAINING = 98

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rcir.data.division import Source
 from rcir.data.listing import (
     LEFT_OUT,
     Row,
@@ -21,6 +20,7 @@ from rcir.data.listing import (
     require_files,
     source_of,
 )
+from rcir.data.records import Source
 from rcir.data.relevance import SharedLabel
 from rcir.errors import DataUnavailable, InvalidData
 

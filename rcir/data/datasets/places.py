@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rcir.data.division import Source
 from rcir.data.listing import LEFT_OUT, Row, read_mat, require_files, source_of
+from rcir.data.records import Source
 from rcir.data.relevance import WithinRadius
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 

@@ -18,8 +18,7 @@ from scipy.io import loadmat
 from torchvision.datasets import CIFAR10, MNIST, SVHN, FashionMNIST
 from torchvision.datasets.utils import check_integrity, download_and_extract_archive, download_url
 
-from rcir.data.division import Source
-from rcir.data.records import ImageSet
+from rcir.data.records import ImageSet, Source
 from rcir.errors import DataUnavailable, InvalidData
 
 CIFAR10_URL = CIFAR10.url.replace("python", "binary")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import ArrowException
 
-from rcir.data.division import Source, shuffle_by_class
+from rcir.data.division import shuffle_by_class
 from rcir.data.folders import SPLIT_BY_NAME, Pictures, scan_folder
 from rcir.data.labelling import gallery_relevance
 from rcir.data.listing import require_images
@@ -24,7 +24,7 @@ from rcir.data.names import (
     as_texts,
     require_utf8,
 )
-from rcir.data.records import ImageSet
+from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import list_values, missing_column, parse_numbers, read_csv, read_parquet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
