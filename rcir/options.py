@@ -33,17 +33,8 @@ def require_options(
 ) -> None:
     """Raise `InvalidConfig` unless a reader accepts the options; it checks their ranges itself.
 
-    Args:
-        where: name of the options in messages.
-        reader: its annotations state the kinds: numbers, bool, text, paths, `Literal`, sequences.
-        options: the options to check.
-        further: names and kinds of further options.
-
-    Example:
-        >>> def read(root: Path, size: int = 0) -> None: ...
-        >>> require_options("options", read, {"size": 2.5})
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: options: size is 2.5; it must be a whole number
+    Its annotations state the kinds: numbers, bool, text, paths, `Literal`, sequences. `further` are
+    names and kinds of further options, `where` is the name of the options in messages.
     """
     parameters = {n: p for n, p in signature(reader).parameters.items() if n not in NOT_OPTIONS}
     catch_all = {n for n, p in parameters.items() if p.kind is Parameter.VAR_KEYWORD}
@@ -119,25 +110,14 @@ def require_not_negative(options: object, *names: str) -> None:
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:
-    """Raise `InvalidConfig` unless a value is in a `Literal`.
-
-    Example:
-        >>> require_choice("loss.form", "cubic", Literal["linear", "squared"])
-        Traceback (most recent call last):
-        rcir.errors.InvalidConfig: loss.form 'cubic' is unknown; choose one of linear, squared
-    """
+    """Raise `InvalidConfig` unless a value is in a `Literal`."""
     if value not in get_args(literal):
         choices = ", ".join(get_args(literal))
         raise InvalidConfig(f"{name} {value!r} is unknown; choose one of {choices}")
 
 
 def spelled(words: Sequence[str], separator: str) -> list[str]:
-    """Return the words of a command line with one separator in the names of options.
-
-    Example:
-        >>> spelled(["--num_workers", "2", "--index-option=ef_search=4"], "-")
-        ['--num-workers', '2', '--index-option=ef_search=4']
-    """
+    """Return the words of a command line with one separator in the names of options."""
 
     def spell(word: str) -> str:
         name, sign, value = word.partition("=")

@@ -47,20 +47,12 @@ class Certified:
     candidate_scores: Annotated[NDArray[np.float32], Array(2, infinite=True)]
 
     def threshold(self, alpha: float, delta: float) -> float:
-        """Return the smallest threshold that certifies (alpha, delta), infinite if none does.
-
-        Raises:
-            InvalidRiskLevel: alpha or delta is out of range.
-        """
+        """Return the smallest threshold that certifies (alpha, delta), infinite if none does."""
         allowed = allowed_misses(len(self.scores), alpha, delta)
         return float(np.sort(self.scores)[::-1][allowed]) if allowed >= 0 else float("inf")
 
     def sizes(self, alpha: float, delta: float) -> NDArray[np.int64]:
-        """Return the (m,) set sizes; all candidates if (alpha, delta) cannot be certified.
-
-        Raises:
-            InvalidRiskLevel: alpha or delta is out of range.
-        """
+        """Return the (m,) set sizes; all candidates if (alpha, delta) cannot be certified."""
         return set_sizes(self.candidate_scores, self.threshold(alpha, delta))
 
     def redrawn(
@@ -72,10 +64,7 @@ class Certified:
     ) -> NDArray[np.float64]:
         """Return the (draws,) means of `sizes` for resampled queries.
 
-        Args:
-            calibrating: (draws, n) rows of the calibration queries of each draw.
-            measured: (draws, m) rows of the measured queries of each draw.
-            alpha, delta: as in `sizes`.
+        `calibrating` (draws, n) and `measured` (draws, m) are the rows of each draw.
         """
         n = len(self.scores)
         allowed = allowed_misses(n, alpha, delta)
@@ -104,12 +93,7 @@ class Certified:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate with its confidence interval.
-
-    Attributes:
-        value: the estimate.
-        low, high: ends of the interval; both None if there is none, see `why_no_interval`.
-    """
+    """An estimate with its confidence interval; no ends if there is none, see `why_no_interval`."""
 
     value: float
     low: float | None
@@ -145,9 +129,6 @@ def smallest_certified(
     Returns:
         The index, the first one in a tie; None if no run is certified in all its parts.
 
-    Raises:
-        InvalidRiskLevel, InvalidConfig: alpha, delta or `among` is out of range.
-
     Example:
         >>> scores = np.ones(99, np.float32)
         >>> candidate_scores = np.tile(np.arange(9, dtype=np.float32), (5, 1))
@@ -171,32 +152,23 @@ def bootstrap(
     draws: int = 1000,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """Return bootstrap draws of the mean set size, for several runs on the same queries.
+    """Return (runs, draws) bootstrap draws of the mean set size, for runs on the same queries.
 
     Each draw samples calibration queries and measured queries with replacement, calibrates a
     threshold on the sampled calibration queries, and sizes the sampled measured queries. All runs
     share the draws (a paired bootstrap), so that the difficulty of the queries cancels in
     differences between runs.
 
-    The draws vary with the calibration queries and the measured queries only. They do not account
-    for the tuning split, the gallery or the training seed. Parts are resampled independently, even
-    if the calibration queries of one part are the measured queries of another. With few queries, or
-    if the runs fail on the same queries, the intervals of differences tend to be too wide rather
-    than too narrow. If only a few misses are allowed, the draws vary too little: see
-    `why_no_interval`.
+    The draws do not account for the tuning split, the gallery or the training seed. Parts are
+    resampled independently, even if the calibration queries of one part are the measured queries of
+    another. With few queries, or if the runs fail on the same queries, the intervals of differences
+    tend to be too wide rather than too narrow. If only a few misses are allowed, the draws vary too
+    little: see `why_no_interval`.
 
     Args:
         runs: the parts of each run; row i of part p is the same query in all runs.
         alpha, delta: as in `Certified.sizes`.
-        draws: number of draws.
-        seed: seed of the draws.
-
-    Returns:
-        (runs, draws) mean sizes, see `mean_size`.
-
-    Raises:
-        InvalidData: there is no run or no part, or the numbers of queries differ between runs.
-        InvalidRiskLevel: alpha or delta is out of range.
+        draws, seed: number and seed of the draws.
     """
     shape = _numbers_of_queries(runs)
     rng = np.random.default_rng(seed)
@@ -214,19 +186,9 @@ def interval(
 ) -> tuple[float, float]:
     """Return the equal-tailed percentile interval of bootstrap draws.
 
-    If fewer than five draws would be beyond each end, return instead the interval of a normal
-    distribution with the mean and standard deviation of the draws.
-
-    Args:
-        values: the draws.
-        level: share of the draws within the interval, in (0, 1).
-        widened: True to use, at each end, the wider of the percentile and the normal interval. Set
-            sizes are integers, so that both percentiles may be the same although the mean is
-            between two sizes.
-
-    Example:
-        >>> interval(np.arange(1001.0), level=0.5)
-        (250.0, 750.0)
+    If fewer than five draws would be beyond each end, return the interval of a normal distribution
+    instead. With `widened`, each end is the wider of both: set sizes are integers, so that both
+    percentiles may be the same although the mean is between two sizes.
     """
     tail = (1 - check_level("level", level)) / 2
     half_width = -ndtri(tail) * values.std()
@@ -245,13 +207,6 @@ def why_no_interval(parts: Sequence[Certified], alpha: float, delta: float) -> s
     Annals of Statistics 1981, section 6). In simulations that measured each query once, 95%
     intervals covered the mean size in a third to half of the cases for M = 0, in 75% to 86% for
     M = 1, in 92% for M = 2, and in at least 94% from M = 5 on.
-
-    Example:
-        >>> part = Certified(np.zeros(45, np.float32), np.zeros((9, 5), np.float32))
-        >>> print(why_no_interval([part], alpha=0.05, delta=0.1))
-        no interval: 45 calibration queries allow no miss at alpha 0.05, so 1 query determines ...
-        >>> why_no_interval([part], alpha=0.2, delta=0.1) is None
-        True
     """
     n = min(len(part.scores) for part in parts)
     allowed = allowed_misses(n, alpha, delta)
@@ -280,21 +235,11 @@ def compare_sizes(
 ) -> tuple[list[Estimate], list[Estimate]]:
     """Return the mean set size of each run, and the difference of each other run from the first.
 
-    The intervals come from `bootstrap`, whose docstring states which noise they include; there are
-    none if `why_no_interval` gives a reason. The interval of each size has a level of 95%. The
-    intervals of the differences have a joint level of 95% (Bonferroni): if all runs are equally
-    good, any difference is beyond noise in about 1 comparison in 20, for any number of runs.
-
-    Args:
-        runs, alpha, delta, draws: as in `bootstrap`.
-        first_is_best: True if the first run was chosen because its mean size is the smallest. The
-            intervals of the differences are then corrected for all pairs of runs.
-
-    Returns:
-        An estimate for each run, and one for each run but the first.
-
-    Raises:
-        InvalidData, InvalidRiskLevel: see `bootstrap`.
+    The intervals come from `bootstrap`; there are none if `why_no_interval` gives a reason. Each
+    size has an interval of 95%. The intervals of the differences have a joint level of 95%
+    (Bonferroni): if all runs are equally good, any difference is beyond noise in about 1 comparison
+    in 20, for any number of runs. If the first run was chosen because its mean size is the smallest
+    (`first_is_best`), they are corrected for all pairs of runs.
     """
     _numbers_of_queries(runs)
     values = [mean_size(parts, alpha, delta) for parts in runs]

@@ -59,12 +59,7 @@ def check_level(name: str, value: float) -> float:
 
 
 def check_levels(alphas: object) -> tuple[float, ...]:
-    """Return levels of risks, or raise `InvalidRiskLevel` unless they are a list of valid ones.
-
-    Example:
-        >>> check_levels([0.1, 0.2])
-        (0.1, 0.2)
-    """
+    """Return levels of risks, or raise `InvalidRiskLevel` unless they are a list of valid ones."""
     if not isinstance(alphas, Sequence | np.ndarray) or isinstance(alphas, str) or not len(alphas):
         raise InvalidRiskLevel(f"alphas is {alphas!r}; it must be a list of at least one level")
     return tuple(check_level("alpha", alpha) for alpha in np.asarray(alphas).tolist())
@@ -177,17 +172,7 @@ def allowed_misses(n: int, alpha: float, delta: float, bound: Bound = "binomial"
 def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
     """Return the largest number of misses below n that certifies; -1 if none does.
 
-    Args:
-        n: number of calibration queries.
-        certifies: returns True if a number of misses certifies. It must be True up to some number
-            of misses and False above it.
-
-    Raises:
-        InvalidData: n is not an integer of at least 0.
-
-    Example:
-        >>> most_misses(100, lambda misses: misses <= 7)
-        7
+    `certifies` must be True up to some number of misses and False above it.
     """
     if not isinstance(n, Integral) or n < 0:
         raise InvalidData(f"n is {n!r}; the number of queries must be an integer, at least 0")
@@ -252,10 +237,9 @@ def risk_interval(
 ) -> tuple[float, float]:
     """Return a confidence interval of a risk that was measured on independent test queries.
 
-    For any number of queries, the interval covers the true risk with probability at least `level`.
-    For losses 0 or 1 it is the exact Clopper-Pearson interval; for other losses in [0, 1] it
-    inverts the Hoeffding-Bentkus bound (Bates et al., JACM 2021). The error probability is divided
-    equally between both ends.
+    The exact Clopper-Pearson interval for losses 0 or 1; for other losses in [0, 1] it inverts the
+    Hoeffding-Bentkus bound (Bates et al., JACM 2021). The error probability is divided equally
+    between both ends.
 
     Args:
         total: sum of the losses, in [0, n].
@@ -282,24 +266,11 @@ def risk_interval(
 def exact_bounds(
     misses: NDArray[np.integer | np.floating], n: int, delta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return Clopper-Pearson upper bounds of a miss rate, and one minus them, in full precision.
+    """Return (k,) Clopper-Pearson bounds of miss rates, and (k,) one minus them, in full precision.
 
     SciPy's inverse of the incomplete beta function is far off for a few arguments, such as 999
     misses of 21,163 at any delta. Each result is therefore checked. Where the check fails, another
     SciPy algorithm, which is accurate to nine digits, replaces it.
-
-    Args:
-        misses: (k,) integers below n.
-        n: number of queries.
-        delta: probability, in (0, 1), that a miss rate exceeds its bound.
-
-    Returns:
-        (k,) bounds and (k,) complements.
-
-    Example:
-        >>> rates, complements = exact_bounds(np.array([0, 999]), 21_163, 0.1)
-        >>> rates.round(6).tolist(), complements.round(6).tolist()
-        ([0.000109, 0.049128], [0.999891, 0.950872])
     """
     a, b = misses + 1, n - misses
     rates, complements = betainccinv(a, b, delta), betaincinv(b, a, delta)
@@ -314,14 +285,7 @@ def exact_bounds(
 def smallest_mean(p_value: Callable[[float], float], lowest: float, delta: float) -> float:
     """Return the smallest alpha in [lowest, 1) with a p-value of at most delta, or 1 if none has.
 
-    Args:
-        p_value: returns the p-value of an alpha in (0, 1); non-increasing on [lowest, 1).
-        lowest: lower end of the search, in (0, 1).
-        delta: level, in (0, 1).
-
-    Example:
-        >>> round(smallest_mean(lambda alpha: (1 - alpha) ** 2, 0.01, 0.25), 12)
-        0.5
+    The p-value must not increase with alpha, and `lowest` be in (0, 1).
     """
     largest = math.nextafter(1.0, 0.0)
     if p_value(largest) > delta:
@@ -372,13 +336,7 @@ def required_calibration(
 def fewest_queries(enough: Callable[[int], bool]) -> int | None:
     """Return the smallest number of queries that is enough; None above 2^29, half a billion.
 
-    Args:
-        enough: returns True if a number of queries is enough. It must be False up to some number
-            of queries and True above it.
-
-    Example:
-        >>> fewest_queries(lambda n: n >= 22)
-        22
+    `enough` must be False up to some number of queries and True above it.
     """
     high = 1
     while not enough(high):

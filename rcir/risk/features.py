@@ -65,15 +65,7 @@ class Features:
                 )
 
     def of(self, results: SearchResults, columns: int) -> list[Numbers]:
-        """Return one array per feature, which broadcast to (n, columns).
-
-        Args:
-            results: of n queries.
-            columns: number of candidates of each query to describe.
-
-        Raises:
-            InvalidData: the queries lack what the tuning split had.
-        """
+        """Return an array per feature of the first `columns` candidates; they broadcast to (n, columns)."""
         self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
         # Standard normal quantiles of the places of the uncertainties in the tuning split. They are
@@ -111,15 +103,7 @@ def _neighbourhood(distances: Floats, columns: int) -> list[Numbers]:
 
 
 def flat(features: list[Numbers], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(rows, features) features of the cells of an (n, columns) mask.
-
-    Example:
-        >>> mask = np.array([[True, False], [True, True]])
-        >>> flat([np.array([[1, 2]]), np.array([[5], [6]])], mask)
-        array([[1., 5.],
-               [1., 6.],
-               [2., 6.]])
-    """
+    """(rows, features) features of the cells of an (n, columns) mask."""
     return np.stack(
         [np.broadcast_to(values, mask.shape)[mask] for values in features], axis=1, dtype=float
     )

@@ -106,11 +106,7 @@ def _any_mix(
 
 
 def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArray[np.float64]:
-    """(n,) weights with mean 1 that give the groups of the calibration queries other shares.
-
-    Raises:
-        InvalidConfig: a group has no calibration queries.
-    """
+    """(n,) weights with mean 1 that give the groups of the calibration queries other shares."""
     for group in mix:
         calibration.population.in_group(group)  # raises with the groups that there are
     groups = np.asarray(calibration.population.groups)

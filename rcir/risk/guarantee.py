@@ -183,12 +183,7 @@ class Guarantee:
 
 
 def opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: int = 1) -> str:
-    """Return the beginning of the sentence of a guarantee.
-
-    Example:
-        >>> opening(0.1, [AT_EVERY_MOMENT])
-        'With probability at least 0.9, at every moment since this gallery was calibrated'
-    """
+    """Return the beginning of the sentence of a guarantee."""
     sure = (
         "On average over calibrations, of which one that certifies nothing counts as none wrong"
         if delta is None
@@ -200,12 +195,7 @@ def opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: i
 
 
 def in_plural(left_out: str) -> str:
-    """Return what queries are called whose search leaves out "item", "moment" or a cluster.
-
-    Example:
-        >>> in_plural("moment"), in_plural("encounter_id")
-        ('moments', 'clusters (encounter_id)')
-    """
+    """Return what queries are called whose search leaves out "item", "moment" or a cluster."""
     simple = left_out in ("item", "moment", "cluster")
     return f"{left_out}s" if simple else f"clusters ({left_out})"
 
@@ -222,11 +212,8 @@ def promise(
 ) -> str:
     """State the guarantee of the miss risk in numbers of 100 queries.
 
-    Args:
-        alpha, delta: levels of the certificate.
-        n_calibration, left_out, chosen_among: as in `Guarantee`.
-        clusters: number and kind of the clusters of calibration queries.
-        other_labels: what the labels that did not calibrate are called, if other queries have such.
+    `clusters` are number and kind of the clusters that calibrated, `other_labels` is what labels
+    are called if other queries have such that did not calibrate.
     """
     covered, calibrated = "future queries", f"{n_calibration} calibration queries"
     if clusters is not None:

@@ -112,10 +112,6 @@ def max_set_size(threshold: float) -> float:
 
     Ranks from the second on have probability 1 / threshold or more, and probabilities sum to 1. One
     more is added for rounding.
-
-    Example:
-        >>> max_set_size(4.0) < 7
-        True
     """
     return 2 + threshold * (1 + TOLERANCE) if threshold >= 0 else 1
 
@@ -126,12 +122,7 @@ def inverse_scores(probability: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n, m) isotonic, non-increasing fit of each row of values in [0, 1].
-
-    Example:
-        >>> non_increasing(np.array([[0.5, 0.0, 0.2], [0.1, 0.3, 0.1]])).tolist()
-        [[0.5, 0.1, 0.1], [0.2, 0.2, 0.1]]
-    """
+    """(n, m) isotonic, non-increasing fit of each row of values in [0, 1]."""
     fitted = np.empty_like(probability)
     from scipy.optimize import isotonic_regression  # slow to import
 

@@ -81,11 +81,7 @@ class Risk:
         return self.first_match and self.monotone and not self.abstains
 
     def query_losses(self, scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
-        """(n, g) loss of each query, checked.
-
-        Raises:
-            InvalidData: a loss is outside [0, 1], or not 0 or 1 although the risk is binary.
-        """
+        """(n, g) loss of each query, or `InvalidData` unless in [0, 1], and 0 or 1 if binary."""
         losses = np.asarray(self.losses(scored, thresholds), np.float64)
         if losses.shape != (len(scored), len(thresholds)):
             raise InvalidData(
@@ -101,22 +97,14 @@ class Risk:
         return losses
 
     def unit_losses(self, scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
-        """(units, g) loss of each query, or mean loss of each cluster of queries.
-
-        Raises:
-            InvalidData: see `query_losses`.
-        """
+        """(units, g) loss of each query, or mean loss of each cluster of queries."""
         return scored.population.unit_means(self.query_losses(scored, thresholds))
 
     def check_losses(self, scored: ScoredResults) -> None:
-        """Check, at a grid of thresholds, that the losses are what the attributes say.
+        """Raise `InvalidData` unless the losses are what the attributes say.
 
-        A certificate evaluates few thresholds, and infers the losses at the others. Those of the
-        miss risk need no check.
-
-        Raises:
-            InvalidData: see `query_losses`; or a loss rises as the set grows although the risk is
-                monotone; or it is not decided by the first match although the risk says so.
+        A certificate evaluates few thresholds, and infers the losses at the others. They are checked
+        at a grid of thresholds; those of the miss risk need no check.
         """
         if self.losses is miss_losses:
             return
@@ -136,9 +124,8 @@ class Risk:
     def fits_own_scores(self, n_relevant: NDArray[np.int64]) -> bool:
         """Return True if a score function of its own may give smaller sets than that of misses.
 
-        Args:
-            n_relevant: (n,) numbers of true matches of the tuning split. The calibration queries
-                must not influence this.
+        The (n,) numbers of true matches are of the tuning split: the calibration queries must not
+        influence this.
         """
         if self.first_match:
             return False
@@ -146,40 +133,19 @@ class Risk:
 
 
 def miss_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
-    """(n, g) 1 if the set holds no true match, else 0.
-
-    Example:
-        >>> scored = ScoredResults(np.array([1, 0], np.float32), depth=3)
-        >>> miss_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
-        [[1.0, 0.0], [0.0, 0.0]]
-    """
+    """(n, g) 1 if the set holds no true match, else 0."""
     return (scored.match_score[:, None] > thresholds.astype(np.float32)).astype(np.float64)
 
 
 def recall_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
-    """(n, g) share of the gallery's true matches that the set lacks; 1 if the gallery has none.
-
-    Example:
-        >>> scores = np.array([[0, 1, 2], [0, 1, 2]], np.float32)
-        >>> relevant = np.array([[False, True, True], [True, False, False]])
-        >>> scored = ScoredResults.of(scores, relevant, n_relevant=np.array([2, 4]))
-        >>> recall_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
-        [[1.0, 0.5], [0.75, 0.75]]
-    """
+    """(n, g) share of the gallery's true matches that the set lacks; 1 if the gallery has none."""
     matches = scored.n_within(thresholds, scored.require("relevant"))
     n_relevant = scored.require("n_relevant")
     return 1 - matches / np.maximum(n_relevant, 1)[:, None]
 
 
 def false_discovery_losses(scored: ScoredResults, thresholds: Thresholds) -> NDArray[np.float64]:
-    """(n, g) share of the set that is not a true match.
-
-    Example:
-        >>> scores = np.array([[0, 1, 2]], np.float32)
-        >>> scored = ScoredResults.of(scores, np.array([[False, True, True]]))
-        >>> false_discovery_losses(scored, np.array([0.0, 1.0])).tolist()  # sets of 1, sets of 2
-        [[1.0, 0.5]]
-    """
+    """(n, g) share of the set that is not a true match."""
     right = scored.n_within(thresholds, scored.require("relevant"))
     candidates = scored.n_within(thresholds, np.isfinite(scored.require("scores")))
     return 1 - right / candidates

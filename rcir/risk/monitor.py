@@ -247,13 +247,7 @@ class Exchangeability:
         return min(1.0, len(self.p_values) * min(self.p_values.values()))
 
     def contradicted(self, level: float = 0.01) -> bool:
-        """Return True if the hypothesis is rejected at a level in (0, 1).
-
-        The guarantee must then not be relied on.
-
-        Raises:
-            InvalidRiskLevel: the level is out of range.
-        """
+        """Return True if the hypothesis is rejected at a level in (0, 1)."""
         return self.p_value <= check_level("level", level)
 
     def __str__(self) -> str:

@@ -7,103 +7,63 @@ requests, the parameters of a logged MLflow model and the table in docs/guarante
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import NoneType
 from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA, KIND_NAMES
-from rcir.risk.losses import risk_names
+from rcir.risk.losses import MISS, risk_names
 
 Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None
 QueryLabels = Literal["calibrated", "new", "any"]
 
 
-@dataclass(frozen=True)
-class _Declared:
-    """The default of an option, its meaning in one sentence, and a function for its choices."""
-
-    default: object
-    help: str
-    choices: Callable[[], Sequence[str]] | None = None
-
-
 class _Levels(TypedDict, total=False):
     alpha: Annotated[
         Alpha,
-        _Declared(
-            ALPHA,
-            "Largest share of queries whose set may hold no true match; or several risks with a "
-            "level each, which hold together.",
-        ),
+        "Largest share of queries whose set may hold no true match; or several risks with a level "
+        "each, which hold together.",
     ]
     delta: Annotated[
         float | None,
-        _Declared(
-            DELTA,
-            "Probability that the guarantee fails because of unluckily easy calibration queries; "
-            "none: a guarantee on average over calibrations.",
-        ),
+        "Probability that the guarantee fails because of unluckily easy calibration queries; none: "
+        "a guarantee on average over calibrations.",
     ]
 
 
 class RequestOptions(TypedDict, total=False):
-    """The keywords of a request beside alpha and delta."""
+    """The keywords of a request beside alpha and delta, each with its meaning."""
 
     risk: Annotated[
         str,
-        _Declared(
-            "miss",
-            "What alpha limits: sets without a true match (miss), the share of the true matches "
-            "that a set lacks (recall), or the share of a set that is not a match "
-            "(false-discovery).",
-            choices=risk_names,
-        ),
+        "What alpha limits: sets without a true match (miss), the share of the true matches that a "
+        "set lacks (recall), or the share of a set that is not a match (false-discovery).",
     ]
-    distinct: Annotated[
-        Distinct, _Declared(None, "Return one item of each label; sizes count labels.")
-    ]
+    distinct: Annotated[Distinct, "Return one item of each label; sizes count labels."]
     group: Annotated[
-        str | None,
-        _Declared(
-            None, "Cover the queries of this group, one of those that calibrated, instead of all."
-        ),
+        str | None, "Cover the queries of this group, one of those that calibrated, instead of all."
     ]
     abstain: Annotated[
-        bool,
-        _Declared(
-            False, "Return one item, or none if it is too uncertain; alpha limits the wrong ones."
-        ),
+        bool, "Return one item, or none if it is too uncertain; alpha limits the wrong ones."
     ]
     simultaneous: Annotated[
-        bool,
-        _Declared(False, "Hold for all alphas at once, so that alpha may be chosen after looking."),
+        bool, "Hold for all alphas at once, so that alpha may be chosen after looking."
     ]
-    anytime: Annotated[
-        bool,
-        _Declared(False, "Hold at every moment while calibration queries are added one by one."),
-    ]
+    anytime: Annotated[bool, "Hold at every moment while calibration queries are added one by one."]
     mix: Annotated[
         Literal["any"] | Mapping[str, float] | None,
-        _Declared(
-            None,
-            "Hold for any mix of the groups, or for one in which each group has a given share.",
-        ),
+        "Hold for any mix of the groups, or for one in which each group has a given share.",
     ]
     max_size: Annotated[
-        int | None,
-        _Declared(None, "Return at most this many items; an alpha that needs more is refused."),
+        int | None, "Return at most this many items; an alpha that needs more is refused."
     ]
     query_labels: Annotated[
         QueryLabels,
-        _Declared(
-            "calibrated",
-            "Cover queries of the labels that the calibration queries have (calibrated), of new "
-            "labels drawn like these (new), or both (any).",
-        ),
+        "Cover queries of the labels that the calibration queries have (calibrated), of new labels "
+        "drawn like these (new), or both (any).",
     ]
 
 
@@ -111,29 +71,32 @@ class RequestKeywords(_Levels, RequestOptions, total=False):
     """All keywords of a request."""
 
 
+DEFAULTS: RequestOptions = {
+    "risk": MISS.name,
+    "distinct": None,
+    "group": None,
+    "abstain": False,
+    "simultaneous": False,
+    "anytime": False,
+    "mix": None,
+    "max_size": None,
+    "query_labels": "calibrated",
+}
+OPTION_KINDS: Mapping[str, object] = get_type_hints(RequestOptions)
+
+
 @dataclass(frozen=True)
 class RequestOption:
-    """One option of a request.
-
-    Attributes:
-        name: as a keyword.
-        annotation: type of its values.
-        kind: type of its scalar values: bool, int, float or str.
-        choices: the values that it may have; empty if there are too many.
-        default: its value if it is not requested.
-        help: its meaning, in one sentence.
-        table: True if it may also be numbers by name.
-        nullable: True if None is a value other than the default.
-    """
+    """One option of a request."""
 
     name: str
     annotation: object
-    kind: type
-    choices: tuple[str, ...]
+    kind: type  # of its scalar values: bool, int, float or str
+    choices: tuple[str, ...]  # empty if there are too many
     default: object
     help: str
-    table: bool
-    nullable: bool
+    table: bool  # True if it may also be numbers by name
+    nullable: bool  # True if None is a value other than the default
 
     def parse(self, words: Sequence[str]) -> object:
         """Return the value that words of a command line state.
@@ -165,12 +128,6 @@ class RequestOption:
         raise InvalidConfig(f"{' '.join(words)!r} is not a value of {self.name}: give {allowed}")
 
 
-@cache
-def option_kinds() -> Mapping[str, object]:
-    """Return the type of each option."""
-    return get_type_hints(RequestKeywords)
-
-
 def request_options() -> list[RequestOption]:
     """List the options of a request.
 
@@ -178,22 +135,22 @@ def request_options() -> list[RequestOption]:
         >>> [option.name for option in request_options()][:3]
         ['alpha', 'delta', 'risk']
     """
-    options = []
+    options, defaults = [], {"alpha": ALPHA, "delta": DELTA, **DEFAULTS}
     for name, hint in get_type_hints(RequestKeywords, include_extras=True).items():
-        annotation, declared = get_args(hint)
-        literal = get_origin(annotation) is Literal
-        types = (annotation,) if literal else get_args(annotation) or (annotation,)
-        literals = [value for kind in types for value in get_args(kind) if isinstance(value, str)]
+        annotation, help = get_args(hint)
+        is_literal = get_origin(annotation) is Literal
+        types = (annotation,) if is_literal else get_args(annotation) or (annotation,)
+        choices = [value for kind in types for value in get_args(kind) if isinstance(value, str)]
         options.append(
             RequestOption(
                 name=name,
                 annotation=annotation,
                 kind=next((kind for kind in types if kind in (bool, int, float, str)), str),
-                choices=tuple(declared.choices() if declared.choices else literals),
-                default=declared.default,
-                help=declared.help,
+                choices=tuple(risk_names() if name == "risk" else choices),
+                default=defaults[name],
+                help=help,
                 table=any(get_origin(kind) is Mapping for kind in types),
-                nullable=NoneType in types and declared.default is not None,
+                nullable=NoneType in types and defaults[name] is not None,
             )
         )
     return options

@@ -101,11 +101,7 @@ class Population:
         return replace(self, n=len(np.empty(self.n)[rows]), **arrays)
 
     def joined(self, *others: Population) -> Population:
-        """Return these queries, then others.
-
-        Raises:
-            InvalidData: only some have digests, labels, groups or clusters.
-        """
+        """Return these queries, then others; `InvalidData` if only some have labels, say."""
         parts = (self, *others)
         arrays: dict[str, Any] = {}
         for name in KINDS:
@@ -233,11 +229,7 @@ class HasPopulation(Protocol):
 
 
 def set_population(queries: HasPopulation) -> None:
-    """Replace a default population by one of as many queries, or check their number.
-
-    Raises:
-        InvalidData: `queries.population` is of another number of queries than `queries`.
-    """
+    """Replace a default population by one of as many queries, or check their number."""
     if queries.population is INDEPENDENT:
         object.__setattr__(queries, "population", Population(len(queries)))
     elif len(queries.population) != len(queries):

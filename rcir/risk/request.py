@@ -11,12 +11,13 @@ from rcir.options import ALPHA, DELTA, require_kinds
 from rcir.risk.bounds import Holds, check_level
 from rcir.risk.losses import MISS, RISKS, Risk, find_risk
 from rcir.risk.options import (
+    DEFAULTS,
+    OPTION_KINDS,
     Alpha,
     Distinct,
     QueryLabels,
     RequestKeywords,
     RequestOptions,
-    option_kinds,
 )
 
 
@@ -157,35 +158,37 @@ def make_request(
         >>> make_request(0.1, 0.1, risk="recall", mix="any").groups
         'any mix'
     """
-    kinds = {name: kind for name, kind in option_kinds().items() if name not in ("alpha", "delta")}
-    require_kinds("request", kinds, options)
-    risk, mix, group = options.get("risk", MISS.name), options.get("mix"), options.get("group")
-    find_risk(risk)
-    if not isinstance(alpha, Mapping):
-        alpha = {risk: alpha}
-    elif not alpha:
+    require_kinds("request", OPTION_KINDS, options)
+    options = {**DEFAULTS, **options}
+    find_risk(options["risk"])
+    levels = alpha if isinstance(alpha, Mapping) else {options["risk"]: alpha}
+    if not levels:
         raise InvalidConfig("alpha names no risk: give a level, or risks with levels")
-    elif risk != MISS.name or (len(alpha) > 1 and options.get("abstain")):
+    if levels is alpha and (
+        options["risk"] != MISS.name or (len(levels) > 1 and options["abstain"])
+    ):
         raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
+    mix, group = options["mix"], options["group"]
     groups: Groups = "all" if group is None else Group(group)
     if mix is not None:
         if group is not None:
             raise InvalidConfig("group and mix exclude each other: choose one")
         groups = "any mix" if isinstance(mix, str) else Mix(mix)
-    simultaneous, anytime = options.get("simultaneous"), options.get("anytime")
-    if simultaneous and anytime:
-        raise InvalidConfig(
-            f"{as_option('simultaneous')} and {as_option('anytime')} exclude each other: choose one"
-        )
+    holds: Holds = "for all alphas" if options["simultaneous"] else "once"
+    if options["anytime"]:
+        if options["simultaneous"]:
+            flags = as_option("simultaneous"), as_option("anytime")
+            raise InvalidConfig(f"{' and '.join(flags)} exclude each other: choose one")
+        holds = "at every moment"
     return Request(
-        levels=alpha,
+        levels=levels,
         delta=delta,
         groups=groups,
-        labels=options.get("query_labels", "calibrated"),
-        holds="for all alphas" if simultaneous else "at every moment" if anytime else "once",
-        abstain=options.get("abstain", False),
-        distinct=options.get("distinct"),
-        max_size=options.get("max_size"),
+        labels=options["query_labels"],
+        holds=holds,
+        abstain=options["abstain"],
+        distinct=options["distinct"],
+        max_size=options["max_size"],
     )
 
 

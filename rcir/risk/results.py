@@ -139,8 +139,7 @@ class SearchResults:
     def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
         """Return the results with one candidate of each label, the nearest.
 
-        Args:
-            columns: leading columns of `label_columns`; all of them by default.
+        `columns` are leading columns of `label_columns`, all of them by default.
 
         Raises:
             InvalidData: the candidates have no labels.
@@ -163,11 +162,7 @@ class SearchResults:
 
     @cached_property
     def label_columns(self) -> NDArray[np.int64]:
-        """(n, depth) columns of the nearest candidate of each label, ascending, then -1.
-
-        Raises:
-            InvalidData: the candidates have no labels.
-        """
+        """(n, depth) columns of the nearest candidate of each label, ascending, then -1."""
         if self.one_per_label:
             return np.where(self._labels >= 0, np.arange(self.depth), -1)
         return first_of_each_label(self._labels)
@@ -249,9 +244,6 @@ class LabelledResults:
 
         Unless each query has one true label, there may be as many true labels as true images:
         recall is then understated.
-
-        Raises:
-            InvalidData: the candidates have no labels.
         """
         n_relevant = self.n_relevant > 0 if self.one_label else self.n_relevant
         return replace(
@@ -429,13 +421,6 @@ class ScoredResults:
 
         They certify the fair baseline of adaptive sizes: it takes the same candidates in the same
         order, and only the size does not depend on the query.
-
-        Example:
-            >>> scored = ScoredResults.of(
-            ...     np.array([[0, 5.5], [0, 0.5]], np.float32), np.array([[False, True]] * 2)
-            ... )
-            >>> scored.of_constant_size().match_score.tolist()
-            [1.0, 1.0]
         """
         scores = np.where(
             np.isfinite(self.require("scores")), np.arange(self.depth, dtype=np.float32), np.inf
@@ -447,8 +432,7 @@ class ScoredResults:
         """Return these and the results of other queries, all of them independent.
 
         Raises:
-            InvalidData: the queries come in clusters, have different depths, or only some have
-                groups, labels or digests.
+            InvalidData: queries come in clusters, or differ in depth or in what is known of them.
         """
         parts = (self, *others)
         clustered = any(part.population.clusters is not None for part in parts)
@@ -463,19 +447,11 @@ class ScoredResults:
         return replace(self, population=population, **joined)
 
     def of_group(self, group: str | None) -> ScoredResults:
-        """Return the results of the queries of one group; all of them for None.
-
-        Raises:
-            InvalidConfig: no query is in this group.
-        """
+        """Return the results of the queries of one group; all of them for None."""
         return self if group is None else self[self.population.in_group(group)]
 
     def by_label(self) -> ScoredResults:
-        """Return the results with the queries of each label as one cluster.
-
-        Raises:
-            InvalidConfig: the queries have no labels.
-        """
+        """Return the results with the queries of each label as one cluster."""
         return replace(self, population=self.population.by_label())
 
     @cached_property

@@ -127,9 +127,8 @@ class SetRule:
     def of_constant_size(self) -> SetRule:
         """Return the rule that gives every query the same size: what adaptive sizes save.
 
-        It takes the same candidates in the same order, so that the comparison shows what it is
-        worth to adapt the size, and not what the order is worth. Only its calibration can be used:
-        `sets` needs test queries that were scored with it (`ScoredResults.of_constant_size`).
+        It takes the same candidates in the same order. Only its calibration can be used: `sets`
+        needs test queries that were scored with it (`ScoredResults.of_constant_size`).
         """
         return replace(
             self,

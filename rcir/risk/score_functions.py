@@ -126,13 +126,7 @@ class ScoreFunction(ABC):
         """
 
     def match_scores(self, results: SearchResults, ranks: Floats) -> NDArray[np.float32]:
-        """(n,) smallest threshold that serves each query the candidate of a rank.
-
-        Args:
-            results: of n queries.
-            ranks: (n,) of the candidates in the search results, from 1; infinite for none, which
-                gives an infinite score.
-        """
+        """(n,) smallest threshold that serves each query the candidate of a rank, from 1."""
         ranking, places = self.rank(results), np.asarray(ranks, np.float64)
         if ranking.columns is not None:
             finite = np.isfinite(places)

@@ -189,11 +189,7 @@ def cross_fitted_sizes(
 ) -> dict[float, float]:
     """Return mean set sizes of a tuning split by alpha, cross-fitted as in `fit_score_function`.
 
-    Args:
-        results: the tuning split, 5 queries or more.
-        name: of the score function.
-        alphas, delta: levels; those that as many calibration queries could not certify are left
-            out.
+    Levels that as many calibration queries could not certify are left out.
     """
     scored = Fits(results).cross_fitted(score_function_class(name))
     return _sizes(scored, MISS, alphas, delta)
@@ -206,18 +202,12 @@ def size_ratio(
     alphas: Sequence[float] = ALPHAS,
     delta: float = DELTA,
 ) -> float:
-    """Return how much larger sets are with one uncertainty than with another.
+    """Return how much larger sets are with the uncertainty of `results` than with that of `others`.
 
-    Unlike `smallest_uncertainty`, it compares sets that may also depend on the neighbourhood.
-
-    Args:
-        results, others: the tuning split with the one uncertainty, and with the other.
-        name: of the score function for both; "auto" chooses the one that suits `others` best.
-        alphas, delta: levels at which sizes are compared.
-
-    Returns:
-        The ratio of mean sizes, its geometric mean over the levels that both attain; NaN without
-        such a level, and with fewer than 50 queries.
+    Unlike `smallest_uncertainty`, it compares sets that may also depend on the neighbourhood. With
+    the name "auto", both get the score function that suits `others` best. It is the geometric mean
+    of the ratios of mean sizes over the levels that both attain; NaN without such a level, and with
+    fewer than 50 queries.
     """
     if len(results) < MIN_QUERIES:
         return np.nan

@@ -76,15 +76,8 @@ def anytime_allowed_misses(n: int, alpha: float, delta: float) -> int:
     """Return the largest number of misses among the first n queries that certifies alpha.
 
     With probability at least 1 - delta, no threshold calibrated by this number at any n has a risk
-    above alpha: M_n = ``max{m : E_n(m) >= 1 / delta}``.
-
-    Args:
-        n: number of calibration queries so far, at least 0.
-        alpha: risk to certify, in (0, 1), fixed beforehand.
-        delta: probability, in (0, 1), that any certificate is wrong.
-
-    Returns:
-        An integer in {-1, ..., n - 1}, not falling as n grows; -1 if not even 0 misses certify.
+    above alpha: M_n = ``max{m : E_n(m) >= 1 / delta}``, in {-1, ..., n - 1} and not falling as n
+    grows; -1 if not even 0 misses certify.
 
     Raises:
         InvalidRiskLevel: alpha or delta is out of range.
@@ -107,11 +100,6 @@ def anytime_miss_rate_bound(misses: int, n: int, delta: float) -> float:
     Raises:
         InvalidRiskLevel: delta is out of range.
         InvalidData: misses or n are not integers with 0 <= misses <= n and n >= 1.
-
-    Example:
-        >>> bound = anytime_miss_rate_bound(74, 1000, 0.1)
-        >>> 0.099 < bound <= 0.1
-        True
     """
     delta = check_level("delta", delta)
     check_misses(misses, n)
@@ -122,15 +110,7 @@ def anytime_miss_rate_bound(misses: int, n: int, delta: float) -> float:
 
 
 def anytime_required_calibration(alpha: float, delta: float, unmatched: float = 0.0) -> int | None:
-    """Return a number of queries with which alpha can be certified at every moment.
-
-    Args:
-        alpha, delta: as in `anytime_allowed_misses`.
-        unmatched: share in [0, 1] of queries that no set size serves; they count as misses.
-
-    Returns:
-        The smallest number if `unmatched` is 0, else about the smallest; None if there is none
-        below a billion.
+    """Return `required_calibration` of a guarantee that holds at every moment.
 
     Example:
         >>> anytime_required_calibration(0.1, 0.1)
@@ -162,17 +142,11 @@ def local_level(n: int, delta: float) -> float:
     local_level(n, delta))`` misses have risks of at most alpha, for all alpha in (0, 1). Exact to
     six digits up to n = 3,000, never too large; for larger n slightly smaller than it could be.
 
-    Args:
-        n: number of calibration queries, at least 1.
-        delta: probability, in (0, 1), that any level is certified wrongly.
-
     Raises:
         InvalidData: n is not an integer of at least 1.
         InvalidRiskLevel: delta is out of range.
 
     Example:
-        >>> round(local_level(2, 0.1), 4)
-        0.0564
         >>> allowed_misses(3000, 0.05, local_level(3000, 0.1)), allowed_misses(3000, 0.05, 0.1)
         (116, 134)
     """
@@ -184,13 +158,7 @@ def local_level(n: int, delta: float) -> float:
 def band_required_calibration(alpha: float, delta: float, unmatched: float = 0.0) -> int | None:
     """Return `required_calibration` of a guarantee that holds for all alphas at once.
 
-    Returns:
-        The number, or None if there is none up to a million.
-
-    Example:
-        >>> n = band_required_calibration(0.1, 0.1)
-        >>> [allowed_misses(k, 0.1, local_level(k, 0.1)) for k in (n - 1, n)]
-        [-1, 0]
+    It is None if there is none up to a million.
     """
     n = required_calibration(alpha, delta, unmatched=unmatched)
     while n is not None and n <= 10**6:
