@@ -65,7 +65,7 @@ class Features:
                 )
 
     def of(self, results: SearchResults, columns: int) -> list[Numbers]:
-        """Return an array per feature of the first `columns` candidates; they broadcast to (n, columns)."""
+        """Return an array per feature of the first candidates; they broadcast to (n, columns)."""
         self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
         # Standard normal quantiles of the places of the uncertainties in the tuning split. They are

@@ -103,8 +103,8 @@ class Risk:
     def check_losses(self, scored: ScoredResults) -> None:
         """Raise `InvalidData` unless the losses are what the attributes say.
 
-        A certificate evaluates few thresholds, and infers the losses at the others. They are checked
-        at a grid of thresholds; those of the miss risk need no check.
+        A certificate evaluates few thresholds, and infers the losses at the others. They are
+        checked at a grid of thresholds; those of the miss risk need no check.
         """
         if self.losses is miss_losses:
             return
