@@ -264,7 +264,7 @@ def measure(
     if retriever.encoder is not None:
         encoder = retriever.encoder.config.method
     share = _calibrated_share(calibration, test)
-    calibrated = calibration.main.calibration.population
+    calibrated = calibration.miss_rule.calibration.population
     in_clusters = calibrated.clusters is not None
     headline = _headline(rows)
     return Evaluation(
@@ -345,7 +345,7 @@ def measure_guarantees(
 
 def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     """Return options of requests beside the miss risk, by the guarantee in words."""
-    population = calibration.main.calibration.population
+    population = calibration.miss_rule.calibration.population
     options: dict[str, RequestOptions] = {}
     if "label" in calibration.distinct:
         options["miss, distinct labels"] = {"distinct": "label"}
@@ -410,7 +410,7 @@ def subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     """Count misses by decile of uncertainty, class (those missed most) and group."""
     test, images = splits.test, splits.images
     population = test.population
-    scored = score(splits.retriever.require_calibration().main.score_function, test)
+    scored = score(splits.retriever.require_calibration().miss_rule.score_function, test)
     sizes = scored.sizes(threshold)
     missed, in_clusters = scored.require("match_rank") > sizes, population.clusters is not None
 

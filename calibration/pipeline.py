@@ -250,7 +250,7 @@ def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
 
 def comparable_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResults:
     """Return the results by which `rcir compare` compares retrievers."""
-    rule = splits.retriever.require_calibration().main
+    rule = splits.retriever.require_calibration().miss_rule
     parts = []
     # Sizes that clusters certify are not order statistics, and cannot be compared.
     if rule.calibration.population.clusters is None:

@@ -321,7 +321,7 @@ def _measure(
     positions = index.search(queries.vectors, retriever.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
     searched = retriever.search_labelled(queries)
-    name = calibration.main.score_function.name
+    name = calibration.miss_rule.score_function.name
     sizes = cross_fitted_sizes(searched, name, alphas, delta)
     memory = getattr(index, "memory", None)
     return MeasuredIndex(IndexConfig.of(index), recall_of(positions, truth), seconds, memory, sizes)

@@ -65,7 +65,7 @@ def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fi
 
 
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
-    rule = splits.retriever.require_calibration().main
+    rule = splits.retriever.require_calibration().miss_rule
     drawn = {}
     if evaluation.curve:
         alphas, risk, lows, highs, constant = (
@@ -133,7 +133,7 @@ def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, F
     from rcir.data import read_image
 
     gallery = splits.data.gallery
-    ranking = splits.retriever.require_calibration().main.score_function.rank(test.results)
+    ranking = splits.retriever.require_calibration().miss_rule.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
     positions = ranking.take(test.results.require("positions"))
     relevant = ranking.take(test.relevant)

@@ -194,7 +194,7 @@ def of_division(
             query_uncertainty=uncertainty,
         )
         made = retriever.require_calibration()
-        main = made.main
+        main = made.miss_rule
         judged = with_uncertainty(retriever.searcher, results[test], made.uncertainty)
         measured = score(main.score_function, judged)
         yield from at_levels(rule, bound, main.calibration, measured)

@@ -167,7 +167,7 @@ def list_requirements(retriever: Retriever) -> list[str]:
 def write_card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     """Return the card of a calibrated retriever with the results of its evaluation."""
     calibration = retriever.require_calibration()
-    rule, source = calibration.main, retriever.searcher.options.model or "unknown origin"
+    rule, source = calibration.miss_rule, retriever.searcher.options.model or "unknown origin"
     embedded = f"vectors of {printable(source)}"
     if retriever.encoder is not None:
         config = retriever.encoder.config
@@ -221,7 +221,7 @@ def require_measured(
     retriever: Retriever, measured: RunResults, results: Mapping[str, Any]
 ) -> None:
     """Raise `InvalidData` unless the results are those of this retriever."""
-    scores = retriever.require_calibration().main.calibration.match_score
+    scores = retriever.require_calibration().miss_rule.calibration.match_score
     same = all(np.array_equal(part.scores, scores) for part in measured.parts)
     if not measured.parts:  # queries in clusters have levels only
         rows = results.get("rows", [])
@@ -234,7 +234,7 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """Return the threshold at the level of a row before any choice; None if not certified."""
     try:
         request = make_request(row["alpha"], row["delta"])
-        return retriever.require_calibration().main.guarantee(request).threshold
+        return retriever.require_calibration().miss_rule.guarantee(request).threshold
     except RiskUnattainable:
         return None
 

@@ -115,7 +115,9 @@ def calibrate(
         )
     by_gallery = tuning is None or (reason is None and calibration.population.clusters is None)
     result, chosen = _calibration_of(searcher, tuning, calibration, options, like, by_gallery)
-    _ = result.main  # raises if the tuning split is unsuitable; other rules are fitted on request
+    _ = (
+        result.miss_rule
+    )  # raises if the tuning split is unsuitable; other rules are fitted on request
     if after is not None:
         result = result.after(after)
     return result, _report(result, chosen)
@@ -255,7 +257,7 @@ def check_recent(
     delta: float,
 ) -> Exchangeability:
     """Compare recent queries with those of a calibration, see `Retriever.check`."""
-    rule = calibration.main
+    rule = calibration.miss_rule
     check_labelled(recent)
     check_searched(searcher, recent)
     if searcher.options.leave_one_out:
@@ -405,7 +407,7 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
 
 def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationReport:
     """Return the report of a calibration at the levels of its options."""
-    rule = calibration.main
+    rule = calibration.miss_rule
     population = rule.calibration.population
     return CalibrationReport(
         calibration=calibration,

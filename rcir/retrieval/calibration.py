@@ -139,14 +139,14 @@ class Calibration:
             raise InvalidData(f"{numbers}; both must be at least 1")
 
     @property
-    def main(self) -> SetRule:
+    def miss_rule(self) -> SetRule:
         """The rule that sizes sets of items for the miss risk."""
         return self.rules[RuleKey(tuned_on=self.tuned_on)]
 
     @property
     def uncertainty(self) -> str:
         """The name of the uncertainty of queries that the main rule depends on."""
-        return self.main.uncertainty
+        return self.miss_rule.uncertainty
 
     @property
     def distinct(self) -> list[Distinct]:
@@ -228,7 +228,7 @@ class Calibration:
         current = searcher.fingerprints()
         parts = dict.fromkeys([*current, *self.fingerprints])
         changes = [part for part in parts if current.get(part) != self.fingerprints.get(part)]
-        if self.main.calibration.depth != searcher.depth:
+        if self.miss_rule.calibration.depth != searcher.depth:
             changes.append("search depth")
         return changes
 
@@ -266,7 +266,7 @@ class Calibration:
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        clustered = self.main.calibration.population.clusters is not None
+        clustered = self.miss_rule.calibration.population.clusters is not None
         return not (clustered or self.sequential or self._why_no_new_labels())
 
     def _why_no_new_labels(self) -> str | None:
@@ -315,7 +315,7 @@ class Calibration:
         """
         guarantee = self._guarantees.get(request)
         if guarantee is None:
-            cluster = self.main.calibration.population.cluster_word
+            cluster = self.miss_rule.calibration.population.cluster_word
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
             rule = self.rule_for(request)
@@ -352,7 +352,7 @@ class Calibration:
 
     def certified_size(self, alpha: float) -> CertifiedSize:
         """Return the mean size of the calibration queries' sets for misses, at its delta."""
-        rule = self.main
+        rule = self.miss_rule
         request = make_request(alpha, self.options.delta, anytime=self.sequential)
         baseline, constant, size, least = rule.of_constant_size(), None, None, None
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ from rcir.index import (
     build_index,
     lengths,
 )
+from rcir.metrics.ranking import Floats
 from rcir.options import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, State
@@ -39,7 +40,12 @@ from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
 from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.search import QueryInput, Searcher
-from rcir.retrieval.tuning import CalibrationOptions, Tuning, divide_queries
+from rcir.retrieval.tuning import (
+    CalibrationKeywords,
+    Tuning,
+    divide_queries,
+    make_options,
+)
 from rcir.risk import (
     Exchangeability,
     Guarantee,
@@ -123,7 +129,7 @@ class Retriever:
             array(['Ann', 'Bo'], dtype=object)
         """
         vectors, items = embed_gallery(encoder, preprocessing, gallery, embedder, templates)
-        unbuilt: Any = UnbuiltIndex(*vectors.shape)  # the parts are checked first
+        unbuilt = cast("Index", UnbuiltIndex(*vectors.shape))  # the parts are checked first
         searcher = Searcher(
             gallery=items,
             index=unbuilt,
@@ -142,7 +148,7 @@ class Retriever:
         labels: object = None,
         *,
         metric: Metric = "cosine",
-        uncertainty: NDArray[np.floating[Any]] | None = None,
+        uncertainty: Floats | None = None,
         depth: int = DEPTH,
         index: IndexConfig | None = None,
         model: str | None = None,
@@ -204,7 +210,7 @@ class Retriever:
             digests=digests(checked),
             clusters=item_clusters,
         )
-        unbuilt: Any = UnbuiltIndex(*checked.shape)  # the parts are checked first
+        unbuilt = cast("Index", UnbuiltIndex(*checked.shape))  # the parts are checked first
         searcher = Searcher(
             gallery, unbuilt, max_depth=depth, options=options, label_names=label_names
         )
@@ -268,7 +274,7 @@ class Retriever:
         images: QueryInput,
         ids: Sequence[str],
         labels: object = None,
-        uncertainty: NDArray[np.floating[Any]] | None = None,
+        uncertainty: Floats | None = None,
         *,
         model: str | None = None,
         clusters: ArrayLike | None = None,
@@ -414,11 +420,11 @@ class Retriever:
         self,
         vectors: ArrayLike,
         labels: object,
-        uncertainty: NDArray[np.floating[Any]] | None = None,
+        uncertainty: Floats | None = None,
         *,
         model: str | None = None,
-        groups: Sequence[str] | NDArray[Any] | None = None,
-        clusters: Sequence[str] | NDArray[Any] | None = None,
+        groups: ArrayLike | None = None,
+        clusters: ArrayLike | None = None,
         cluster: str = "cluster",
     ) -> Queries:
         """Return labelled vectors as queries for `search_labelled`.
@@ -461,12 +467,12 @@ class Retriever:
         score_function: str = "auto",
         *,
         tuning: Tuning = "auto",
-        uncertainty: NDArray[np.floating[Any]] | None = None,
+        uncertainty: Floats | None = None,
         model: str | None = None,
-        groups: Sequence[str] | NDArray[Any] | None = None,
-        clusters: Sequence[str] | NDArray[Any] | None = None,
+        groups: ArrayLike | None = None,
+        clusters: ArrayLike | None = None,
         cluster: str = "cluster",
-        **options: Any,
+        **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
 
@@ -494,7 +500,7 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             350
         """
-        chosen, before = CalibrationOptions(score_function, **options), self._state
+        chosen, before = make_options(score_function, **options), self._state
         labelled, searcher = before.searcher.labelled(
             queries,
             labels,
@@ -519,7 +525,7 @@ class Retriever:
         tuning: LabelledResults | None,
         calibration: LabelledResults,
         score_function: str = "auto",
-        **options: Any,
+        **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on two splits (see `search_labelled`), and return what is certified.
 
@@ -536,7 +542,7 @@ class Retriever:
                 the tuning split too, or the same (by digests; for images that were encoded again it
                 warns, but not for those in templates, whose vectors combine several images).
         """
-        chosen, before = CalibrationOptions(score_function, **options), self._state
+        chosen, before = make_options(score_function, **options), self._state
         made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
         self._replace(before, State(before.searcher, made))
         return report
@@ -556,7 +562,7 @@ class Retriever:
         alpha: Alpha,
         delta: float | None,
         *,
-        uncertainty: float | NDArray[np.floating[Any]] | None = None,
+        uncertainty: float | Floats | None = None,
         model: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> Retrieval | list[Retrieval]:
@@ -608,7 +614,7 @@ class Retriever:
 
     def at_levels(
         self,
-        query: Any,
+        query: Several,
         alphas: Sequence[float],
         delta: float,
         *,
@@ -701,14 +707,14 @@ class Retriever:
 
     def extend_calibration(
         self,
-        queries: LabelledResults | NDArray[np.floating[Any]],
+        queries: LabelledResults | Floats,
         labels: object = None,
         recurring: bool = False,
         *,
-        uncertainty: NDArray[np.floating[Any]] | None = None,
+        uncertainty: Floats | None = None,
         model: str | None = None,
-        groups: Sequence[str] | NDArray[Any] | None = None,
-        clusters: Sequence[str] | NDArray[Any] | None = None,
+        groups: ArrayLike | None = None,
+        clusters: ArrayLike | None = None,
         cluster: str = "cluster",
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.

@@ -448,8 +448,8 @@ class Searcher:
         uncertainty: NDArray[np.floating[Any]] | None = None,
         *,
         model: str | None = None,
-        groups: Sequence[str] | NDArray[Any] | None = None,
-        clusters: Sequence[str] | NDArray[Any] | None = None,
+        groups: ArrayLike | None = None,
+        clusters: ArrayLike | None = None,
         cluster: str = "cluster",
     ) -> tuple[Queries, Searcher]:
         """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from threading import RLock
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,27 @@ _FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
 TunedOn = Literal["queries", "gallery"]
+
+
+class CalibrationKeywords(TypedDict, total=False):
+    """The keywords of `CalibrationOptions` besides the score function."""
+
+    bound: Bound
+    alphas: Sequence[float]
+    delta: float
+    recurring: bool
+    query_uncertainty: str
+    seed: int | None
+
+
+def make_options(score_function: str, **options: Unpack[CalibrationKeywords]) -> CalibrationOptions:
+    """Return the options of a calibration, or raise `InvalidConfig` for a keyword that is none."""
+    allowed = CalibrationKeywords.__annotations__
+    if unknown := [name for name in options if name not in allowed]:
+        raise InvalidConfig(
+            f"calibrate: there is no option {', '.join(unknown)}; there are {', '.join(allowed)}"
+        )
+    return CalibrationOptions(score_function, **options)
 
 
 @dataclass(frozen=True)

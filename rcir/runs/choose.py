@@ -119,7 +119,7 @@ def _read_candidates(references: Sequence[str]) -> list[Run]:
 def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
     """Return the rule whose sizes were measured."""
     calibration = retriever.require_calibration()
-    rule, (part,) = calibration.main, run.results["test"].parts
+    rule, (part,) = calibration.miss_rule, run.results["test"].parts
     if calibration.sequential:
         raise InvalidData(
             f"calibration queries were added to {run.retriever}, but only retrievers that were "

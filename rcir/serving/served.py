@@ -195,7 +195,7 @@ class Served:
     def guarantees(self) -> dict[str, Any]:
         """The levels that can be certified, with mean set sizes, as plain values."""
         calibration = self.calibration
-        main, coverage = calibration.main, calibration.coverage
+        main, coverage = calibration.miss_rule, calibration.coverage
         counts, edges = np.histogram(
             self._ascending_uncertainty[calibration.uncertainty], UNCERTAINTY_BINS
         )

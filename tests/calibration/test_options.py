@@ -51,7 +51,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
     images = list(exact.splits.data.test.images[:9])
     assert len({each.size for each in rcir.load(exact.folder).retrieve(images, 0.3, 0.1)}) == 1
     assert loose.evaluation.rows[0].threshold > exact.evaluation.rows[0].threshold
-    assert rcir.load(loose.folder).calibration.main.bound == "hoeffding"
+    assert rcir.load(loose.folder).calibration.miss_rule.bound == "hoeffding"
     assert capsys.readouterr().err == ""
 
 
@@ -107,7 +107,7 @@ def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
         key=lambda name: np.prod(ratios[name]),
     )
     assert {row.score_function for row in evaluation.rows} == {smallest}
-    assert rcir.load(chosen.folder).calibration.main.score_function.name == smallest
+    assert rcir.load(chosen.folder).calibration.miss_rule.score_function.name == smallest
     results = json.loads((chosen.folder.parent / "results.json").read_text())
     assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
 
@@ -212,7 +212,7 @@ def test_without_output_and_name_a_calibration_lands_in_the_run_and_replaces_wha
     assert name == "btl digits seed 4"
     assert again.folder == moved / "retriever"
     assert names(moved) - names(trained.path) == WRITTEN
-    assert rcir.load(again.folder).calibration.main.score_function.name == "constant"
+    assert rcir.load(again.folder).calibration.miss_rule.score_function.name == "constant"
 
 
 @pytest.mark.usefixtures("never_embedded")

@@ -342,7 +342,7 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
         _, cells = np.unique(searched.relevance.places // 10, axis=0, return_inverse=True)
         return in_population(scored, clusters=cells, cluster_word="cell")
 
-    rule = calibration.main
+    rule = calibration.miss_rule
     calibrated = in_cells(rule.calibration, calibration.calibration_queries)
     expected = certify(request, calibrated, in_cells(rule.tuning, calibration.tuning_queries))
     loaded = rcir.load(own.save(tmp_path / "places"))

@@ -116,7 +116,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     shutil.copy(one / TEST, two / TEST)
     assert "calibrate again" in refused(one, two)
     retriever = Retriever.load(three / "retriever")
-    main = replace(retriever.calibration.main, bound="hoeffding")
+    main = replace(retriever.calibration.miss_rule, bound="hoeffding")
     rules = Rules({**retriever.calibration.rules.fitted, RuleKey(): main})
     retriever.calibration = replace(retriever.calibration, rules=rules)
     retriever.save(three / "retriever")

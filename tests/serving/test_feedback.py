@@ -599,7 +599,7 @@ def test_queries_that_changed_are_certified_again(vectors, place, file):
     assert recalibrate(place, feedback=file).n_calibration == 400
     loaded = rcir.load(place)
     assert risk_of(loaded, noise, 2000) <= ALPHA
-    assert loaded.calibration.main.score_function.name == "quantile"
+    assert loaded.calibration.miss_rule.score_function.name == "quantile"
     assert len(loaded.calibration.tuning_queries) == len(vectors.calibration.tuning_queries)
     # The answers were those of the previous version; there is no feedback on this one.
     with pytest.raises(InvalidData, match="no feedback"):
@@ -625,7 +625,7 @@ def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
     said = capsys.readouterr().out
     assert [f"{count} " in said for count in (400, missed.sum(), 3)] == [True] * 3
     loaded = rcir.load(place)
-    scores = loaded.calibration.main.calibration.match_score[::-1]  # the latest first
+    scores = loaded.calibration.miss_rule.calibration.match_score[::-1]  # the latest first
     np.testing.assert_array_equal(np.isinf(scores), missed)
     assert missed.mean() > 1.3 * ALPHA
     with pytest.raises(RiskUnattainable):
