@@ -4,7 +4,8 @@ HNSW and IVF-PQ are compared with exact search of a million vectors, with the fa
 parameters of a grid that find 99% of the 200 nearest. The vectors are clustered (products in
 categories, along 24 directions, with a little noise; queries are further images of the products),
 or Fashion-MNIST (128 principal components, each image repeated with noise; queries are the test
-images). Ten million vectors are drawn shard by shard and indexed in a separate process.
+images). One item is added to a million, and ten million vectors are drawn shard by shard and
+indexed, each in a separate process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from operator import itemgetter
@@ -25,8 +27,9 @@ import numpy as np
 from common import FORM, parser, report, sized
 
 import rcir
-from rcir.data import DataConfig, SameLabel, data_root
+from rcir.data import DataConfig, data_root
 from rcir.data.datasets.small_images import read_fashion_mnist
+from rcir.data.relevance import SameLabel
 from rcir.errors import DataUnavailable
 from rcir.index import DEPTH, IndexConfig, build_index, nearest_others, recall_of
 from rcir.retrieval.gallery import Gallery
@@ -223,12 +226,53 @@ def ten_million() -> None:
     )
 
 
+def add_one() -> None:
+    """Add an item to a gallery, and print what that took, in copies of its vectors, as JSON."""
+    rng = np.random.default_rng(SEED)
+    vectors = rng.standard_normal((N, DIM), np.float32)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=rng.integers(10_000, size=N))
+    retriever.changes()  # the digests of the gallery before are known
+    copies, started = [vectors.copy()], time.perf_counter()
+    copies.append(vectors.copy())  # into new memory, as the copy of the index is
+    seconds, before = time.perf_counter() - started, resident()
+    peak, added = [before], threading.Event()
+
+    def watch() -> None:
+        while not added.wait(0.002):
+            peak[0] = max(peak[0], resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.perf_counter()
+    retriever.add(vectors[:1] + 1, ["new"], [3])
+    spent = time.perf_counter() - started
+    added.set()
+    watcher.join()
+    memory = (peak[0] - before) / vectors.nbytes
+    print(json.dumps({"seconds": spent, "time": spent / seconds, "memory": memory}))
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def apart(part: str) -> dict[str, float]:
+    """Return the figures that a part of this script prints in a process of its own."""
+    command = [sys.executable, Path(__file__), part, *FORM]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    print(done.stdout, flush=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--ten-million", action="store_true", help="that part alone")
+    command.add_argument("--add-one", action="store_true", help="that part alone")
     options = command.parse_args()
-    if options.ten_million:
-        ten_million()
+    if options.ten_million or options.add_one:
+        ten_million() if options.ten_million else add_one()
         return
     figures: dict[str, float] = {}
     rows = compare(clustered(), figures)
@@ -237,10 +281,10 @@ def main() -> None:
         rows += [[f"fashion, {name}", *cells] for name, *cells in clothes]
     except DataUnavailable as error:
         print(error)
-    again = [sys.executable, Path(__file__), "--ten-million", *FORM]
-    done = subprocess.run(again, stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout, flush=True)
-    large = json.loads(done.stdout.splitlines()[-1])
+    added = apart("--add-one")
+    figures["add_one_copies_of_time"] = added["time"]
+    figures["add_one_copies_of_memory"] = added["memory"]
+    large = apart("--ten-million")
     figures["build_minutes_10m"] = large["minutes"]
     figures["peak_gib_10m"] = large["peak"]
     figures["recall_10m"] = large["recall"]

@@ -302,7 +302,8 @@ def check_ids(ids: object, images: int, present: Collection[str] = ()) -> NDArra
         kind = type(others[0]).__name__
         raise InvalidData(f"{len(others)} ids are not strings, such as {others[0]!r} ({kind})")
     require_utf8(names, "ids", "pass names without lone surrogates")
-    if duplicates := [name for name in names if name in present]:
+    shared = set(names).intersection(present)
+    if duplicates := [name for name in names if name in shared]:
         raise InvalidData(
             f"{len(duplicates)} of {len(names)} ids are already in the gallery "
             f"({_abbreviated(duplicates)}): `remove` these first, or choose other ids"

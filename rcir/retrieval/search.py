@@ -118,7 +118,7 @@ class Searcher:
         if self.encoder is None and not isinstance(images, Embedding | Queries):
             images = as_vectors(images)
             check_shape(images)
-        new_ids = check_ids(ids, len(images), set(self.gallery.ids.tolist()))
+        new_ids = check_ids(ids, len(images), self.gallery.ids.tolist())
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         require_utf8(names.values(), "the labels")
@@ -138,7 +138,7 @@ class Searcher:
                 norms=lengths(queries.vectors),
                 relevance=relevance,
                 uncertainty=queries.uncertainty,
-                digests=None if self.digests is None else queries.digests,
+                digests=None if self.gallery.digests is None else queries.digests,
                 items=queries.embedding,
                 clusters=item_clusters,
             )
