@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from operator import itemgetter
@@ -191,8 +190,6 @@ def compare(sets: tuple, figures: dict[str, float], prefix: str = "") -> list[li
 
 def ten_million() -> None:
     """Build and search an index, and print what that took, as JSON."""
-    import resource
-
     started = time.perf_counter()
     options = {"nlist": LARGE_LISTS, "m": LARGE_CODES, "nprobe": 16, "train_size": TRAINED}
     index = None
@@ -203,7 +200,7 @@ def ten_million() -> None:
         else:
             index.add(vectors)
     minutes = (time.perf_counter() - started) / 60
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory() / 2**30
     queries, _ = draw(SIZES[0], LARGE_DIM, 1)
     nearest = faiss.ResultHeap(len(queries), DEPTH)
     for number in range(LARGE // SHARD):
@@ -234,28 +231,19 @@ def add_one() -> None:
     retriever.changes()  # the digests of the gallery before are known
     copies, started = [vectors.copy()], time.perf_counter()
     copies.append(vectors.copy())  # into new memory, as the copy of the index is
-    seconds, before = time.perf_counter() - started, resident()
-    peak, added = [before], threading.Event()
-
-    def watch() -> None:
-        while not added.wait(0.002):
-            peak[0] = max(peak[0], resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    started = time.perf_counter()
+    seconds = time.perf_counter() - started
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the memory of now
+    before, started = peak_memory(), time.perf_counter()
     retriever.add(vectors[:1] + 1, ["new"], [3])
     spent = time.perf_counter() - started
-    added.set()
-    watcher.join()
-    memory = (peak[0] - before) / vectors.nbytes
+    memory = (peak_memory() - before) / vectors.nbytes
     print(json.dumps({"seconds": spent, "time": spent / seconds, "memory": memory}))
 
 
-def resident() -> int:
-    """Return the bytes of this process that are in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def peak_memory() -> int:
+    """Return the largest number of bytes of this process that were in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def apart(part: str) -> dict[str, float]:
