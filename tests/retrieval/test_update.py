@@ -164,17 +164,19 @@ def test_an_index_on_a_server_is_not_copied(monkeypatch):
         pass
 
 
-def test_each_answer_of_many_threads_is_that_of_one_version():
-    """Four threads query while versions are swapped, eight times or more between two swaps."""
-    retriever = built()
-    expected = []
-    for number in range(5):
-        version = built()
-        for earlier in range(number):
-            grow(version, earlier)
-        version.recalibrate()
-        expected.append(answers(version))
-    seen, done = [], threading.Event()
+@pytest.mark.parametrize(
+    ("n_threads", "seconds"),
+    [(4, 0), pytest.param(16, 60, marks=pytest.mark.slow)],
+    ids=["four threads", "sixteen threads for a minute"],
+)
+def test_each_answer_of_many_threads_is_that_of_one_state(n_threads, seconds):
+    """Threads query while items are added and removed, twice or more each between two changes."""
+    retriever, grown = built(), built()
+    grow(grown, 0)
+    grown.recalibrate()
+    expected = [answers(retriever), answers(grown)]
+    added = sorted(set(grown.ids) - set(retriever.ids))
+    seen, done, end = [], threading.Event(), time.monotonic() + seconds
 
     def query():
         while not done.is_set():
@@ -182,21 +184,23 @@ def test_each_answer_of_many_threads_is_that_of_one_version():
 
     def wait_for_answers():
         until, before = time.monotonic() + 60, len(seen)
-        while len(seen) < before + 2 * len(threads) and time.monotonic() < until:
+        while len(seen) < before + 2 * n_threads and time.monotonic() < until:
             time.sleep(0.01)
 
-    threads = [threading.Thread(target=query) for _ in range(4)]
+    threads = [threading.Thread(target=query) for _ in range(n_threads)]
+    swaps = 0
     try:
         for thread in threads:
             thread.start()
-        for number in range(4):
+        while swaps < 4 or time.monotonic() < end:
             wait_for_answers()
             with retriever.update() as next_version:
-                grow(next_version, number)
+                next_version.remove(added) if swaps % 2 else grow(next_version, 0)
+            swaps += 1
     finally:
         done.set()
         for thread in threads:
             thread.join()
-    places = {expected.index(answer) for answer in seen}
-    assert len(places) > 1
-    assert answers(retriever) == expected[-1]
+    print(f"{len(seen)} answers of {n_threads} threads during {swaps} swaps")
+    assert {expected.index(answer) for answer in seen} == {0, 1}
+    assert answers(retriever) == expected[swaps % 2]
