@@ -1,6 +1,7 @@
-"""Names and labels: one Unicode form, UTF-8 only, and one rule by which they are read.
+"""Names, labels and numbers: one Unicode form, UTF-8 only, and one rule by which they are read.
 
-`as_labels`, `as_texts`, `as_ids` and `as_label_lists` hold this rule, in Python and for all files.
+`as_labels`, `as_label_lists`, `as_texts`, `as_ids` and `as_numbers` hold this rule, for arguments
+in Python and for all files.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Integral, Real
@@ -52,6 +54,16 @@ def require_utf8(names: Iterable[str], where: str, remedy: str = RENAME_ADVICE) 
             f"{where}: the name {wrong[0]!r} is not UTF-8 ({len(wrong)} of {len(listed)} names): "
             f"{remedy}"
         ) from None
+
+
+def require_unique(names: Sequence[str], what: str, remedy: str) -> None:
+    """Raise `InvalidData` if a name of a column comes twice; rows are counted from 1."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        last = len(names) - list(reversed(names)).index(twice[0])
+        raise InvalidData(
+            f"{what} has {len(twice)} names twice, such as {printable(twice[0])}, row {last}: "
+            f"{remedy}"
+        )
 
 
 def normalise(text: str) -> str:
@@ -105,7 +117,7 @@ def as_texts(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) ->
 
 
 def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> list[str]:
-    """Return ids as texts. Texts are left as they are; numbers are written as in `as_texts`."""
+    """Return ids as texts, which are left as they are; numbers are written as in `as_texts`."""
 
     def is_absent(entry: object) -> bool:
         return not entry.strip() if isinstance(entry, str) else _is_missing(entry)
@@ -113,7 +125,9 @@ def as_ids(values: Sequence[Any] | NDArray[Any], what: str, first: int = 0) -> l
     column = _Column(values, what, first)
     column.require_no_lists()
     column.refuse(is_absent, "are missing", "name each row")
-    return column.texts()
+    texts = column.texts()
+    require_utf8(texts, what, "rename them")
+    return texts
 
 
 def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[list[str]]:
@@ -144,6 +158,26 @@ def as_label_lists(values: Sequence[Any], what: str, first: int = 0) -> list[lis
         )
     texts = iter(column.normalised())
     return [[next(texts) for _ in parts] for parts in lists]
+
+
+def as_numbers(
+    values: Sequence[Any] | NDArray[Any], what: str, first: int = 0
+) -> NDArray[np.float64]:
+    """Return numbers or their texts; `InvalidData` if one is missing or not finite."""
+    try:
+        numbers = np.array([np.nan if value is None else value for value in values], np.float64)
+    except (ValueError, TypeError):
+        numbers = np.array([_number(value) for value in values], np.float64)
+    if numbers.ndim != 1:
+        raise InvalidData(f"{what} holds lists: give a number for each row")
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        raise InvalidData(
+            f"{what} is not a finite number in {len(wrong)} of {len(numbers)} rows, first in row "
+            f"{first + wrong[0]} ({printable(repr(values[wrong[0]]))[:40]}): write numbers with a "
+            "decimal point, or leave the rows out"
+        )
+    return numbers
 
 
 def is_list(value: object) -> bool:
@@ -218,6 +252,13 @@ class _Column:
                 f"{self.what}: {len(wrong)} of {len(self.entries)} values {why}, first {examples}: "
                 f"{advice}"
             )
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return np.nan
 
 
 def _is_missing(value: object) -> bool:

@@ -1,9 +1,9 @@
 """Tables: CSV and Parquet files of images, vectors and matches, all read by the same rules.
 
-A CSV file has a header. Its separator is the one of the header, or of a line such as "sep=;" before
-it: comma, semicolon or tab. It is
-UTF-8, or another encoding of Unicode with a byte-order mark. Its values are texts; blanks around
-them and around the names of columns do not count, and what is then empty is missing (None).
+A CSV file has a header. Its separator (comma, semicolon or tab) is the one of the header, or of a
+line such as "sep=;" before it. It is UTF-8, or another encoding of Unicode with a byte-order mark.
+Its values are texts; blanks around them and around the names of columns do not count, and empty
+values are missing (None).
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rcir.data.names import as_ids, as_label_lists, as_labels, as_numbers, as_texts
 from rcir.errors import InvalidData, printable
 
+COLUMN_READERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("id", "path", "key", "query", "gallery"), as_ids),
+    **{"label": as_labels, "labels": as_label_lists},
+    **dict.fromkeys(("group", "cluster", "split"), as_texts),
+    **dict.fromkeys(("x", "y", "uncertainty"), as_numbers),
+}
 FIELD_SEPARATORS = (",", ";", "\t")
 BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF8: "utf-8-sig",
@@ -137,29 +141,13 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def parse_numbers(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return a column of numbers or their texts; `InvalidData` if one is missing or not finite."""
-    try:
-        numbers = np.array([np.nan if value is None else value for value in values], np.float64)
-    except (ValueError, TypeError):
-        numbers = np.array([_number(value) for value in values], np.float64)
-    if numbers.ndim != 1:
-        raise InvalidData(f"{path}: column {name} holds lists: give a number for each row")
-    wrong = np.flatnonzero(~np.isfinite(numbers))
-    if len(wrong):
-        raise InvalidData(
-            f"{path}: column {name} is not a finite number in {len(wrong)} of {len(numbers)} rows, "
-            f"first in row {wrong[0] + 1} ({printable(repr(values[wrong[0]]))[:40]}): write "
-            "numbers with a decimal point, or leave the rows out"
-        )
-    return numbers
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        return np.nan
+def parse_columns(file: Path, columns: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named columns that a file has, each read by the rule for its name."""
+    return {
+        name: COLUMN_READERS[name](columns[name], f"{file}: column {name}", first=1)
+        for name in names
+        if name in columns
+    }
 
 
 def missing_column(table: Path | str, column: str, present: Sequence[str]) -> InvalidData:

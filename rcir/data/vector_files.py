@@ -6,8 +6,7 @@ The columns are those of `VectorTable`; of a .npz file its arrays, of the same n
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.bursts import as_seconds
-from rcir.data.names import as_ids, as_label_lists, as_labels, as_texts, require_utf8
+from rcir.data.names import require_unique
 from rcir.data.tables import (
     is_list,
     list_values,
     missing_column,
-    parse_numbers,
+    parse_columns,
     read_csv,
     read_parquet,
 )
-from rcir.errors import DataUnavailable, InvalidData, printable
+from rcir.errors import DataUnavailable, InvalidData
 from rcir.files import read_array, write_file
 from rcir.stored_vectors import StoredVectors
 
@@ -37,7 +36,8 @@ MODEL_KEY, SHARDS_KEY = "rcir.model", "rcir.shards"
 SOURCE_KEY, REJECTS_KEY = "rcir.source", "rcir.rejects"
 CLUSTER = "cluster"  # the column of clusters, unless another one is named
 MATCH_COLUMNS = ("label", "labels", "x", "y")  # of what defines matches
-COLUMNS_READ = ("id", "group", CLUSTER, "vector", *MATCH_COLUMNS, "uncertainty", "time")
+PARSED_COLUMNS = ("id", "group", CLUSTER, *MATCH_COLUMNS, "uncertainty")
+COLUMNS_READ = (*PARSED_COLUMNS, "vector", "time")
 SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
 # Columns or arrays of a file by name; the model; and the names of all of them
 _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
@@ -130,8 +130,8 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
         for name in names:
             if name not in columns:
                 raise missing_column(path, name, present)
-        pairs = [as_ids(columns[name], f"{path}: column {name}", first=1) for name in names]
-    return list(zip(*pairs, strict=True))
+        pairs = parse_columns(path, columns, names)
+    return list(zip(pairs["query"], pairs["gallery"], strict=True))
 
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
@@ -201,34 +201,17 @@ def _table(
         raise InvalidData(
             f"{path} has the columns {', '.join(kinds)}; it may have one of: label, labels, x and y"
         )
-    readers: dict[str, Callable[..., Any]] = {
-        **{"id": as_ids, "label": as_labels, "labels": as_label_lists},
-        **{"group": as_texts, CLUSTER: as_texts},
-    }
-    read = {
-        name: reader(columns[name], f"{path}: column {name}", first=1)
-        for name, reader in readers.items()
-        if name in columns
-    }
-    for name, values in read.items():
-        if isinstance(values, list) and name != "labels":
-            require_utf8(values, f"{path}, column {name}", "correct it")
-            read[name] = values if name == "id" else np.array(values)
-    if twice := [name for name, count in Counter(read.get("id", ())).items() if count > 1]:
-        examples = ", ".join(map(printable, twice[:3]))
-        raise InvalidData(f"{path}: some ids come twice ({examples}): name each vector once")
-    numbers = {
-        name: parse_numbers(path, name, columns[name])
-        for name in ("x", "y", "uncertainty")
-        if name in columns
-    }
+    read = parse_columns(path, columns, PARSED_COLUMNS)
+    require_unique(read.get("id", ()), f"{path}: column id", "name each vector once")
+    for name in {"label", "group", CLUSTER} & read.keys():
+        read[name] = np.asarray(read[name])
     return VectorTable(
         file=path.name,
         vectors=vectors,
         ids=read.get("id"),
         labels=read.get("label", read.get("labels")),
-        places=np.column_stack([numbers["x"], numbers["y"]]) if "x" in numbers else None,
-        uncertainty=numbers.get("uncertainty"),
+        places=np.column_stack([read["x"], read["y"]]) if "x" in read else None,
+        uncertainty=read.get("uncertainty"),
         group=read.get("group"),
         cluster=read.get(CLUSTER),
         times=list(columns["time"]) if "time" in columns else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,10 @@ from rcir.data.division import shuffle_by_class
 from rcir.data.folders import SPLIT_BY_NAME, Pictures, scan_folder
 from rcir.data.labelling import gallery_relevance
 from rcir.data.listing import require_images
-from rcir.data.names import (
-    as_ids,
-    as_label_lists,
-    as_labels,
-    as_texts,
-    require_utf8,
-)
+from rcir.data.names import require_unique
 from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import WithinRadius
-from rcir.data.tables import list_values, missing_column, parse_numbers, read_csv, read_parquet
+from rcir.data.tables import list_values, missing_column, parse_columns, read_csv, read_parquet
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
@@ -227,11 +220,8 @@ def read_table(
             f"{file} has the columns path, {', '.join(map(printable, table))}: have path and "
             "exactly one of label, labels, and x with y"
         )
-    attributes: dict[str, NDArray[np.str_]] = {
-        name: np.array(as_texts(table[name], f"{file}: column {name}", first=1), np.str_)
-        for name in ("group", "cluster")
-        if name in table
-    }
+    texts = parse_columns(file, table, ("group", "cluster"))
+    attributes = {name: np.array(values, np.str_) for name, values in texts.items()}
     notes = [f"column {name} was not used" for name in table if name not in USED_COLUMNS]
     if "label" in table:
         images = _label_images(paths, ids, table["label"], attributes)
@@ -248,7 +238,7 @@ def read_table(
         images = replace(images, cluster="cluster")
 
     if "split" in table:
-        splits = _read_splits(file, table["split"])
+        splits = _read_splits(file, table)
         return _use_splits(images, splits, f"{file}, column split", tuple(notes))
     if "label" in table and open_set:
         return _halve_classes(images, None, seed, tuple(notes))
@@ -275,14 +265,9 @@ def _read_pictures(file: Path) -> dict[str, list[Any]]:
         for name, values in table.items()
     }
     columns |= _read_names(file, table)
-    if "label" in table:
-        labels = as_labels(table["label"], f"{file}: column label", first=1)
-        columns["label"] = [str(label) for label in labels]
-    if "labels" in table:
-        columns["labels"] = as_label_lists(table["labels"], f"{file}: column labels", first=1)
-    for name in ("x", "y"):
-        if name in table:
-            columns[name] = parse_numbers(file, name, table[name]).tolist()
+    for name, values in parse_columns(file, table, ("label", "labels", "x", "y")).items():
+        listed = values.tolist() if isinstance(values, np.ndarray) else values
+        columns[name] = [*map(str, listed)] if name == "label" else listed
     return columns
 
 
@@ -313,28 +298,19 @@ def _read_names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, lis
 
     A backslash separates folders, as on Windows, unless it is part of a file's name.
     """
-    columns = {
-        name: [text.strip() for text in as_ids(table[name], f"{file}: column {name}", first=1)]
-        for name in ("path", "key")
-        if name in table
-    }
+    names = parse_columns(file, table, ("path", "key"))
+    columns = {name: [text.strip() for text in texts] for name, texts in names.items()}
     columns["path"] = [
         name.replace("\\", "/") if "\\" in name and not (file.parent / name).is_file() else name
         for name in columns["path"]
     ]
     column, ids = list(columns.items())[-1]
-    if twice := [name for name, count in Counter(ids).items() if count > 1]:
-        raise InvalidData(
-            f"{file}: column {column} has {len(twice)} names twice, such as "
-            f"{printable(twice[0])}, row {len(ids) - ids[::-1].index(twice[0])}: leave out copies, "
-            "or add a column key"
-        )
-    require_utf8(ids, str(file))
+    require_unique(ids, f"{file}: column {column}", "leave out copies, or add a column key")
     return columns
 
 
-def _read_splits(file: Path, values: Sequence[Any]) -> NDArray[np.str_]:
-    names = as_texts(values, f"{file}: column split", first=1)
+def _read_splits(file: Path, table: Mapping[str, Sequence[Any]]) -> NDArray[np.str_]:
+    names = parse_columns(file, table, ("split",))["split"]
     for row, name in enumerate(names, 1):
         if name.lower() not in SPLIT_BY_NAME:
             raise InvalidData(
