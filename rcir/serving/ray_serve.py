@@ -38,8 +38,7 @@ def serve_on_ray(
     """
     from ray import serve
 
-    source = source_of(place)
-    source.on_gpu = gpus > 0
+    source = source_of(place, on_gpu=gpus > 0)
     version = source.version()  # refuses a missing retriever here, not in the replicas
     with listen(settings) as listening:
         port = listening.getsockname()[1]

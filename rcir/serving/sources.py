@@ -14,10 +14,10 @@ from rcir.store.folder import MANIFEST, read_manifest
 
 
 class RetrieverSource(ABC):
-    """A place whose retriever may be replaced."""
+    """A place whose retriever may be replaced; `on_gpu` embeds pictures on a GPU."""
 
-    name: str  # of the place
-    on_gpu = False  # True to embed pictures on the GPU of this process
+    def __init__(self, place: str | os.PathLike[str], on_gpu: bool = False) -> None:
+        self.name, self.on_gpu = str(place), on_gpu
 
     @abstractmethod
     def version(self) -> str:
@@ -27,7 +27,7 @@ class RetrieverSource(ABC):
         """
 
     @abstractmethod
-    def place(self, version: str) -> Path | str:
+    def place(self, version: str) -> str:
         """Return the place that `rcir.load` reads a version from."""
 
     def load(self, version: str) -> Served:
@@ -45,17 +45,14 @@ class RetrieverSource(ABC):
 class Folder(RetrieverSource):
     """A retriever folder, whose current version is served."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, str(folder)
-
     def version(self) -> str:
         try:
-            return _digest(read_manifest(self.folder))
+            return _digest(read_manifest(Path(self.name)))
         except OSError as error:
-            raise NoRetriever(f"the retriever in {self.folder} cannot be read ({error})") from error
+            raise NoRetriever(f"the retriever in {self.name} cannot be read ({error})") from error
 
-    def place(self, version: str) -> Path:
-        return self.folder
+    def place(self, version: str) -> str:
+        return self.name
 
 
 class RegistryName(RetrieverSource):
@@ -63,9 +60,6 @@ class RegistryName(RetrieverSource):
 
     Versions are named `NAME/NUMBER-MANIFEST`: `rcir compare --choose` marks a retriever in place.
     """
-
-    def __init__(self, uri: str) -> None:
-        self.name = uri
 
     def version(self) -> str:
         name, at, alias = self.name.removeprefix("models:/").partition("@")
@@ -87,17 +81,17 @@ def _digest(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:12]
 
 
-def source_of(place: str | os.PathLike[str]) -> RetrieverSource:
+def source_of(place: str | os.PathLike[str], on_gpu: bool = False) -> RetrieverSource:
     """Return the source that a folder or an MLflow URI names."""
     text = str(place)
     if text.startswith("models:/"):
-        return RegistryName(text)
+        return RegistryName(text, on_gpu)
     if "://" in text or text.startswith("runs:/"):
         raise InvalidConfig(
             f"{text} cannot be served: name a folder, or models:/NAME@ALIAS (`rcir register` makes "
             "one)"
         )
-    return Folder(Path(place))
+    return Folder(text, on_gpu)
 
 
 def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Served:

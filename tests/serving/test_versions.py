@@ -194,10 +194,8 @@ def test_replicas_with_a_gpu_embed_on_it(place, monkeypatch):
     encoder = SimpleNamespace(cuda=lambda: moved.append(True))
     for retriever in (SimpleNamespace(encoder=encoder), SimpleNamespace(encoder=None)):
         monkeypatch.setattr(api, "load", lambda place, retriever=retriever: retriever)
-        source = source_of(place)
-        assert source.load(source.version()).retriever is retriever
-        assert not moved
-        source.on_gpu = True
-        source.load(source.version())
-        assert len(moved) == (retriever.encoder is not None)
+        for on_gpu in (False, True):
+            source = source_of(place, on_gpu)
+            assert source.load(source.version()).retriever is retriever
+            assert len(moved) == (on_gpu and retriever.encoder is not None)
         moved.clear()
