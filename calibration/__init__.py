@@ -6,15 +6,16 @@ from rcir.imports import lazily
 
 if TYPE_CHECKING:
     from calibration.config import CalibrationConfig, CertificationConfig, EvaluationConfig
-    from calibration.measure import Evaluation, RiskResult
+    from calibration.evaluation import Evaluation, RiskResult
+    from calibration.indexing import Reindexed, reindex
     from calibration.pipeline import Outcome, calibrate, certify, evaluate_retriever, write_results
-    from calibration.recalibration import Reindexed, recalibrate, reindex
+    from calibration.recalibration import recalibrate
     from calibration.screen import NOTHING_CERTIFIED, print_outcome, print_table
     from calibration.sentences import cost, promise
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
-    "calibration.measure": ("Evaluation", "RiskResult"),
+    "calibration.evaluation": ("Evaluation", "RiskResult"),
     "calibration.pipeline": (
         "Outcome",
         "calibrate",
@@ -22,7 +23,8 @@ _HOMES = {
         "evaluate_retriever",
         "write_results",
     ),
-    "calibration.recalibration": ("Reindexed", "recalibrate", "reindex"),
+    "calibration.indexing": ("Reindexed", "reindex"),
+    "calibration.recalibration": ("recalibrate",),
     "calibration.screen": ("NOTHING_CERTIFIED", "print_outcome", "print_table"),
     "calibration.sentences": ("cost", "promise"),
 }

@@ -16,7 +16,8 @@ from calibration.config import (
     EvaluationConfig,
     calibration_options,
 )
-from calibration.measure import Evaluation, measure
+from calibration.evaluation import Evaluation
+from calibration.measure import measure
 from calibration.progress import step
 from calibration.report import draw_figures, render
 from calibration.splits import SearchedSplits

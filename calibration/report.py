@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from calibration import sentences
-from calibration.measure import Evaluation, RiskResult
+from calibration.evaluation import Evaluation, RiskResult
 from calibration.quality import KS
 from calibration.splits import SearchedSplits
 from rcir import figures

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from calibration.measure import Evaluation
+from calibration.evaluation import Evaluation
 from calibration.sentences import cost, limit, promise, remarks, size_source
 from rcir.terminal import console
 

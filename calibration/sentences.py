@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibration.measure import Evaluation, RiskResult
+from calibration.evaluation import Evaluation, RiskResult
 from rcir.errors import as_option
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES

@@ -13,7 +13,7 @@ from mlflow.artifacts import download_artifacts
 import rcir
 from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
-from calibration.measure import HEADLINE
+from calibration.evaluation import HEADLINE
 from rcir.cli import main as rcir_command
 from rcir.data import load_splits
 from rcir.encoders import batches, embedder
