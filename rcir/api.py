@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rcir.data.images import ImageLike
 
 RETRIEVER_VARIABLE = "RCIR_RETRIEVER"
-_default: Retriever | None = None
+chosen: Retriever | None = None  # by `use`, or RCIR_RETRIEVER
 
 
 def load(
@@ -58,9 +58,9 @@ def use(source: str | os.PathLike[str] | Retriever) -> Retriever:
     Raises:
         NoRetriever, CorruptRetriever: as `load` does.
     """
-    global _default
-    _default = source if isinstance(source, Retriever) else load(source)
-    return _default
+    global chosen
+    chosen = source if isinstance(source, Retriever) else load(source)
+    return chosen
 
 
 @overload
@@ -98,8 +98,8 @@ def retrieve(
 
 def default_retriever() -> Retriever:
     """Return the retriever set by `use` or, before that, named by RCIR_RETRIEVER; loaded once."""
-    if _default is not None:
-        return _default
+    if chosen is not None:
+        return chosen
     if source := os.environ.get(RETRIEVER_VARIABLE):
         return use(source)
     raise NoRetriever(

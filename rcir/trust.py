@@ -20,8 +20,8 @@ from rcir.errors import UntrustedFolder
 CODE, SERVERS = "RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"
 # What the call that reads a folder allows: code or not, and servers.
 _reading: ContextVar[tuple[bool, frozenset[str]] | None] = ContextVar("reading", default=None)
-_named_classes: set[str] = set()  # import paths that this program names itself
-_built_on: set[str] = set()  # servers that this program built an index on
+named_classes: set[str] = set()  # import paths that this program names itself
+built_on: set[str] = set()  # servers that this program built an index on
 
 
 @contextmanager
@@ -47,8 +47,8 @@ def require_code(option: str, path: str) -> None:
     """
     permission = _reading.get()
     if permission is None:
-        _named_classes.add(path)
-    elif not (permission[0] or os.environ.get(CODE) == "1" or path in _named_classes):
+        named_classes.add(path)
+    elif not (permission[0] or os.environ.get(CODE) == "1" or path in named_classes):
         raise UntrustedFolder(
             f"{option} is {path}, which is not part of rcir: importing it would run its code. If "
             "you trust it, pass trust_code=True to rcir.load, --trust-code to a command, or set "
@@ -60,7 +60,7 @@ def allows_server(host: str) -> bool:
     """Return True if a server that a folder names may receive credentials."""
     permission = _reading.get()
     by_call = () if permission is None else permission[1]
-    names = (*by_call, *os.environ.get(SERVERS, "").split(","), *_built_on)
+    names = (*by_call, *os.environ.get(SERVERS, "").split(","), *built_on)
     allowed = {name.strip().lower() for name in names} - {""}
     return "*" in allowed or host.lower() in allowed
 
@@ -78,7 +78,7 @@ def require_servers(hosts: Iterable[str]) -> None:
 
 def allow_servers(hosts: Iterable[str]) -> None:
     """Allow servers that the program itself names, for as long as it runs."""
-    _built_on.update(host.lower() for host in hosts)
+    built_on.update(host.lower() for host in hosts)
 
 
 def add_arguments(parser: ArgumentParser, separator: str = "-") -> None:

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 
 from conftest import group_of
@@ -46,41 +44,6 @@ def _seeded():
         torch.cuda.manual_seed_all(0)
 
 
-def _crossing(n, level):
-    from scipy.special import gammaln, xlogy
-    from scipy.stats import beta
-
-    m = np.arange(n)
-    bounds, factorial = beta.isf(level, m + 1, n - m), gammaln(np.arange(n + 1) + 1)
-    first = np.zeros(n)
-    for k in m:
-        # Below its bound are exactly k: for the first time, or since it was so at an earlier bound.
-        start, before = np.append(0, m[:k]), np.append(0, bounds[:k])
-        share = (bounds[k] - before) / (1 - before)
-        log = factorial[n - start] - factorial[k - start] - factorial[n - k]
-        back = np.exp(log + xlogy(k - start, share) + xlogy(n - k, 1 - share))
-        first[k] = back[0] - first[:k] @ back[1:]
-    return first.sum()
-
-
-@pytest.fixture(scope="session")
-def naive_crossing():
-    """Return the probability that some number of misses certifies less than the true risk when each
-    is tested at `level`.
-
-    The sum runs over the first m at which at most m of n uniform variables are below their bound.
-    """
-    return _crossing
-
-
-@pytest.fixture(scope="session")
-def naive_local_level():
-    """The level at which that probability is delta."""
-    from scipy.optimize import brentq
-
-    return lambda n, delta: brentq(lambda x: _crossing(n, x) - delta, delta / n, delta, xtol=1e-13)
-
-
 @pytest.fixture(scope="session")
 def data_root():
     """The folder of the real data sets."""
@@ -88,20 +51,6 @@ def data_root():
     if not root or not Path(root).is_dir():
         pytest.skip("RCIR_DATA does not name the folder of the data sets")
     return Path(root).absolute()
-
-
-@pytest.fixture(scope="session")
-def wheel_file(tmp_path_factory):
-    """The wheel, built from a copy of the sources."""
-    root, source = Path(__file__).parents[1], tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, source)
-    for name in ("rcir", "training", "calibration", "tuning"):
-        shutil.copytree(root / name, source / name)
-    (source / "tests").mkdir()
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return next((source / "dist").glob("*.whl"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rcir.errors import InvalidConfig
 
 @pytest.fixture(autouse=True)
 def _no_default_retriever(monkeypatch):
-    monkeypatch.setattr(api, "_default", None)
+    monkeypatch.setattr(api, "chosen", None)
 
 
 @pytest.fixture

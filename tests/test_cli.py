@@ -20,7 +20,7 @@ from rcir.store.folder import current_version
 
 @pytest.fixture(autouse=True)
 def _no_default_retriever(monkeypatch):
-    monkeypatch.setattr(api, "_default", None)
+    monkeypatch.setattr(api, "chosen", None)
 
 
 @pytest.fixture

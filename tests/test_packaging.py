@@ -36,6 +36,20 @@ def sources():
     return {path.relative_to(ROOT).as_posix() for path in modules}
 
 
+@pytest.fixture(scope="module")
+def wheel_file(tmp_path_factory):
+    """The wheel, built from a copy of the sources."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name)
+    (source / "tests").mkdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return next((source / "dist").glob("*.whl"))
+
+
 @pytest.mark.slow
 def test_distributions_contain_the_packages_and_their_metadata_is_valid(wheel_file, tmp_path):
     files = sources() | {"rcir/py.typed", "calibration/report.html"}

@@ -30,7 +30,7 @@ def no_permissions(monkeypatch):
     for name in ("RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(trust, "_named_classes", set())
+    monkeypatch.setattr(trust, "named_classes", set())
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_own_class_needs_a_permission_unless_the_program_names_it(tmp_path, c
     place = made.save(tmp_path / "retriever")
     assert rcir.load(place).index.options == made.index.options
     assert earlier_calibration(place) is not None
-    monkeypatch.setattr(trust, "_named_classes", set())  # as in another program
+    monkeypatch.setattr(trust, "named_classes", set())  # as in another program
     with pytest.raises(UntrustedFolder, match="BruteIndex"):
         rcir.load(place)
     assert rcir.load(place, trust_code=True).index.options == made.index.options
@@ -125,7 +125,7 @@ def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkey
 
 def test_a_server_that_a_folder_names_receives_nothing(place, monkeypatch):
     pytest.importorskip("psycopg")
-    monkeypatch.setattr(trust, "_built_on", set())  # other tests build indexes on servers
+    monkeypatch.setattr(trust, "built_on", set())  # other tests build indexes on servers
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("RCIR_TRUST_SERVERS", "db.example, elsewhere.example")
     assert not trust.allows_server("")

@@ -18,6 +18,7 @@ from rcir.risk import (
     order_statistic,
     score_ranks,
 )
+from tests.risk.band import naive_local_level
 from tests.risk.conftest import naive_allowed_misses, with_shared_keys
 
 LEVELS = [(0.02, 0.1), (0.05, 0.01), (0.1, 0.1), (0.3, 0.5), (0.45, 0.05)]
@@ -92,7 +93,7 @@ def test_marginal_threshold_is_the_split_conformal_quantile(score_function, alph
 
 @pytest.mark.parametrize("bound", ["binomial", "betting"])
 @pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.2, 0.5), (0.45, 0.01), (0.1, 0.9)])
-def test_simultaneous_levels_use_the_local_level(bound, alpha, delta, naive_local_level):
+def test_simultaneous_levels_use_the_local_level(bound, alpha, delta):
     results, ranks = calibration()
     scored = score_ranks(Constant(), results, ranks)
     level = naive_local_level(300, delta)
@@ -239,9 +240,7 @@ def test_marginal_guarantee_needs_one_query_over_alpha():
 
 
 @pytest.mark.parametrize(("served", "unmatched"), [(20, 0), (500, 10)])
-def test_minimum_alpha_of_simultaneous_levels_uses_the_local_level(
-    served, unmatched, naive_local_level
-):
+def test_minimum_alpha_of_simultaneous_levels_uses_the_local_level(served, unmatched):
     n = served + unmatched
     minimum = minimum_alpha(0.1, matched(served, unmatched), holds="for all alphas")
     level = naive_local_level(n, 0.1)

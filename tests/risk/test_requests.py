@@ -48,6 +48,7 @@ from rcir.risk import (
 )
 from rcir.risk.request import Mix
 from tests.populations import in_population
+from tests.risk.band import naive_local_level
 from tests.risk.conftest import naive_allowed_misses
 
 SEVERAL = {"miss": 0.3, "false-discovery": 0.7}
@@ -125,7 +126,7 @@ def test_every_risk_can_be_certified_for_a_group(tuning, rule, calibration, grou
         assert guarantee.n_calibration == 250
 
 
-def test_simultaneous_levels_use_the_band(rule, calibration, naive_local_level):
+def test_simultaneous_levels_use_the_band(rule, calibration):
     guarantee = rule.guarantee(make_request(0.3, 0.1, simultaneous=True))
     level = naive_local_level(500, 0.1)
     allowed = naive_allowed_misses(500, 0.3, level)

@@ -18,6 +18,7 @@ from rcir.risk import (
     band_required_calibration,
     local_level,
 )
+from tests.risk.band import naive_crossing, naive_local_level
 
 
 def wealth(misses, n, alpha):
@@ -145,17 +146,17 @@ def test_band_of_few_queries_holds_with_probability_one_minus_delta(n, delta):
 @pytest.mark.parametrize(
     ("n", "delta"), [(40, 0.3), (300, 0.1), (300, 1e-6), (1000, 0.9), (3000, 0.1), (3000, 1e-6)]
 )
-def test_band_level_is_that_of_a_sum_over_first_crossings(n, delta, naive_crossing):
+def test_band_level_is_that_of_a_sum_over_first_crossings(n, delta):
     assert delta * (1 - 3e-6) <= naive_crossing(n, local_level(n, delta)) <= delta
 
 
 @pytest.mark.slow
-def test_band_level_of_many_queries_is_slightly_too_small(naive_crossing):
+def test_band_level_of_many_queries_is_slightly_too_small():
     """Above 5,000 queries not every number of misses is checked."""
     assert 0.097 <= naive_crossing(6000, local_level(6000, 0.1)) <= 0.1
 
 
-def test_band_allows_more_misses_at_small_risks_than_a_band_of_constant_width(naive_crossing):
+def test_band_allows_more_misses_at_small_risks_than_a_band_of_constant_width():
     # The Dvoretzky-Kiefer-Wolfowitz band allows 1, 31 and 91 misses, one alpha alone 49, 77, 134.
     level = local_level(3000, 0.1)
     assert [allowed_misses(3000, alpha, level) for alpha in (0.02, 0.03, 0.05)] == [38, 64, 116]
@@ -194,13 +195,13 @@ def test_band_level_falls_as_queries_are_added(numbers):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.25, 0.7])
-def test_band_required_calibration_is_the_first_sufficient_number(alpha, naive_local_level):
+def test_band_required_calibration_is_the_first_sufficient_number(alpha):
     enough = (n for n in range(2, 200) if (1 - alpha) ** n <= naive_local_level(n, 0.05))
     assert band_required_calibration(alpha, 0.05) == next(enough)
 
 
 @pytest.mark.parametrize("unmatched", [0.01, 0.05])
-def test_band_required_calibration_counts_unmatched_queries(unmatched, naive_local_level):
+def test_band_required_calibration_counts_unmatched_queries(unmatched):
     n = band_required_calibration(0.1, 0.05, unmatched)
     assert binom.cdf(math.ceil(unmatched * n), n, 0.1) <= naive_local_level(n, 0.05)
     fewer = int(0.9 * n)
