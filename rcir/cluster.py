@@ -81,9 +81,9 @@ def require_cluster() -> None:
     if not host or port is None:
         raise InvalidConfig(f"{ADDRESS_VARIABLE} is {address}, not host:port: {remedy}")
     if reason := _why_no_cluster(host, port):
-        shown = address if address == resolved else f"{address}, which means {resolved}"
+        named = address if address == resolved else f"{address}, which means {resolved}"
         raise InvalidConfig(
-            f"{ADDRESS_VARIABLE} is {shown}, and no Ray cluster answers there ({reason}): {remedy}"
+            f"{ADDRESS_VARIABLE} is {named}, and no Ray cluster answers there ({reason}): {remedy}"
         )
 
 

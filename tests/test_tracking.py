@@ -33,7 +33,7 @@ from rcir.files import owner
 from rcir.registry import register
 from rcir.runs.folder import RunFolder, TrainedOn
 from rcir.tracking import MetricQueue, without_credentials
-from rcir.tracking.runs import IMPATIENT, settings
+from rcir.tracking.runs import SHORT_WAITS, settings
 from tests.kills import DEAD, Killed
 from training import train
 from training.run import create_run
@@ -127,7 +127,7 @@ def test_the_load_of_the_machine_is_logged_if_mlflow_is_told_to(client, monkeypa
 def test_options_of_mlflow_hold_until_the_last_thread_that_set_them_is_done(monkeypatch):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "9")
-    first, second = settings(IMPATIENT), settings(IMPATIENT)
+    first, second = settings(SHORT_WAITS), settings(SHORT_WAITS)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

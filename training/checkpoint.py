@@ -36,7 +36,7 @@ from training.validation import Validation
 METRICS_FILE = "metrics.json"
 LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
-PATTERN = re.compile(r"epoch-(\d+)")
+EPOCH_PATTERN = re.compile(r"epoch-(\d+)")
 
 
 class History:
@@ -172,13 +172,13 @@ def save_checkpoint(
     validation: Validation,
 ) -> None:
     """Write the checkpoint of `state.epoch`, then drop all but it and the best."""
-    kept = optimizer.state_dict()
+    optimizer_state = optimizer.state_dict()
     tensors = {
         f"{index}.{name}": value
-        for index, values in kept["state"].items()
+        for index, values in optimizer_state["state"].items()
         for name, value in values.items()
     }
-    numbers = {"train_state": vars(state), "param_groups": kept["param_groups"]}
+    numbers = {"train_state": vars(state), "param_groups": optimizer_state["param_groups"]}
 
     def fill(folder: Path) -> None:
         save_tensors(model.state_dict(), folder / "model.safetensors")
@@ -252,4 +252,4 @@ def restore_weights(run: Path, epoch: int, model: nn.Module) -> None:
 def _epochs(run: Path) -> list[int]:
     folder = run / "checkpoints"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := PATTERN.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := EPOCH_PATTERN.fullmatch(name)))

@@ -22,8 +22,10 @@ from rcir.mining import MiningConfig
 from rcir.options import require_options
 
 MEMBERS = "members"  # folder of their runs, in that of the encoder's
-CHANGING = ("optimizer", "loss", "mining", "augmentation")  # options that need not stay the same
-FIXED = ("optimizer.kind", "optimizer.momentum")  # of these groups, what the state belongs to
+# Options that may change in later epochs are in these groups, except those that the state of an
+# optimizer depends on.
+CHANGEABLE_GROUPS = ("optimizer", "loss", "mining", "augmentation")
+FIXED_OPTIONS = ("optimizer.kind", "optimizer.momentum")
 FreezeBatchNorm = Literal["statistics", "affine", "nothing"]
 
 
@@ -108,10 +110,10 @@ class Change:
             raise InvalidConfig(f"changes name epoch {self.epoch}; the first possible one is 2")
         for name in self.options:
             group, dot, _ = name.partition(".")
-            if group not in CHANGING or not dot or name in FIXED:
+            if group not in CHANGEABLE_GROUPS or not dot or name in FIXED_OPTIONS:
                 raise InvalidConfig(
-                    f"changes name {name}; only options of {', '.join(CHANGING)} may change, "
-                    f"except {' and '.join(FIXED)}"
+                    f"changes name {name}; only options of {', '.join(CHANGEABLE_GROUPS)} may "
+                    f"change, except {' and '.join(FIXED_OPTIONS)}"
                 )
 
 
@@ -290,7 +292,7 @@ class TrainingConfig:
         if not options:
             return unchanged
         changed = override(unchanged, options)
-        return replace(unchanged, **{group: getattr(changed, group) for group in CHANGING})
+        return replace(unchanged, **{group: getattr(changed, group) for group in CHANGEABLE_GROUPS})
 
     def loss_options(self) -> Any:
         """Return the options of the loss as an instance of the method's `LossOptions`."""
@@ -301,7 +303,7 @@ class TrainingConfig:
 
     @property
     def frozen_batch_norm(self) -> FreezeBatchNorm:
-        """What layers of batch normalisation keep, with the default filled in."""
+        """The part of batch normalisation that does not train, with the default filled in."""
         default: FreezeBatchNorm = "statistics" if self.encoder.starts_pretrained else "nothing"
         return self.freeze_batch_norm or default
 

@@ -24,7 +24,7 @@ from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
 from training.randomness import ORDER, numpy_generator
 
-FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
+FEATURES_FOLDER = ".features"  # beside the runs, which share it; it may be removed when none trains
 
 
 def load_batches(
@@ -95,7 +95,7 @@ def on_features(
     if frozen is None:
         return config, splits
     backbone = BackboneFeatures(frozen, config.encoder)
-    with Embedder(num_workers, config.use_gpu, runs / FOLDER).open() as embedder:
+    with Embedder(num_workers, config.use_gpu, runs / FEATURES_FOLDER).open() as embedder:
         train, validation = (
             replace(images, images=_features(images, embedder, backbone, config.preprocessing))
             for images in (splits.train, splits.validation)

@@ -44,7 +44,7 @@ from training.validation import (
     TrainingWatch,
     validate,
 )
-from training.workers import LOG, EpochBar, Workers, add_line, follow
+from training.workers import LOG_FILE, EpochBar, Workers, add_line, follow
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ def training_loop(job: Job) -> None:
         ray.train.report(metrics | placement)
 
     workers = Workers.join(job.config.use_gpu)
-    with (job.folder / LOG).open("a", buffering=1) as log:
+    with (job.folder / LOG_FILE).open("a", buffering=1) as log:
         if workers.rank == 0:
             console.file = log  # printed by the process that waits for the workers
         _train(job, workers, report)
@@ -197,7 +197,7 @@ def launch(
     if not config.most_workers:
         train_here(job, callback)
         return
-    log, failures = run.path / LOG, 0
+    log, failures = run.path / LOG_FILE, 0
     with follow({log: ""}):
         scaling = scaling_config(config, partial(add_line, log))
         while True:

@@ -39,9 +39,9 @@ from training.config import MEMBERS, TrainingConfig, member_configs
 from training.images import image_batches, number_labels, on_features
 from training.loop import is_done, launch, run_side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
-from training.workers import LOG, follow
+from training.workers import LOG_FILE, follow
 
-LOCK = "lock"
+LOCK_FILE = "lock"
 # Curves of members in the run of an ensemble; MLflow has a chart for each.
 SHOWN_MEMBERS = 5
 MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
@@ -106,7 +106,7 @@ def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / LOCK, timeout=patience):
+        with FileLock(folder / LOCK_FILE, timeout=patience):
             yield
     except Timeout as error:
         raise InvalidConfig(
@@ -237,7 +237,7 @@ def _train_and_log(
         validation = None
         if members:
             jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
-            with follow({member.folder / LOG: f"{member.name}: " for member in members}):
+            with follow({member.folder / LOG_FILE: f"{member.name}: " for member in members}):
                 together = config.most_workers > 0
                 finished = run_side_by_side(jobs) if together else [job() for job in jobs]
             encoder = _build_without_weights(config)
@@ -368,7 +368,7 @@ def within_memory(config: TrainingConfig) -> TrainingConfig:
     least = max(1, config.most_workers)
     if size <= budget * least:
         return config
-    kept = f"a batch of {n_images} images keeps about {size:.1f} GiB for its backward pass"
+    demand = f"a batch of {n_images} images keeps about {size:.1f} GiB for its backward pass"
     if not encoder.by_label and config.mining.scope == "batch":
         chosen, advice = None, "choose a smaller batch if that is too much"
     elif normalises and config.frozen_batch_norm != "statistics":
@@ -376,7 +376,7 @@ def within_memory(config: TrainingConfig) -> TrainingConfig:
     else:
         chosen = min(config.batch, math.ceil(size / budget))
         advice = f"computed in {chosen} micro-batches (--memory-gib, --micro-batches)"
-    console.print(f"{kept}: {advice}", soft_wrap=True)
+    console.print(f"{demand}: {advice}", soft_wrap=True)
     return replace(config, micro_batches=chosen)
 
 

@@ -342,7 +342,7 @@ class Trainer:
             total, n = torch.zeros((), device=self.workers.device), len(batch)
             embeddings = []
             for number, part in zip(self._own_micro_batches, parts, strict=True):
-                with self._synchronised(number):
+                with self._averaging_gradients(number):
                     transformed = transforms[_group_by_role(places[part])](next(pixels))
                     torch.manual_seed(seed(self.config.seed, epoch, DROPOUT, step, number))
                     self._statistics.start_part()
@@ -361,11 +361,11 @@ class Trainer:
             yield total, n
 
     def _step_within(
-        self, own: Embedding, batch: NDArray[np.int64], epoch: int, step: int
+        self, part: Embedding, batch: NDArray[np.int64], epoch: int, step: int
     ) -> tuple[Tensor, int]:
         """Mine within a batch (n, 1) of images; return the loss and the number of tuples."""
         device = self.workers.device
-        embedding = self._gather(own, len(batch))
+        embedding = self._gather(part, len(batch))
         mined = None
         if self.workers.rank == 0:  # for all: at a tie, other hardware might choose differently
             tuples = mine(
@@ -401,7 +401,7 @@ class Trainer:
             embedding: Embedding = model(images)
         return embedding
 
-    def _gather(self, own: Embedding, n: int) -> Embedding:
+    def _gather(self, part: Embedding, n: int) -> Embedding:
         """Return the embeddings of a whole batch of n, those of other workers without gradients.
 
         Gradients are averaged over the workers. Only its own embeddings have gradients on a worker,
@@ -409,7 +409,8 @@ class Trainer:
         worker has the whole gradient, are not.
         """
         parts = [
-            torch.arange(n)[part :: self.config.n_micro_batches] for part in self._own_micro_batches
+            torch.arange(n)[number :: self.config.n_micro_batches]
+            for number in self._own_micro_batches
         ]
         places = torch.cat(parts).to(self.workers.device)
         all_places = self.workers.all_gather(places)
@@ -422,9 +423,9 @@ class Trainer:
                 torch.empty_like(rows).index_copy(0, all_places, rows).index_copy(0, places, values)
             )
 
-        return own.map(gather)
+        return part.map(gather)
 
-    def _synchronised(self, part: int) -> contextlib.AbstractContextManager[None]:
+    def _averaging_gradients(self, part: int) -> contextlib.AbstractContextManager[None]:
         """Average gradients over the workers with the last of this worker's micro-batches only."""
         if isinstance(self.model, DistributedDataParallel) and part != self._own_micro_batches[-1]:
             waiting: contextlib.AbstractContextManager[None] = self.model.no_sync()

@@ -23,7 +23,8 @@ from rcir.terminal import console, progress_bar
 
 SHARED_MEMORY = Path("/dev/shm/rcir")  # beside it are files that processes of a node share
 CPU = torch.device("cpu")
-LOG = "training.log"  # in a run's folder: what its first worker prints, and what starts workers
+# In the folder of a run: the output of its first worker, and of the process that starts workers.
+LOG_FILE = "training.log"
 FOLLOW_INTERVAL_S = 0.5
 Message = TypeVar("Message")
 

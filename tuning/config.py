@@ -19,9 +19,9 @@ from rcir.runs.folder import RESOURCES
 from training.config import TrainingConfig, override, require_at_least
 
 METHOD = "encoder.method"
-KINDS = ("uniform", "loguniform", "choice", "grid")
+SAMPLERS = ("uniform", "loguniform", "choice", "grid")
 # Trials share what they are trained on, and what only says where.
-SHARED = ("name", "seed", "data", "changes", *RESOURCES)
+SHARED_OPTIONS = ("name", "seed", "data", "changes", *RESOURCES)
 
 Values = dict[str, Any]
 Space = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -34,15 +34,15 @@ def check_space(training: TrainingConfig, space: Space) -> None:
             "space is empty: add an option, such as loss.kl_scale: {loguniform: [1.0e-7, 1.0e-3]}"
         )
     for name, sampler in space.items():
-        if name.partition(".")[0] in SHARED:
+        if name.partition(".")[0] in SHARED_OPTIONS:
             instead = "seeds" if name == "seed" else "training"
             raise InvalidConfig(f"space names {name}, which all trials share: set it in {instead}")
         group = getattr(training, name, None)
         if is_dataclass(group) or isinstance(group, dict) or name == "encoder.options":
             raise InvalidConfig(f"space names {name}, a group of options: name one, {name}.OPTION")
-        if len(sampler) != 1 or next(iter(sampler)) not in KINDS:
+        if len(sampler) != 1 or next(iter(sampler)) not in SAMPLERS:
             raise InvalidConfig(
-                f"space.{name} is {dict(sampler)}; pass one of {', '.join(KINDS)} with a list"
+                f"space.{name} is {dict(sampler)}; pass one of {', '.join(SAMPLERS)} with a list"
             )
         _check_values(name, *next(iter(sampler.items())))
     variations(training, space)

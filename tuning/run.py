@@ -60,10 +60,10 @@ from tuning.trial import (
 )
 from tuning.watch import TrialWatch
 
-MODES = {OBJECTIVE: "min", "recall_at_1": "max"}
 # Options that may change when a sweep continues.
 CHANGEABLE = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
-METRICS = {"certified_size": OBJECTIVE, "recall_at_1": "recall_at_1"}  # of objectives, in reports
+# Of each objective, the metric in reports and the direction of its improvement.
+OBJECTIVES = {"certified_size": (OBJECTIVE, "min"), "recall_at_1": ("recall_at_1", "max")}
 
 
 class Numbered(OptunaSearch):
@@ -102,14 +102,13 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # A sweep that continues must not repeat its first draws.
     seed = np.random.SeedSequence([config.seed, len(earlier)]).generate_state(1)
-    metrics = [METRICS[name] for name in config.objectives]
-    modes = [MODES[name] for name in metrics]
+    metrics, modes = zip(*(OBJECTIVES[name] for name in config.objectives), strict=True)
     several = len(metrics) > 1
     return Numbered(
         record,
         OptunaSearch.convert_search_space(domains(config.training, config.space)),
-        metric=metrics if several else metrics[0],
-        mode=modes if several else modes[0],
+        metric=list(metrics) if several else metrics[0],
+        mode=list(modes) if several else modes[0],
         sampler=optuna.samplers.TPESampler(
             seed=int(seed[0]), n_startup_trials=max(2, min(10, config.trials // 3))
         ),

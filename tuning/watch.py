@@ -19,7 +19,7 @@ from tuning.records import REPORTS_FILE, Records, Trial
 from tuning.trial import read_reports, select_metrics
 
 # Metrics of each trial in MLflow; its runs have those of trainings too, and trials.csv has all.
-LOGGED = ("certified_size", "recall_at_1")
+LOGGED_METRICS = ("certified_size", "recall_at_1")
 
 
 class TrialWatch(Callback):
@@ -120,7 +120,9 @@ class TrialWatch(Callback):
         for run in self._runs(trial):
             run.tracked.log_tags(tags)
             run.tracked.log_params({f"sweep/{name}": v for name, v in trial.values.items()})
-            metrics = {name: trial.metrics[name] for name in LOGGED if name in trial.metrics}
+            metrics = {
+                name: trial.metrics[name] for name in LOGGED_METRICS if name in trial.metrics
+            }
             run.tracked.log_metrics({f"sweep/{name}": value for name, value in metrics.items()})
 
 

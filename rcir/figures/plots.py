@@ -27,7 +27,7 @@ _MARKED = ((BLUE, "o"), (AMBER, "s"), (GREEN, "^"), (RED, "D"), (PURPLE, "v"), (
 _LINES = ("-", "--", ":")
 DPI = 200  # of pixels inside a figure, also inside an SVG
 TEN_COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "black")
-PALE = "#d5d7db"  # of all other classes
+PALE_GREY = "#d5d7db"  # of all other classes
 CONFIDENCE = "confidence (1 - scaled uncertainty)"
 
 
@@ -285,7 +285,7 @@ def draw_projection(
         add_labels(right, "", "", "By uncertainty")
         classes = _draw_classes(add_labels(left, "", "", "By class"), points, labels, style)
         legend = figure.legend(
-            [dots for _, dots in classes],
+            [handle for _, handle in classes],
             ["class"] * len(classes),
             loc="outside lower center",
             ncols=4,
@@ -299,12 +299,12 @@ def draw_projection(
     low, high = np.quantile(uncertainty, (0.02, 0.98))
     order = np.argsort(uncertainty, kind="stable")  # the most uncertain on top
     x, y = points[order].T
-    drawn = right.scatter(x, y, c=uncertainty[order], cmap="viridis", vmin=low, vmax=high, **style)
+    dots = right.scatter(x, y, c=uncertainty[order], cmap="viridis", vmin=low, vmax=high, **style)
     for axes in figure.axes:
         axes.set(xticks=[], yticks=[])
         axes.set_aspect("equal", adjustable="datalim")
         axes.spines[:].set_visible(False)
-    figure.colorbar(drawn, ax=right, label="uncertainty", extend="both")
+    figure.colorbar(dots, ax=right, label="uncertainty", extend="both")
     return figure
 
 
@@ -324,5 +324,5 @@ def _draw_classes(
     if other.any():
         name = f"{len(names) - len(frequent)} others"
         x, y = points[other].T
-        handles.append((name, axes.scatter(x, y, color=PALE, label=name, zorder=0.5, **style)))
+        handles.append((name, axes.scatter(x, y, color=PALE_GREY, label=name, zorder=0.5, **style)))
     return handles

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 IMAGE, VECTOR, UNCERTAINTY = "image", "vector", "uncertainty"
-CARD = "README.md"
-CODE = Path(__file__).with_name("model_code.py")
+CARD_FILE = "README.md"
+MODEL_CODE = Path(__file__).with_name("model_code.py")
 FINGERPRINT_LENGTH = 12
 CARD_HEAD = """
 | alpha | delta | mean set size | one size for all | measured risk | 95% interval | score function |
 |---|---|---|---|---|---|---|"""
-VOIDS = """
+LIMITS = """
 What voids the guarantee:
 
 - queries of labels that none of the calibration queries had
@@ -48,10 +48,10 @@ What voids the guarantee:
 `rcir compare --choose`
 - another encoder, preprocessing, gallery or index, which the retriever refuses by itself
 """
-TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # MLflow's names
+MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}  # MLflow's names
 # Type and default of each option of a request.
 PARAMETERS: Mapping[str, tuple[str, Any]] = {
-    option.name: (TYPES[option.kind], option.default) for option in request_options()
+    option.name: (MLFLOW_TYPES[option.kind], option.default) for option in request_options()
 }
 
 
@@ -214,7 +214,7 @@ def write_card(retriever: Retriever, results: Mapping[str, Any]) -> str:
     if run := retriever.origin.get("run"):
         facts["training"] = f"MLflow run `{run}`"
     lines += [f"- {name}: {value}" for name, value in facts.items()]
-    return "\n".join([*lines, VOIDS])
+    return "\n".join([*lines, LIMITS])
 
 
 def require_measured(
@@ -279,11 +279,11 @@ def log_calibration(
     text = write_card(retriever, read_results(output))
     run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
     with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / CARD
+        file = Path(place) / CARD_FILE
         file.write_text(text)
         return tracking.log_model(
             run,
-            code=CODE,
+            code=MODEL_CODE,
             folder=current_version(output / RETRIEVER),
             files=[file, output / RESULTS, output / TEST],
             signature=build_signature(retriever),

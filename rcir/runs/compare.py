@@ -22,15 +22,15 @@ from rcir.runs.folder import RESOURCES, RUN_FILE, find_run, read_run, run_folder
 from rcir.runs.results import RETRIEVER, TEST, VALIDATION, RunResults, Split
 from rcir.store.folder import read_current
 
-SWEEP = "sweep.json"
+SWEEP_FILE = "sweep.json"
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 CALIBRATION = "calibration"  # group of options in `Run.options`
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RcirError)
+READ_ERRORS = (OSError, ValueError, LookupError, TypeError, RcirError)
 NOT_COMPARED = ("name", *RESOURCES)  # options that differ between any two runs, or do not matter
 METRICS = ("recall_at_1", "ece")
 N_DRAWS = 2000
 MAX_LINKED = 20  # runs on MLflow's page
-LOOKED = (
+CHOSEN_BY_LOOKING = (
     "the smallest of these was found by looking: use --choose, or calibrate it anew on other "
     "queries"
 )
@@ -183,7 +183,7 @@ def compare_runs(
     runs = read_runs(references)
     comparison = compare(runs, levels, delta)
     if comparison.split == "test" and any(len(g) > 1 for g in group_by_queries(runs, "test")):
-        return replace(comparison, notes=[*comparison.notes, LOOKED])
+        return replace(comparison, notes=[*comparison.notes, CHOSEN_BY_LOOKING])
     return comparison
 
 
@@ -268,14 +268,14 @@ def read_runs(references: Sequence[str]) -> list[Run]:
     """
     runs: list[Run] = []
     for folder in map(run_folder, references):
-        if (folder / SWEEP).is_file():
+        if (folder / SWEEP_FILE).is_file():
             runs += _read_sweep(folder)
         elif run := _read_run(folder, folder.resolve().name):
             runs.append(run)
         else:
             raise InvalidData(
-                f"{folder} contains no run ({RUN_FILE}, {SWEEP} or {TEST}): pass the output folder "
-                "of `rcir train`, `rcir tune` or `rcir calibrate`"
+                f"{folder} contains no run ({RUN_FILE}, {SWEEP_FILE} or {TEST}): pass the output "
+                "folder of `rcir train`, `rcir tune` or `rcir calibrate`"
             )
     names = [run.name for run in runs]
     return [
@@ -297,7 +297,7 @@ def _read_run(folder: Path, name: str) -> Run | None:
         return None
     origin, options = _read_calibration(folder)
     if trained is None:
-        with suppress(*UNREADABLE):  # it may have been trained elsewhere
+        with suppress(*READ_ERRORS):  # it may have been trained elsewhere
             trained = find_run(origin["run"])
         if trained is not None and (trained.path / VALIDATION).is_file():
             measured["validation"] = RunResults.read(trained.path / VALIDATION)
@@ -307,7 +307,7 @@ def _read_run(folder: Path, name: str) -> Run | None:
         for change in trained_options.pop("changes", []):
             trained_options |= change["options"]
         options = trained_options | options
-        with suppress(*UNREADABLE):
+        with suppress(*READ_ERRORS):
             tracked["validation"] = trained.tracked
             tracked["test"] = tracking.TrackedRun(origin["calibration"], trained.tracked.uri)
     return Run(name, folder, state, options, measured, tracked)
@@ -331,7 +331,7 @@ def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{CALIBRATION}.group": origin.get("group"),
             f"{CALIBRATION}.cluster": origin.get("cluster"),
         }
-    except (*UNREADABLE, AttributeError):
+    except (*READ_ERRORS, AttributeError):
         return origin, {}
 
 
@@ -340,7 +340,7 @@ def _read_sweep(folder: Path) -> list[Run]:
 
     A trial with several seeds is compared by the results of all of them.
     """
-    path = folder / SWEEP
+    path = folder / SWEEP_FILE
     trials: list[tuple[bool, float, Run]] = []
     try:
         written = json.loads(path.read_text())

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from rcir.errors import InvalidConfig, NoRetriever
 from rcir.tracking.runs import (
-    IMPATIENT,
-    SILENT,
+    NO_PROGRESS_BAR,
+    SHORT_WAITS,
     TrackedRun,
     mlflow_package,
     open_client,
@@ -29,12 +29,12 @@ from rcir.tracking.runs import (
     without_credentials,
 )
 
-LOGGED = "retriever"
-INSIDE = f"artifacts/{LOGGED}"  # the retriever's folder in the model's
-INSIDE_RUN = f"{LOGGED}/{INSIDE}"  # and in the run's
+MODEL_NAME = "retriever"
+INSIDE = f"artifacts/{MODEL_NAME}"  # the retriever's folder in the model's
+INSIDE_RUN = f"{MODEL_NAME}/{INSIDE}"  # and in the run's
 MODEL_FILE = "MLmodel"
 # By default, MLflow adds project files of the working directory to a model.
-WITHOUT_PROJECT = {"MLFLOW_UV_AUTO_DETECT": "false"}
+NO_PROJECT_FILES = {"MLFLOW_UV_AUTO_DETECT": "false"}
 Loaded = TypeVar("Loaded")
 
 
@@ -78,18 +78,18 @@ def log_model(
 
     experiment = run.experiment
     with run.client() as client:
-        logged = client.create_logged_model(experiment, LOGGED, run.id, model_type=LOGGED)
+        logged = client.create_logged_model(experiment, MODEL_NAME, run.id, model_type=MODEL_NAME)
     model_id: str = logged.model_id
-    model = Model(artifact_path=LOGGED, run_id=run.id, model_uuid=model_id, model_id=model_id)
+    model = Model(artifact_path=MODEL_NAME, run_id=run.id, model_uuid=model_id, model_id=model_id)
     with (
         tempfile.TemporaryDirectory() as place,
-        settings(WITHOUT_PROJECT),
+        settings(NO_PROJECT_FILES),
         warnings.catch_warnings(),
     ):
         # About MLflow's own use of pandas and type hints.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
-        local = Path(place) / LOGGED
+        local = Path(place) / MODEL_NAME
         mlflow_package().pyfunc.save_model(
             str(local),
             python_model=str(code),
@@ -101,7 +101,7 @@ def log_model(
             mlflow_model=model,
         )
         model.flavors["python_function"] |= {
-            "artifacts": {LOGGED: {"path": INSIDE, "uri": INSIDE}},
+            "artifacts": {MODEL_NAME: {"path": INSIDE, "uri": INSIDE}},
             "model_code_path": code.name,
         }
         model.save(str(local / MODEL_FILE))
@@ -117,7 +117,7 @@ def log_model(
 
 def find_model(run: TrackedRun) -> str | None:
     """Return the id of a run's latest model; None if it has none."""
-    query = f"name = '{LOGGED}' AND source_run_id = '{run.id}'"
+    query = f"name = '{MODEL_NAME}' AND source_run_id = '{run.id}'"
     experiment = run.experiment
     with run.client() as client:
         models = client.search_logged_models([experiment], query)
@@ -131,7 +131,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     """
     model = find_model(run)
     if model is None:
-        run.log_folder(folder, LOGGED)
+        run.log_folder(folder, MODEL_NAME)
         return
     with run.client() as client:
         client.log_model_artifacts(model, str(folder), INSIDE)
@@ -145,7 +145,7 @@ def load_from(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     """
     from mlflow.exceptions import MlflowException
 
-    with tempfile.TemporaryDirectory() as folder, settings(SILENT):
+    with tempfile.TemporaryDirectory() as folder, settings(NO_PROGRESS_BAR):
         try:
             place = mlflow_package().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)
         except (MlflowException, OSError, ImportError, ValueError) as error:
@@ -160,7 +160,7 @@ def load_from(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
 
 def read_file(uri: str) -> bytes:
     """Return the content of a small file of a run or a model, without retrying for minutes."""
-    with settings(IMPATIENT):
+    with settings(SHORT_WAITS):
         return load_from(uri, Path.read_bytes)
 
 

@@ -48,9 +48,9 @@ QUEUE_SIZE = 1000  # steps
 RETRY_AFTER_S = 60.0
 DRAIN_S = 10.0
 STORE_FAILS = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "BAD_REQUEST")
-SILENT = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+NO_PROGRESS_BAR = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 # By default, MLflow waits minutes for a server that does not answer.
-IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+SHORT_WAITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 # At the end of a run, MLflow prints its address.
 WITHOUT_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 # User and password: all before the last @ of the host, or the next @ if the password has a slash.
@@ -214,14 +214,14 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
 
     shown = without_credentials(uri)
     try:
-        with settings(IMPATIENT if shown == uri else IMPATIENT | WITHOUT_ADDRESS):
+        with settings(SHORT_WAITS if shown == uri else SHORT_WAITS | WITHOUT_ADDRESS):
             yield
     except (MlflowException, SQLAlchemyError) as error:
         code = getattr(error, "error_code", None)
         reason = without_credentials(str(error).strip().partition("\n")[0])
         store_answers = code not in (None, *STORE_FAILS)
         if run_id is not None and store_answers:
-            with suppress(MlflowException, SQLAlchemyError), settings(IMPATIENT):
+            with suppress(MlflowException, SQLAlchemyError), settings(SHORT_WAITS):
                 _require_active(open_client(uri), run_id, uri)
         if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
             remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to an account of it"
@@ -373,7 +373,7 @@ class TrackedRun:
 
         # With columns of the type for strings, MLflow makes pandas warn.
         table = pd.DataFrame(list(rows), dtype=object)
-        with self.client() as client, settings(SILENT):
+        with self.client() as client, settings(NO_PROGRESS_BAR):
             client.log_table(self.id, table, f"tables/{name}.json")
 
     def log_figure(self, svg: str, name: str) -> None:
@@ -423,7 +423,7 @@ class TrackedRun:
         from mlflow.system_metrics import system_metrics_monitor
 
         kind: Any = system_metrics_monitor.SystemMetricsMonitor
-        with settings(IMPATIENT):
+        with settings(SHORT_WAITS):
             monitor = kind(self.id, resume_logging=True, tracking_uri=self.uri)
             monitor.start()
             try:
@@ -577,7 +577,7 @@ class MetricQueue:
         """
         if self._thread is None:
             # Set in this thread: others may read the environment while it changes.
-            self._settings.enter_context(settings(IMPATIENT))
+            self._settings.enter_context(settings(SHORT_WAITS))
             self._thread = threading.Thread(target=self._log, name="rcir-metrics", daemon=True)
             self._thread.start()
         with suppress(Full):

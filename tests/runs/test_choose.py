@@ -13,7 +13,7 @@ from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.tuning import RuleKey, Rules
-from rcir.runs.compare import LOOKED
+from rcir.runs.compare import CHOSEN_BY_LOOKING
 from rcir.runs.results import TEST, RunResults
 
 ALPHA, DELTA = 0.3, 0.1
@@ -61,7 +61,7 @@ def test_the_chosen_one_answers_at_delta_over_k_and_states_it(
     assert "Chosen among 3" in str(answer.guarantee)
     assert str(answer.guarantee) in screen
     assert "copies made before are not" in screen  # there is none in MLflow
-    assert LOOKED not in screen
+    assert CHOSEN_BY_LOOKING not in screen
     retriever.calibration = replace(retriever.calibration, chosen_among=1)
     alone = retriever.retrieve(splits.test.images[0], ALPHA, DELTA / 3)
     assert alone.ids == answer.ids
@@ -94,8 +94,8 @@ def test_one_that_was_chosen_before_counts_as_all_of_its_contenders(copies, choo
 
 
 def test_a_comparison_without_a_choice_warns_and_marks_nothing(copies, compare):
-    assert LOOKED in compare.screen(*copies, *LEVELS)
-    assert LOOKED not in compare.screen(copies[0], *LEVELS)
+    assert CHOSEN_BY_LOOKING in compare.screen(*copies, *LEVELS)
+    assert CHOSEN_BY_LOOKING not in compare.screen(copies[0], *LEVELS)
     assert chosen_among(copies) == [1, 1, 1]
 
 

@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # by torch.compile
 ]
 GPU = torch.device("cuda")
@@ -119,22 +118,6 @@ def test_what_is_drawn_on_the_gpu_is_decided_by_the_seed(method, scope, tiny):
     first, again, other = map(loss, (1, 1, 2))
     assert again == pytest.approx(first, rel=1e-4)
     assert abs(other - first) > 10 * abs(again - first)
-
-
-@pytest.mark.parametrize("method", TRAINED_AT_ONCE)
-def test_gradients_are_computed_without_a_wait_for_the_gpu(method, tiny, monkeypatch):
-    backward = torch.Tensor.backward
-
-    def watched(*args, **kwargs):
-        try:
-            torch.cuda.set_sync_debug_mode("error")
-            return backward(*args, **kwargs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    trainer = trainer_of(tiny(encoder=TRAINED_AT_ONCE[method], **FEW_STEPS), device=GPU)
-    monkeypatch.setattr(torch.Tensor, "backward", watched)
-    epochs(trainer)
 
 
 @pytest.mark.parametrize("method", TRAINED)

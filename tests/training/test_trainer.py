@@ -138,7 +138,6 @@ def test_steps_do_not_depend_on_the_number_of_micro_batches(tiny, method, scope)
     one, six = (
         trainer_of(tiny(micro_batches=count, **options), noise(113, 12)) for count in (1, 6)
     )
-    passes = forward_passes(six)
     (expected,), (metrics,) = epochs(one), epochs(six)
     assert metrics["tuples"] == expected["tuples"] > 90
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3)
@@ -149,11 +148,6 @@ def test_steps_do_not_depend_on_the_number_of_micro_batches(tiny, method, scope)
         expected_state, state = one.optimizer.state[theirs], six.optimizer.state[ours]
         assert state["step"] == expected_state["step"] >= 3
         assert_close(state["exp_avg"], expected_state["exp_avg"])
-    # Each part is a forward pass of its own.
-    sizes = [len(images) for training, images in passes if training]
-    members = 4 if scope == "epoch" else 1  # anchor, positive, two negatives
-    assert set(sizes[:6]) == {5 * members, 6 * members}
-    assert sum(sizes[:6]) == 35 * members
 
 
 def hardest_tuples(vectors, labels):
@@ -342,10 +336,7 @@ def test_the_number_of_classes_bounds_the_labels(tiny):
     with pytest.raises(InvalidConfig, match="classes"):
         check_images(tiny(encoder=replace(BY_LABEL, options={"classes": 11})), images)
     with pytest.raises(InvalidConfig, match="classes"):
-        EncoderConfig("norm-softmax", options={"classes": 1})
-    by_tuples = build_encoder(EncoderConfig("btl", dim=8), 1, (8, 16))
-    with pytest.raises(NotImplementedError, match="tuples"):
-        by_tuples.label_loss(by_tuples(torch.zeros(1, 1, 8, 16)), torch.tensor([0]), None)
+        replace(BY_LABEL, options={"classes": 1})
 
 
 @pytest.mark.parametrize(
