@@ -537,7 +537,7 @@ def test_clustered_queries_are_no_evidence(tmp_path, serving):
 def test_labelled_queries_are_compared_with_the_calibration_queries(vectors, place, serving):
     p_values = {}
     for name, noise in (("alike", 0.9), ("shifted", 2.5)):
-        queries, labels = drawn(40, 9, noise)
+        queries, labels = drawn(40, 9, noise=noise)
         with serving(place, store=place.with_name(f"{name}.db")) as client:
             for vector, label in zip(queries, labels.tolist(), strict=True):
                 assert respond(client, vector, label)["accepted"]
@@ -586,7 +586,7 @@ def keep_feedback(retriever, place, file, vectors, labels, unlabelled=None):
 
 
 def risk_of(retriever, noise, n=6000):
-    vectors, labels = drawn(n, 20, noise)
+    vectors, labels = drawn(n, 20, noise=noise)
     answers = retriever.retrieve(vectors, ALPHA, DELTA)
     pairs = zip(answers, labels.tolist(), strict=True)
     return np.mean([label not in answer.labels for answer, label in pairs])
@@ -595,7 +595,7 @@ def risk_of(retriever, noise, n=6000):
 def test_queries_that_changed_are_certified_again(vectors, place, file):
     noise = 1.3  # calibrated at 0.9
     assert risk_of(vectors, noise, 2000) > 1.3 * ALPHA
-    keep_feedback(vectors, place, file, *drawn(400, 21, noise))
+    keep_feedback(vectors, place, file, *drawn(400, 21, noise=noise))
     assert recalibrate(place, feedback=file).n_calibration == 400
     loaded = rcir.load(place)
     assert risk_of(loaded, noise, 2000) <= ALPHA
@@ -615,7 +615,7 @@ def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
     vectors, place, file, capsys
 ):
     noise = 1.3
-    queries, labels = drawn(400, 21, noise)
+    queries, labels = drawn(400, 21, noise=noise)
     answers = vectors.retrieve(queries, ALPHA, DELTA)
     pairs = zip(labels.tolist(), answers, strict=True)
     missed = np.array([label not in answer.labels for label, answer in pairs])
@@ -668,7 +668,7 @@ def test_the_guarantee_holds_over_calibrations_by_feedback(vectors, place, tmp_p
     for seed in range(40):
         copy(vectors).save(place)
         file = tmp_path / f"{seed}.db"
-        keep_feedback(vectors, place, file, *drawn(300, 100 + seed, noise))
+        keep_feedback(vectors, place, file, *drawn(300, 100 + seed, noise=noise))
         recalibrate(place, feedback=file)
         risks.append(risk_of(rcir.load(place), noise))
     # P(more violations than this at delta = 0.1) < 0.5%.
