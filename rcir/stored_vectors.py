@@ -49,7 +49,7 @@ class StoredVectors:
 
     @property
     def dim(self) -> int:
-        """d."""
+        """The length of the vectors."""
         return int(self.vectors.shape[1])
 
     @property
@@ -85,7 +85,7 @@ class StoredVectors:
             )
 
     def digest(self) -> str:
-        """SHA-256 of the vectors."""
+        """Return the SHA-256 of the vectors."""
         sha256 = hashlib.sha256()
         for rows in batches(*self.vectors.shape):
             sha256.update(np.ascontiguousarray(self.vectors[rows]).data)

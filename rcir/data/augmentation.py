@@ -140,7 +140,7 @@ def occlude(
     """
     n, side, width = len(images), *images.shape[-2:]
     squares = _draw_squares(n, (side, width), probability, rng)
-    mask = _hidden(squares, side)
+    mask = _mask_squares(squares, side)
     mask = mask.reshape(n, *(1,) * (images.ndim - 3), *mask.shape[1:])
     return np.where(mask, 0, images).astype(np.uint8), np.any(squares[..., 2] > 0, axis=1)
 
@@ -148,7 +148,7 @@ def occlude(
 def _draw_squares(
     n: int, size: tuple[int, int], probability: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Row, column and side of the square in each tile, (n, tiles, 3)."""
+    """Draw the row, column and side of the square in each tile, (n, tiles, 3)."""
     side, tiles = size[0], size[1] // size[0]
     hit = rng.random((n, tiles)) < probability
     length = np.where(hit, rng.integers(0, side + 1, (n, tiles)), 0)
@@ -156,8 +156,8 @@ def _draw_squares(
     return np.stack([*corner, length], axis=-1)
 
 
-def _hidden(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
-    """(n, side, tiles * side) True for pixels that squares hide."""
+def _mask_squares(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
+    """Return the pixels (n, side, tiles * side) that squares hide."""
     first, end = squares[..., :2, None], squares[..., :2, None] + squares[..., 2:, None]
     inside = (np.arange(side) >= first) & (np.arange(side) < end)  # (n, tiles, 2, side)
     hidden = inside[:, :, 0, :, None] & inside[:, :, 1, None, :]
@@ -203,15 +203,15 @@ class TransformParameters:
             step = max(1, step)
             for start in range(0, len(images), step):
                 rows = slice(start, start + step)
-                changed[rows] = self[rows]._interpolated(images[rows])
+                changed[rows] = self[rows]._interpolate(images[rows])
             images = changed
         if self.squares is not None:
-            mask = copy_to(_hidden(self.squares, images.shape[-2]), images.device)
+            mask = copy_to(_mask_squares(self.squares, images.shape[-2]), images.device)
             images = images.masked_fill(mask[:, None], 0)
         return images
 
-    def _interpolated(self, images: Tensor) -> Tensor:
-        """Warped and recoloured, float32 whole numbers in [0, 255]."""
+    def _interpolate(self, images: Tensor) -> Tensor:
+        """Warp and recolour images to float32 whole numbers in [0, 255]."""
         values = images.to(torch.float32, memory_format=torch.contiguous_format)
         if self.warps is not None:
             values = warp(values, copy_to(self.warps, images.device))

@@ -84,7 +84,7 @@ def find_moments(
     n = len(vectors)
     distances, positions, n_others = _nearest_of_label(vectors, labels)
 
-    def linked(counts: NDArray[np.int64]) -> Any:
+    def link(counts: NDArray[np.int64]) -> Any:
         """Return the links of items that are near-copies of each other."""
         rows = np.repeat(np.arange(n), counts)
         columns = positions[np.arange(N_NEIGHBOURS) < counts[:, None]]
@@ -93,7 +93,7 @@ def find_moments(
 
     # The mean gap of independent items is needed to find bursts, and bursts have to be left out of
     # it. At first, every item may be in a burst with the one that is nearest to it.
-    links = linked(np.isfinite(distances[:, 0]).astype(np.int64))
+    links = link(np.isfinite(distances[:, 0]).astype(np.int64))
     before = np.empty(0)
     for _ in range(MAX_ROUNDS):
         components = connected_components(links, directed=False)[1]
@@ -101,7 +101,7 @@ def find_moments(
             break
         before = components
         mean_gap = _mean_gap(distances, positions, components)
-        links = linked(count_mates(distances, n_others, mean_gap))
+        links = link(count_mates(distances, n_others, mean_gap))
     chains = []
     if times is not None:
         order = np.lexsort([times, labels])

@@ -206,8 +206,8 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
     if not others:
         if len(set(named.values())) < len(named):
             raise InvalidData(
-                f"{folder} has the folders {', '.join(named)}, of which several are the same "
-                "split: put their pictures together"
+                f"{folder} has the folders {', '.join(named)}, and several of them are the "
+                "same split: put their pictures together"
             )
         return named
     with_classes = [name for name in named if name in children]

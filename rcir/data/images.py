@@ -310,7 +310,7 @@ def image_size(
     source: str | os.PathLike[str] | bytes | UntrustedImage, max_pixels: int = MAX_PIXELS
 ) -> tuple[int, int]:
     """Return the width and height that an image's file declares; nothing is decoded."""
-    with open_image(source) as file, _opened(file, _formats(source)) as image:
+    with open_image(source) as file, _open_format(file, _formats(source)) as image:
         _check(image, image_name(source), max_pixels, file)
         return image.size
 
@@ -368,7 +368,7 @@ def read_capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | No
 def _capture_time(path: str | os.PathLike[str]) -> str | None:
     try:
         with open_image(path) as file:
-            image = _opened(cast("BinaryIO", file), _formats(path))
+            image = _open_format(cast("BinaryIO", file), _formats(path))
             exif = Image.Image.getexif(image)  # the method of PNG files decodes all pixels
             stated = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
             return str(datetime.strptime(str(stated).strip("\0 "), "%Y:%m:%d %H:%M:%S"))
@@ -406,7 +406,7 @@ def _formats(source: object) -> tuple[str, ...]:
     return UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else (*FORMATS, *CODEC_FORMATS)
 
 
-def _opened(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
+def _open_format(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
     """Open an image as `Image.open` does, whose limit of pixels cannot be changed by an argument.
 
     Only these formats are tried: for others, Pillow may run programs, such as Ghostscript for EPS.
@@ -445,7 +445,7 @@ def _read(
             _check(source, "the PIL image", max_pixels)
             return _resize(_turn_upright(to_pixels(source, channels), source), resizing)
     if isinstance(source, str | os.PathLike | bytes | UntrustedImage):
-        with open_image(source) as file, _opened(file, _formats(source)) as image:
+        with open_image(source) as file, _open_format(file, _formats(source)) as image:
             _check(image, image_name(source), max_pixels, file)
             untrusted = isinstance(source, UntrustedImage)
             large = image.size[0] * image.size[1] > LARGE_PIXELS

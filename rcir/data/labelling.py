@@ -1,4 +1,4 @@
-"""Relevance of a gallery and of its queries from labels as people have them."""
+"""Relevance of a gallery and of its queries, from labels in any form that users pass."""
 
 from __future__ import annotations
 

@@ -98,16 +98,16 @@ class Preprocessing:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Plain values of all that vectors depend on, the revision of the reader included."""
+        """Return plain values of all that vectors depend on, with the revision of the reader."""
         values = {name: value for name, value in self.to_dict().items() if name != "max_pixels"}
         return values | {"reader": READER_REVISION}
 
     def __call__(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
-        """Images as float32 (n, channels, *size); raises `InvalidImage` for one that is none."""
+        """Return images as normalised float32 (n, channels, *size), or raise `InvalidImage`."""
         return self.normalise(self.resized(images))
 
     def resized(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
-        """Images as uint8 (n, channels, *size): what augmentations work on.
+        """Return images as uint8 (n, channels, *size), as augmentations expect them.
 
         Paths are read and resized in threads.
         """
@@ -126,13 +126,15 @@ class Preprocessing:
         return pixels[:, None] if self.channels == 1 else pixels.permute(0, 3, 1, 2)
 
     def find_faults(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> dict[int, str]:
-        """Rows of the images that cannot be read, each with the reason."""
+        """Return the rows of the images that cannot be read, each with the reason."""
         reasons = find_faults([*images], self.max_pixels)
         return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
     def normalise(self, images: Tensor) -> Tensor:
-        """uint8 (n, channels, *size) as normalised float32."""
-        mean, std = (_by_channel(tuple(values), images.device) for values in (self.mean, self.std))
+        """Return uint8 images (n, channels, *size) as normalised float32."""
+        mean, std = (
+            _put_on_device(tuple(values), images.device) for values in (self.mean, self.std)
+        )
         return images.float().div_(255).sub_(mean).div_(std)
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
@@ -143,6 +145,6 @@ class Preprocessing:
 
 
 @cache
-def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """(n, 1, 1) on a device, copied there once: each copy waits for the device."""
+def _put_on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Copy values (n, 1, 1) to a device once: each copy waits for the device."""
     return torch.tensor(values, device=device).view(-1, 1, 1)

@@ -54,7 +54,7 @@ class Relevance(Protocol):
         ...
 
     def totals(self, gallery: Self) -> NDArray[np.int64]:
-        """(n,) number of true matches of each image in a gallery."""
+        """Count the true matches of each image in a gallery, (n,)."""
         ...
 
     def pairs(self, rows: Rows) -> Pairs:
@@ -245,7 +245,7 @@ class SameLabel:
 
     def joined(self, others: SameLabel) -> SameLabel:
         require_kind(self, others)
-        return SameLabel(_read_only(np.concatenate([self.labels, others.labels])))
+        return SameLabel(_freeze(np.concatenate([self.labels, others.labels])))
 
 
 @dataclass(frozen=True)
@@ -344,14 +344,16 @@ class SharedLabel:
         return count_overlaps(self.labels, gallery.labels)
 
     def pairs(self, rows: Rows) -> Pairs:
-        shared = [product.sorted_indices() for product in products(self.labels[rows], self._by)]
+        shared = [
+            product.sorted_indices() for product in products(self.labels[rows], self._rows_by_label)
+        ]
         counts = [np.diff(product.indptr) for product in shared]
         columns = [product.indices for product in shared]
         none = np.empty(0, np.int64)
         return row_pointers(np.concatenate([*counts, none])), np.concatenate([*columns, none])
 
     @cached_property
-    def _by(self) -> csr_array:
+    def _rows_by_label(self) -> csr_array:
         """(number of labels, n): which images have each label."""
         return self.labels.T.tocsr()
 
@@ -381,7 +383,7 @@ def same_relevance(relevance: Relevance, other: Relevance) -> bool:
     )
 
 
-def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+def _freeze(values: NDArray[Any]) -> NDArray[Any]:
     """Protect labels of a gallery, on which its calibration depends, from changes."""
     values.setflags(write=False)
     return values

@@ -164,7 +164,7 @@ def _require_new(
     if before is not None:
         advice = f"so that they are no new evidence: leave them out, {RECURRING_ADVICE}"
         _refuse(_is_among(queries, before), f"{what} {problem}", advice)
-        advice = f"so that there are fewer than it seems: leave them out, {RECURRING_ADVICE}"
+        advice = f"so that there are fewer queries than rows: leave them out, {RECURRING_ADVICE}"
         _refuse(_is_repeated(queries), f"{what} came before among them", advice)
 
 

@@ -101,8 +101,8 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
 def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
     """Return an Arrow table of the columns of these names, or of all.
 
-    A column that is not there is no error. Blanks around names of columns do not count, and an
-    index without a name, which pandas adds, is left out.
+    Columns that are missing are ignored. Blanks around names of columns do not count, and an index
+    without a name, which pandas adds, is left out.
     """
     import pyarrow as pa
     from pyarrow import parquet

@@ -350,7 +350,7 @@ SPLIT_LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", SPLIT_LAYOUTS, ids=lambda layout: "+".join(layout))
-def test_split_folders_are_no_part_of_the_class_in_any_reader(tmp_path, layout):
+def test_split_folders_are_not_part_of_the_class_in_any_reader(tmp_path, layout):
     touch(tmp_path, [f"{folder}/{c}/{n}.jpg" for folder in layout for c in "ab" for n in "12"])
     listing = list_pictures(tmp_path)
     assert listing.columns["label"] == [name.split("/")[1] for name in listing.ids]

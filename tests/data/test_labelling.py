@@ -122,7 +122,7 @@ def test_missing_labels_are_refused_with_their_rows_in_all_calls(missing):
     ],
     ids=str,
 )
-def test_values_that_are_no_labels_are_refused(labels, word):
+def test_values_that_are_not_labels_are_refused(labels, word):
     with pytest.raises(InvalidData, match=word):
         gallery_relevance(labels, IDS)
 

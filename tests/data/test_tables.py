@@ -36,7 +36,7 @@ def test_separators_line_ends_and_encodings_are_recognised(tmp_path, separator, 
     assert read_csv(written(tmp_path / "t.csv", separator, end, encoding)) == COLUMNS
 
 
-def test_a_line_of_the_separator_which_excel_writes_is_no_header(tmp_path):
+def test_a_line_that_states_the_separator_is_not_the_header(tmp_path):
     (tmp_path / "t.csv").write_text("sep=;\nid;label\n1;pear, ripe\n")
     assert read_csv(tmp_path / "t.csv") == {"id": ["1"], "label": ["pear, ripe"]}
     (tmp_path / "t.csv").write_text("sep=;\r\nid\r\n1\r\n2;3\r\n", newline="")
