@@ -132,16 +132,16 @@ def run_embed(options: Namespace) -> None:
                     embedder.clear()
                     bar.advance(task, len(part))
                     continue
-            vectors, bad_rows = embedder.embed_readable(encoder, preprocessing, part.paths)
-            bad = {part.ids[row]: reason for row, reason in bad_rows.items()}
-            rejects |= bad
+            vectors, unreadable = embedder.embed_readable(encoder, preprocessing, part.paths)
+            reasons = {part.ids[row]: reason for row, reason in unreadable.items()}
+            rejects |= reasons
             if len(rejects) <= allowed:  # or else finished blocks are kept for the next command
                 if vectors is None:
                     raise InvalidImage(
                         f"none of the {len(part):,} pictures for {file} can be read, such as "
-                        f"{part.ids[0]}: {bad_rows[0]}; leave them out, or write fewer shards"
+                        f"{part.ids[0]}: {unreadable[0]}; leave them out, or write fewer shards"
                     )
-                part = part.without(bad_rows)
+                part = part.without(unreadable)
                 dim = _write(
                     vectors,
                     part,
@@ -149,7 +149,7 @@ def run_embed(options: Namespace) -> None:
                     model=name,
                     shards=shards or 1,
                     source=source,
-                    rejects=bad,
+                    rejects=reasons,
                 )
                 embedder.clear()
     table = output.with_name(f"{output.name.removesuffix('.parquet')}.rejects.csv")

@@ -271,10 +271,10 @@ def _require_nonzero(vectors: NDArray[Any], rounded: NDArray[np.float32], first:
 
 def require_range(options: Any, **ranges: tuple[float, float]) -> None:
     """Raise `InvalidConfig` unless options are in their closed ranges."""
-    for name, (least, most) in ranges.items():
+    for name, (lowest, highest) in ranges.items():
         value = getattr(options, name)
-        if not least <= value <= most:
-            raise InvalidConfig(f"{name} is {value!r}; it must be from {least} to {most}")
+        if not lowest <= value <= highest:
+            raise InvalidConfig(f"{name} is {value!r}; it must be from {lowest} to {highest}")
 
 
 def lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -303,8 +303,8 @@ def norms_of(
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         norms = np.linalg.norm(vectors, axis=1)
-    least, most = SAFE_LENGTHS
-    return norms, np.flatnonzero(~((norms > least) & (norms < most)))
+    shortest, longest = SAFE_LENGTHS
+    return norms, np.flatnonzero(~((norms > shortest) & (norms < longest)))
 
 
 def one_minus_cosine(

@@ -30,16 +30,16 @@ from rcir.stored_vectors import StoredVectors, WatchedFile, batches
 INDEX_FILE, STATE_FILE = "index.faiss", "index.json"
 LIVE_FILE, STORED_FILE = "live.npy", "vectors.npy"
 # A mapped file is shared by the processes that read it.
-MAPPED = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+MAPPED_FLAGS = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
 RANKED_NUMBERS = 1 << 24  # numbers of candidates that are ranked at a time: 64 MiB of float32
-WIDEST = {"nprobe": math.inf, "efSearch": math.inf}
+WIDEST_SEARCH = {"nprobe": math.inf, "efSearch": math.inf}
 RANGES: dict[str, tuple[float, float]] = {
     **{"M": (2, 256), "ef_construction": (1, 1 << 16), "ef_search": (1, 1 << 20)},
     **{"nlist": (1, 1 << 20), "nprobe": (1, 1 << 20), "m": (1, 1 << 14), "nbits": (4, 12)},
     **{"k_factor": (1, 1000), "train_size": (1, 1 << 30), "random_seed": (0, (1 << 31) - 1)},
 }
 # The place in FAISS's source, and the condition that failed, which precede its message.
-PLACE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
+MESSAGE_PREFIX = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*?' failed: ?)?", re.DOTALL)
 logger = logging.getLogger(__name__)
 # By FAISS's default, the distances of a batch to all codes of long vectors would take gigabytes.
 faiss.cvar.product_quantizer_compute_codes_bs = 4096
@@ -231,10 +231,10 @@ class FaissIndex:
             self._selector = self._select(self._live)
         with _faiss_errors("FAISS cannot search this index with these parameters"):
             squared, numbers = self._nearest(queries, k, self._selector)
-            none = numbers[:, 0] < 0
-            if none.any():
-                squared[none], numbers[none] = self._nearest(
-                    queries[none], k, self._selector, WIDEST
+            empty = numbers[:, 0] < 0
+            if empty.any():
+                squared[empty], numbers[empty] = self._nearest(
+                    queries[empty], k, self._selector, WIDEST_SEARCH
                 )
         squared[numbers < 0] = np.inf
         if self._live is not None:
@@ -372,7 +372,7 @@ class FaissIndex:
             raise InvalidData(
                 f"{INDEX_FILE} was changed since it was written: build the index again"
             )
-        index._index = faiss.read_index(str(path), MAPPED)
+        index._index = faiss.read_index(str(path), MAPPED_FLAGS)
         if index._stored is not None:
             index._stored = StoredVectors.load(folder / STORED_FILE, np.float16)
         if (folder / LIVE_FILE).is_file():
@@ -386,7 +386,7 @@ def _faiss_errors(message: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = PLACE.sub("", str(error)) or str(error)
+        reason = MESSAGE_PREFIX.sub("", str(error)) or str(error)
         raise InvalidConfig(f"{message} ({reason[:200]})") from None
 
 

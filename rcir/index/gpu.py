@@ -20,8 +20,8 @@ from rcir.index.flat import FlatIndex, rank_candidates, sort_candidates
 from rcir.stored_vectors import batches
 
 MAX_ON_GPU = 2048  # neighbours, and lists, that FAISS looks through on a GPU
-SPARE = 16  # candidates beyond those asked for
-WORKSPACE = 256 << 20  # bytes of the GPU's memory for temporary results of searches
+SPARE_CANDIDATES = 16  # candidates beyond the requested neighbours
+WORKSPACE_BYTES = 256 << 20  # of the GPU's memory for temporary results of searches
 CENTROIDS_FILE = "centroids.npy"
 
 
@@ -114,9 +114,9 @@ class GpuIndex(FlatIndex):
             InvalidConfig: k is too large for a GPU, or there is none.
         """
         queries = check_vectors(vectors, self.vectors.shape[1])
-        fetched = k * (1 + self.options.float16) + SPARE
+        fetched = k * (1 + self.options.float16) + SPARE_CANDIDATES
         if fetched > MAX_ON_GPU:
-            largest = (MAX_ON_GPU - SPARE) // (1 + self.options.float16)
+            largest = (MAX_ON_GPU - SPARE_CANDIDATES) // (1 + self.options.float16)
             raise InvalidConfig(
                 f"a query needs {k:,} neighbours, and a GPU finds at most {largest:,}: reduce the "
                 "search depth, or choose an index that is searched on the CPU, such as hnsw. With "
@@ -213,7 +213,7 @@ def require_gpu(device: int) -> None:
 def gpu_resources() -> Any:
     """Return FAISS's memory and streams on a GPU, which are freed with this object."""
     resources = faiss.StandardGpuResources()
-    resources.setTempMemory(WORKSPACE)
+    resources.setTempMemory(WORKSPACE_BYTES)
     return resources
 
 

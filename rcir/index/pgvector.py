@@ -40,7 +40,7 @@ ONE_BY_ONE = {"enable_seqscan": "on", "enable_sort": "on"} | dict.fromkeys(
 PGVECTOR_FILE = "table.json"
 # Ids and vectors of `dim` numbers, and one row with a UUID, which a trigger replaces after every
 # change. The trigger has the rights of the owner: every role that can write changes the UUID.
-CREATE = (
+CREATE_TABLE = (
     "CREATE TABLE {table} (id bigint PRIMARY KEY, embedding vector({dim}) NOT NULL){storage}",
     "CREATE TABLE {state} (contents uuid NOT NULL)",
     "INSERT INTO {state} VALUES (gen_random_uuid())",
@@ -53,14 +53,14 @@ CREATE = (
 )
 # The UUID, and a token of the index: pgvector's version and the files of all indexes, which a
 # rebuild replaces.
-STATE = (
+TABLE_STATE = (
     "SELECT {state}.contents::text, (SELECT extversion || ' ' || "
     "string_agg(pg_relation_filenode(indexrelid)::text, ' ' ORDER BY indexrelid) "
     "FROM pg_extension, pg_index WHERE extname = 'vector' AND indrelid = {regclass} "
     "GROUP BY extversion){vacuums} FROM {state}"
 )
 # For a graph, also the number and time of vacuums, which repair it.
-VACUUMS = (
+VACUUM_STATE = (
     " || ' ' || pg_stat_get_vacuum_count({regclass}) + "
     "pg_stat_get_autovacuum_count({regclass}) || ' ' || coalesce(extract(epoch FROM "
     "greatest(pg_stat_get_last_vacuum_time({regclass}), "
@@ -70,7 +70,7 @@ VACUUMS = (
 )
 # In any order: the number of each query, from 1; ids of rows as big-endian int64; and L2 distances
 # as float64.
-NEAREST = (
+NEAREST_ROWS = (
     "SELECT query.number::int, coalesce(found.ids, ''), coalesce(found.distances, '') "
     "FROM unnest(%b::vector[]) WITH ORDINALITY AS query (vector, number) "
     "CROSS JOIN LATERAL ("
@@ -347,7 +347,7 @@ class PgvectorIndex:
         self._server = Postgres(options.dsn, options.timeout)
         self._dim = 0
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
-        self._contents = self._token = ""  # see `STATE`
+        self._contents = self._token = ""  # see `TABLE_STATE`
 
     @classmethod
     def build(cls, vectors: NDArray[np.float32], options: PgvectorOptions) -> Self:
@@ -362,7 +362,7 @@ class PgvectorIndex:
 
         def fill(connection: Connection[Any]) -> tuple[str, str]:
             storage = " WITH (autovacuum_enabled = false)" if options.method == "hnsw" else ""
-            for statement in CREATE:
+            for statement in CREATE_TABLE:
                 connection.execute(index._fill_in(statement, storage=sql.SQL(storage)))
             index._copy(connection, vectors, 0)
             if options.method != "exact":
@@ -419,7 +419,7 @@ class PgvectorIndex:
         distances, positions = no_neighbours(len(vectors), k)
         count, settings = min(k, len(self)), self.options.search_settings
         ties = ", id" if self.options.method == "exact" else ""  # no index has both orders
-        statement = self._fill_in(NEAREST, ties=sql.SQL(ties))
+        statement = self._fill_in(NEAREST_ROWS, ties=sql.SQL(ties))
 
         def query(connection: Connection[Any]) -> list[tuple[int, bytes, bytes]]:
             # Before the snapshot is taken: from then on nobody can empty or drop the table.
@@ -528,9 +528,9 @@ class PgvectorIndex:
         connection.execute(self._fill_in(f"LOCK TABLE {{table}} IN {mode} MODE"))
 
     def _read_state(self, connection: Connection[Any]) -> tuple[str, str]:
-        """Return the UUID of the table's content, and a token of its index, see `STATE`."""
-        vacuums = self._fill_in(VACUUMS if self.options.method == "hnsw" else "")
-        row = connection.execute(self._fill_in(STATE, vacuums=vacuums)).fetchone()
+        """Return the UUID of the table's content, and a token of its index, see `TABLE_STATE`."""
+        vacuums = self._fill_in(VACUUM_STATE if self.options.method == "hnsw" else "")
+        row = connection.execute(self._fill_in(TABLE_STATE, vacuums=vacuums)).fetchone()
         if row is None or row[1] is None:
             raise self._changed()
         return row[0], row[1]

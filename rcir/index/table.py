@@ -94,7 +94,7 @@ class IndexConfig:
         path = import_path(kind)
         # A name that this program added to the table is unknown where the index is loaded.
         builtin = path.startswith("rcir.")
-        name = next((name for name, one in INDEXES.items() if builtin and one == path), path)
+        name = next((name for name, known in INDEXES.items() if builtin and known == path), path)
         if kind.__module__ == "__main__" or find_index(name) is not kind:
             raise InvalidConfig(f"{path} cannot be imported by that name: move it to a module")
         return cls(name, asdict(index.options))

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding
@@ -81,7 +81,7 @@ class Served:
     def vectors(
         self,
         vectors: Sequence[Sequence[float]],
-        uncertainty: float | Sequence[float] | None,
+        uncertainty: ArrayLike | None,
         model: str | None,
     ) -> Queries:
         """Return vectors as queries."""
@@ -95,8 +95,9 @@ class Served:
             raise InvalidConfig("the vectors differ in length: send vectors of equal length")
         array = np.asarray(vectors, np.float64)
         searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
-        stated = None if uncertainty is None else np.atleast_1d(np.asarray(uncertainty, np.float64))
-        return searcher.prepare(array, None, stated, model).with_population()
+        if uncertainty is not None:
+            uncertainty = np.atleast_1d(np.asarray(uncertainty, np.float64))
+        return searcher.prepare(array, None, uncertainty, model).with_population()
 
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Return the queries of each request; the pictures of all are embedded together."""

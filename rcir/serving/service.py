@@ -142,8 +142,8 @@ class Service:
             return {"picture": b64encode(picture).decode(), "label": label}
         queries = live.served.calibration.calibration_queries
         row = int(rng.integers(len(queries)))
-        stated = None if queries.uncertainty is None else float(queries.uncertainty[row])
-        return {"vector": queries.vectors[row].tolist(), "uncertainty": stated, "label": None}
+        uncertainty = None if queries.uncertainty is None else float(queries.uncertainty[row])
+        return {"vector": queries.vectors[row].tolist(), "uncertainty": uncertainty, "label": None}
 
     async def _prepare(self, query: Query[Any], served: Served) -> Any:
         if not query.in_thread:
@@ -245,7 +245,7 @@ class Service:
                 _log.error("feedback cannot be read: %s", error)
 
     async def refresh(self) -> None:
-        """Serve the source's version if it is a new one; a bad one is refused for a minute.
+        """Serve the source's version if it is a new one; an invalid one is refused for a minute.
 
         It is loaded, verified and warmed up in the background, and takes over between two batches.
         """

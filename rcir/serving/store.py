@@ -34,7 +34,7 @@ MAX_ANSWERS = 100_000  # without feedback; older ones are deleted
 DELETION_INTERVAL = 1000  # answers between two deletions of old ones
 LOCK_SECONDS = 10.0  # for which feedback waits while another process locks the file
 ANSWER_LOCK_SECONDS = 0.5  # for which answers wait
-ANSWER_PAUSE_SECONDS = 10.0  # after such a wait in vain, in which answers do not wait again
+ANSWER_PAUSE_SECONDS = 10.0  # for which answers do not wait again
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY,
@@ -180,7 +180,7 @@ class Store:
         self.path = path.absolute()
         self._lock = threading.RLock()
         self._n_added = 0  # since old answers were last deleted
-        self._locked_at = -math.inf  # when answers last waited in vain
+        self._locked_at = -math.inf  # when a wait of answers last ended without success
         self._failure: str | None = None  # of the last attempt to write
         with self._naming_file():
             self._connection = sqlite3.connect(
@@ -216,9 +216,9 @@ class Store:
     def add(self, answered: Iterable[tuple[str, Terms, Queries, Sequence[Retrieval]]]) -> list[str]:
         """Store all answers of some requests or none, and return an id for each.
 
-        A request has the version that answered, terms, queries and answers. After a wait for
-        another process in vain, the answers of `ANSWER_PAUSE_SECONDS` are not stored, so that
-        queries are not delayed again.
+        A request has the version that answered, terms, queries and answers. If another process
+        keeps the file locked, no answers are stored for `ANSWER_PAUSE_SECONDS`, so that queries
+        are not delayed again.
         """
         if time.monotonic() < self._locked_at + ANSWER_PAUSE_SECONDS:
             raise StoreUnavailable(f"{self.path} was locked by another process a moment ago")
@@ -371,7 +371,7 @@ class Store:
         self._failure = None
 
     def _require_files(self) -> int:
-        """Return the size of the file; refuse one that SQLite would write in vain.
+        """Return the size of the file; refuse one that was removed, replaced or truncated.
 
         It changes nothing, because threads without the lock call it too.
         """
