@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -373,19 +374,16 @@ def require_enough(config: DataConfig, splits: Splits) -> None:
 def _hint(config: DataConfig) -> str:
     """Return the advice to train on and query all classes, or "" if that does not help."""
     dataset, options = find_dataset(config.name), config.options | {"open_set": False}
-    takes_it = {"open_set", "path"} <= dataset.options_of_reader()
-    if not takes_it or options == config.options or "train" in config.options:
+    is_option = {"open_set", "path"} <= dataset.options_of_reader()
+    if not is_option or options == config.options or "train" in config.options:
         return ""
     try:
-        is_enough = not list_shortages(
-            dataset.load(data_root(config), config.seed, None, **options)
-        )
+        splits = dataset.load(data_root(config), config.seed, None, **options)
     except RcirError:
         return ""
-    advice = (
-        "with open_set false in data.options, every class trains and is queried: that is enough"
-    )
-    return advice if is_enough else ""
+    if list_shortages(splits):
+        return ""
+    return "with open_set false in data.options, every class trains and is queried: that is enough"
 
 
 @dataclass(frozen=True)
@@ -421,10 +419,8 @@ def verify(
         progress: wraps the iterator over the pictures; its second argument is their number.
         max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
     """
-    from rcir.data.images import (
-        MAX_PIXELS,
-        find_faults,
-    )  # imports torch; to list the sets needs none
+    # This imports torch, which listing the sets does not need.
+    from rcir.data.images import MAX_PIXELS, find_faults
 
     dataset = find_dataset(name)
     if not dataset.reader:
@@ -436,12 +432,8 @@ def verify(
         parts["gallery"] = source.gallery
     if source.validation is not None:
         parts["validation"] = source.validation
-    pictures = [
-        image
-        for images in parts.values()
-        if not isinstance(images.images, np.ndarray)
-        for image in images.images
-    ]
+    files = [part.images for part in parts.values() if not isinstance(part.images, np.ndarray)]
+    pictures = [*chain.from_iterable(files)]
     errors = find_faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
     if progress is not None:
         errors = progress(errors, len(pictures))

@@ -60,9 +60,7 @@ def read_folder(
         )
     if splits is not None:
         return _use_splits(images, splits, str(folder), notes)
-    if open_set:
-        return _halve_classes(images, train, seed, notes)
-    return _halve_each_class(images, seed, notes)
+    return _halve_labels(images, open_set, seed, notes, train)
 
 
 def read_class_folders(
@@ -125,11 +123,25 @@ def _label_images(
     return ImageSet(paths, numbers, ids, {"class": names[labels], **attributes})
 
 
-def _halve_classes(
-    images: ImageSet, train: Sequence[str] | None, seed: int, notes: tuple[str, ...]
+def _halve_labels(
+    images: ImageSet,
+    open_set: bool,
+    seed: int,
+    notes: tuple[str, ...],
+    train: Sequence[str] | None = None,
 ) -> Source:
-    """Train on a random half of the classes, or the named ones; the others evaluate."""
+    """Train on a random half of the classes, or the named ones, or on half of every class."""
     names, labels = images.attributes["class"], np.asarray(images.labels)
+    rng = np.random.default_rng((seed, HALVES_STREAM))
+    if not open_set:
+        order, place = shuffle_by_class(rng, labels, np.bincount(labels))
+        first, second = np.sort(order[place % 2 == 0]), np.sort(order[place % 2 == 1])
+        if not len(second):
+            raise InvalidData(
+                f"each of the {len(first)} images is alone in its class: have at least two of a "
+                "class, one to search and one to query"
+            )
+        return Source(images.subset(first), images.subset(second), "train", notes)
     n = int(labels.max()) + 1
     if n < 2:
         raise InvalidData(
@@ -137,8 +149,7 @@ def _halve_classes(
             "to train and one to evaluate on; preferably many"
         )
     if train is None:
-        order = np.random.default_rng((seed, HALVES_STREAM)).permutation(n)
-        trains = np.isin(labels, order[: (n + 1) // 2])
+        trains = np.isin(labels, rng.permutation(n)[: (n + 1) // 2])
     else:
         unknown = sorted(set(train) - set(names.tolist()))
         trains = np.isin(names, [*train])
@@ -148,20 +159,6 @@ def _halve_classes(
                 f"{f'; there is no {unknown[0]!r}' if unknown else ''}: name some, not all"
             )
     return Source.from_halves(images, trains, notes)
-
-
-def _halve_each_class(images: ImageSet, seed: int, notes: tuple[str, ...]) -> Source:
-    """Train on a random half of every class, the larger one, and evaluate on the others."""
-    labels = np.asarray(images.labels)
-    rng = np.random.default_rng((seed, HALVES_STREAM))
-    order, place = shuffle_by_class(rng, labels, np.bincount(labels))
-    first, second = np.sort(order[place % 2 == 0]), np.sort(order[place % 2 == 1])
-    if not len(second):
-        raise InvalidData(
-            f"each of the {len(first)} images is alone in its class: have at least two of a class, "
-            "one to search and one to query"
-        )
-    return Source(images.subset(first), images.subset(second), "train", notes)
 
 
 def _use_splits(
@@ -240,10 +237,8 @@ def read_table(
     if "split" in table:
         splits = _read_splits(file, table)
         return _use_splits(images, splits, f"{file}, column split", tuple(notes))
-    if "label" in table and open_set:
-        return _halve_classes(images, None, seed, tuple(notes))
     if "label" in table:
-        return _halve_each_class(images, seed, tuple(notes))
+        return _halve_labels(images, open_set, seed, tuple(notes))
     if len(images) < 2:
         raise InvalidData(f"{file} has one row: have at least two, preferably thousands")
     order = np.random.default_rng((seed, HALVES_STREAM)).permutation(len(images))
