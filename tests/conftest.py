@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,9 +30,10 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 def pytest_make_parametrize_id(config, val, argname):
-    """Name cases after plain values, which pytest would number."""
-    text = str(val)
-    return text[:60] if isinstance(val, dict | list | tuple) and " at 0x" not in text else None
+    """Name cases after their values, which pytest would number."""
+    if val is None or isinstance(val, str | bytes | int | float | set) or callable(val):
+        return None
+    return " ".join(re.sub(r" at 0x\w+", "", str(val)).split())[:60]
 
 
 @pytest.fixture(autouse=True)
