@@ -239,7 +239,7 @@ class State:
                 if request.distinct is not None:
                     results = results.first_of_each_label()
                 yield results, *rule.sets(results, guarantee)
-        self.valid_calibration()  # the gallery may have been changed in place meanwhile
+        self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile
 
     def _retrievals(
         self,
