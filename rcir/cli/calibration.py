@@ -104,7 +104,11 @@ def add_index_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         help="levels at which sizes are compared; unless given, those that it was calibrated at",
     )
-    parser.add_argument("--delta", type=float, help="likewise")
+    parser.add_argument(
+        "--delta",
+        type=float,
+        help="delta at which they are compared; unless given, that of the calibration",
+    )
 
 
 def run_index(options: Namespace) -> None:

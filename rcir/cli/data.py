@@ -22,10 +22,10 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     list_parser.set_defaults(action=_list)
     check_parser = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
     check_parser.set_defaults(action=_check)
-    check_parser.add_argument("name", help="of the data set")
+    check_parser.add_argument("name", help="name of the data set")
     add_max_pixels(check_parser)
     check_parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the set's reader"
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of its reader"
     )
     for subparser in (list_parser, check_parser):
         subparser.add_argument(

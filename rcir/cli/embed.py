@@ -49,8 +49,10 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="for a CLIP model of transformers, the vector that it compares with texts",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="on Ray; 0: this process alone")
-    parser.add_argument("--use-gpu", action="store_true", help="one GPU for each")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="Ray workers; 0 uses this process alone"
+    )
+    parser.add_argument("--use-gpu", action="store_true", help="one GPU per worker")
     parser.add_argument(
         "--max-rejects",
         type=float,

@@ -112,7 +112,8 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=("LEAST", "MOST"),
-        help="numbers of replicas on Ray Serve, on the cluster of RAY_ADDRESS if it is set",
+        help="minimum and maximum number of replicas on Ray Serve, on the cluster of RAY_ADDRESS "
+        "if it is set",
     )
     parser.add_argument("--gpus", type=float, default=0.0, help="GPUs of each replica on Ray Serve")
 

@@ -70,8 +70,8 @@ def run_compare(options: Namespace) -> None:
 def add_register_arguments(parser: ArgumentParser) -> None:
     """Add the calibration, the name and the alias."""
     parser.add_argument("run", metavar="RUN", help="folder of a calibration, or its MLflow id")
-    parser.add_argument("--name", required=True, help="of the registered model")
-    parser.add_argument("--alias", help="of this version, such as champion")
+    parser.add_argument("--name", required=True, help="name of the registered model")
+    parser.add_argument("--alias", help="alias of this version, such as champion")
 
 
 def run_register(options: Namespace) -> None:

@@ -72,7 +72,7 @@ STATUS_WORDS = {
     400: "The picture, the vector or the requested guarantee is invalid.",
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site, or names another host.",
-    404: "There is no such thing.",
+    404: "There is no such path, item or answer.",
     408: "The body did not arrive in time.",
     409: "No calibration certifies the guarantee, or the calibration is stale.",
     413: "The body, or a picture, is too large.",

@@ -122,7 +122,9 @@ class Vector(Body):
     """A query vector of the model that embedded the gallery."""
 
     vector: Numbers = Field(min_length=1)
-    uncertainty: float | None = Field(None, description="Of the vector; larger is less certain.")
+    uncertainty: float | None = Field(
+        None, description="Uncertainty of the vector; larger is less certain."
+    )
     model: str | None = Field(None, description="The model that embedded it.")
 
 
@@ -138,7 +140,7 @@ class VectorQueries(Terms):
     """Query vectors of the model that embedded the gallery, and the requested guarantee."""
 
     vectors: Annotated[list[Numbers], FirstFault()] = Field(min_length=1)
-    uncertainty: Numbers | None = Field(None, description="Of each vector.")
+    uncertainty: Numbers | None = Field(None, description="Uncertainty of each vector.")
     model: str | None = Field(None, description="The model that embedded them.")
 
 

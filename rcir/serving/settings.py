@@ -20,7 +20,7 @@ class Settings:
     """Settings of a server.
 
     Args:
-        host: address to listen on; others than loopback need RCIR_TOKEN.
+        host: address to listen on; any other than loopback requires RCIR_TOKEN.
         port: port to listen on; 0 takes a free one.
         token: bearer token of requests; required unless the host is a loopback address.
         store: SQLite file that keeps answers and feedback; without one, feedback is refused.
