@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per epoch, and which epoch is kept; written aside, without a pickle.
+"""Checkpoints: a folder per epoch, written aside and without a pickle; which epochs are kept.
 
     model.safetensors      weights
     optimizer.safetensors  tensors of the optimizer's state
@@ -79,7 +79,7 @@ class History:
         self._queued |= epochs.keys()
 
     def log(self) -> None:
-        """Log what MLflow does not have; `TrackingUnavailable` if it is away."""
+        """Log what MLflow does not have yet; `TrackingUnavailable` if it cannot be reached."""
         items = [point for epoch in self._epochs.items() for point in _points(*epoch)]
         stored = {marker: self._tracked.steps(marker) for marker in {item[0] for item in items}}
         self._tracked.log_points(
@@ -95,7 +95,7 @@ class History:
 
 
 def read_epochs(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics of the epochs of a run, by number; "time" is when an epoch ended."""
+    """Return the metrics of the epochs of a run by number; "time" is the end of an epoch."""
     file = run / METRICS_FILE
     if not file.is_file():
         return {}
@@ -151,7 +151,7 @@ class TrainState:
     steps: int = 0
 
     def advance(self, size: float, score: float, min_delta: float) -> None:
-        """Note that another epoch is done; the smallest size, then the highest score is best."""
+        """Count an epoch; the best has the smallest size, of equal sizes the highest score."""
         self.epoch += 1
         if (-size, score) >= (-self.best_size, self.best_score):
             self.best_epoch, self.best_size, self.best_score = self.epoch, size, score

@@ -180,7 +180,7 @@ def _embed_together(trainer: Trainer, images: ImageSet) -> Embedding:
 
 
 def _generators(workers: Workers) -> list[torch.device]:
-    """Return the devices whose random numbers training draws, beside the CPU."""
+    """Return the devices other than the CPU on which training draws random numbers."""
     return [workers.device] if workers.device.type == "cuda" else []
 
 

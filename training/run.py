@@ -79,7 +79,7 @@ def require_same_options(
 def create_run(
     config: TrainingConfig, parent: tracking.TrackedRun | None, trained: TrainedOn
 ) -> RunFolder:
-    """Create a run in its folder and in MLflow; `trained` is what it will be trained on."""
+    """Create a run in its folder and in MLflow; `trained` records the images of the training."""
     complete = replace(config, micro_batches=config.n_micro_batches, batch_per_worker=None)
     folder, plain = config.folder, asdict(complete)
     trained.write(folder)  # before the run, which cannot be used without it
@@ -227,7 +227,7 @@ def _train_and_log(
     callback: UserCallback | None,
     rejects: Mapping[str, str],
 ) -> RunFolder:
-    """Train what is not trained yet, choose the weights, log; return the finished run."""
+    """Do the training that is left, choose the weights, log; return the finished run."""
     run.tracked.log_params(flatten(run.config))
     with run.tracked.active():
         members = member_configs(config, run.path)

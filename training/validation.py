@@ -107,7 +107,7 @@ def certify_folds(
     images: ImageSet,
     workers: Workers = ALONE,
 ) -> list[Certified]:
-    """Calibrate in each of the `assign_fold_roles`, which the workers share.
+    """Calibrate with the folds of `assign_fold_roles`, which the workers divide among them.
 
     `vectors` are (n, d) embeddings, `uncertainty` is the (n,) uncertainty of the encoder or None.
     """

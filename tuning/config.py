@@ -45,14 +45,14 @@ def check_space(training: TrainingConfig, space: Space) -> None:
                 f"space.{name} is {dict(sampler)}; pass one of {', '.join(SAMPLERS)} with a list"
             )
         _check_values(name, *next(iter(sampler.items())))
-    variations(training, space)
+    list_variations(training, space)
     # Every method must have all options that vary.
     for method in next(iter(space.get(METHOD, {}).values()), ()):
         others = {name: next(iter(sampler.values()))[0] for name, sampler in space.items()}
         with_values(training, others | {METHOD: method})
 
 
-def variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
+def list_variations(training: TrainingConfig, space: Space) -> list[TrainingConfig]:
     """Return the training with each value (or end of a range) of each option, one at a time."""
     return [
         with_values(training, {name: value})
@@ -75,7 +75,7 @@ def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Valu
     rng = np.random.default_rng(seed)
     grids = {name: values["grid"] for name, values in space.items() if "grid" in values}
     values_by_name = {name: values for name, values in space.items() if name not in grids}
-    ranges = domains(training, values_by_name)
+    ranges = build_domains(training, values_by_name)
 
     def sample(name: str) -> Any:
         value = ranges[name].sample(random_state=rng)
@@ -88,7 +88,7 @@ def draw(training: TrainingConfig, space: Space, n: int, seed: int) -> list[Valu
     ]
 
 
-def domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
+def build_domains(training: TrainingConfig, space: Space) -> dict[str, Any]:
     """Return the random options as Ray Tune's domains, of whole numbers for integer options."""
     result: dict[str, Any] = {}
     for name, sampler in space.items():
@@ -203,7 +203,7 @@ class TuningConfig:
             raise InvalidConfig(f"space.{grids[0]} is a grid, which tpe cannot search: use choice")
         if self.scheduler == "none":
             return
-        if any(t.has_members for t in (self.training, *variations(self.training, self.space))):
+        if any(t.has_members for t in (self.training, *list_variations(self.training, self.space))):
             raise InvalidConfig(
                 "asha compares trials by epochs, and an ensemble has none: set scheduler to none"
             )

@@ -41,7 +41,7 @@ from training.run import (
     require_same_options,
 )
 from training.validation import assign_fold_roles
-from tuning.config import TuningConfig, Values, domains, draw, variations, with_values
+from tuning.config import TuningConfig, Values, build_domains, draw, list_variations, with_values
 from tuning.records import (
     SWEEP_FILE,
     TABLE_FILE,
@@ -87,7 +87,7 @@ class Numbered(OptunaSearch):
         return {"drawn": {"number": number, **values}}
 
 
-def search(
+def build_search(
     config: TuningConfig, earlier: Sequence[Values], record: Callable[[int, Values], None]
 ) -> Searcher | None:
     """Return the searcher; None if all trials are drawn beforehand.
@@ -106,7 +106,7 @@ def search(
     several = len(metrics) > 1
     return Numbered(
         record,
-        OptunaSearch.convert_search_space(domains(config.training, config.space)),
+        OptunaSearch.convert_search_space(build_domains(config.training, config.space)),
         metric=list(metrics) if several else metrics[0],
         mode=list(modes) if several else modes[0],
         sampler=optuna.samplers.TPESampler(
@@ -116,7 +116,7 @@ def search(
     )
 
 
-def scheduler(config: TuningConfig) -> TrialScheduler | None:
+def build_scheduler(config: TuningConfig) -> TrialScheduler | None:
     """Return the scheduler of trials: ASHA, or None."""
     if config.scheduler == "none":
         return None
@@ -130,7 +130,7 @@ def scheduler(config: TuningConfig) -> TrialScheduler | None:
     )
 
 
-def resources(config: TuningConfig) -> dict[str, float]:
+def find_resources(config: TuningConfig) -> dict[str, float]:
     """Return the resources of a trial; a byte of memory if workers hold its CPUs and GPUs."""
     training = config.training
     if training.most_workers:
@@ -150,7 +150,7 @@ def count_parallel_trials(config: TuningConfig) -> int:
         needed: dict[str, float] = {kind: training.most_workers}
         count = int(ray.cluster_resources().get(kind, 0) // training.most_workers)
     else:
-        needed = resources(config)
+        needed = find_resources(config)
         count = sum(_room_on(node, needed) for node in alive_nodes())
     if not count:
         demand = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
@@ -239,12 +239,12 @@ def _run(
     shutil.rmtree(records.folder / "ray", ignore_errors=True)
     drawn = [{"number": number, **values} for number, values in enumerate(earlier)]
     tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(run_trial, plan=plan), resources(config)),
+        tune.with_resources(tune.with_parameters(run_trial, plan=plan), find_resources(config)),
         param_space=None if all_values is None else {"drawn": tune.grid_search(drawn)},
         tune_config=tune.TuneConfig(
             num_samples=total if all_values is None else 1,
-            search_alg=search(config, earlier, record),
-            scheduler=scheduler(config),
+            search_alg=build_search(config, earlier, record),
+            scheduler=build_scheduler(config),
             max_concurrent_trials=at_once,
             # A process that has imported everything runs the next trial.
             reuse_actors=not config.training.most_workers,
@@ -266,7 +266,7 @@ def _run(
 
 def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -> None:
     """Train the best trials with more seeds; if one fails, the next best takes its place."""
-    needed = resources(config)
+    needed = find_resources(config)
     task: Any = ray.remote(train_seed).options(
         num_cpus=needed.get("CPU", 0), num_gpus=needed.get("GPU", 0), memory=needed.get("memory")
     )
@@ -300,7 +300,7 @@ def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Keep Ray Tune from the screen and from Ctrl-C, unless the environment says otherwise."""
+    """Keep Ray Tune from printing and from handling Ctrl-C, unless the environment is set."""
     defaults = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
     added = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(added)
@@ -319,7 +319,7 @@ def _check_trials(
     rejects = find_rejects(config.training, splits, folder)
     splits = splits.without(rejects)
     trainings = [with_values(config.training, values) for values in all_values or ()]
-    for training in trainings or variations(config.training, config.space):
+    for training in trainings or list_variations(config.training, config.space):
         check_encoder(training)
         check_images(training.at(1), splits.train)
     counts = [len(roles.calibration) for roles in assign_fold_roles(splits.validation)]

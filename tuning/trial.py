@@ -114,7 +114,7 @@ def average_metrics(folders: Sequence[Path], config: TuningConfig) -> dict[str, 
 
 
 class Epochs(ray.train.UserCallback):
-    """Reports the epochs of a training except the last, which is reported when all is written.
+    """Reports the epochs of a training except the last, which is reported once the run is written.
 
     Ray Train calls it in its controller, a training without workers in its own thread.
     """

@@ -25,7 +25,7 @@ LOGGED_METRICS = ("certified_size", "recall_at_1")
 class TrialWatch(Callback):
     """Keeps the records of a sweep while Ray Tune runs it.
 
-    MLflow may be away meanwhile: `log` then logs what is missing.
+    MLflow need not be available meanwhile: `log` logs what is missing.
     """
 
     def __init__(self, records: Records, total: int) -> None:
@@ -81,7 +81,7 @@ class TrialWatch(Callback):
                 self._end(trial, state="failed", reason="Ray Tune could not start it")
 
     def log(self) -> None:
-        """Log the results of each trial to MLflow; `TrackingUnavailable` if it is away."""
+        """Log the results of each trial to MLflow; `TrackingUnavailable` if that is impossible."""
         for trial in self._records.trials.values():
             self._log(trial)
 
@@ -102,7 +102,7 @@ class TrialWatch(Callback):
             if trial.state != "finished":
                 for run in self._runs(trial):
                     run.tracked.end("FAILED" if trial.state == "failed" else "KILLED")
-        console.print(f"{len(self._ended)}/{self._total}  {line(trial)}", soft_wrap=True)
+        console.print(f"{len(self._ended)}/{self._total}  {describe_trial(trial)}", soft_wrap=True)
 
     def _record(self, trial: Trial) -> None:
         self._records.trials[trial.number] = trial
@@ -126,7 +126,7 @@ class TrialWatch(Callback):
             run.tracked.log_metrics({f"sweep/{name}": value for name, value in metrics.items()})
 
 
-def line(trial: Trial) -> str:
+def describe_trial(trial: Trial) -> str:
     """Describe a trial in one line."""
     values = ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"

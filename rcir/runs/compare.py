@@ -1,4 +1,4 @@
-"""Compare runs by their certified set sizes: read them from their folders, and put them in rows."""
+"""Compare runs by their certified set sizes."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def compare_runs(
 
 
 def compare(runs: Sequence[Run], alphas: Sequence[float], delta: float) -> Comparison:
-    """Compare runs that were read, see `compare_runs`; it does not warn of a choice by size."""
+    """Compare runs, see `compare_runs`, without a warning against a choice by size."""
     if not any(run.results for run in runs):
         raise InvalidData(
             f"nothing was measured of {', '.join(run.name for run in runs)}: finish the training"
@@ -362,7 +362,7 @@ def _read_sweep(folder: Path) -> list[Run]:
 
 
 def _read_trial(folder: Path, written: Mapping[str, Any]) -> Run:
-    """Return a trial as its sweep describes it; it is measured once all seeds are trained."""
+    """Return a trial as its sweep describes it; it has results once all seeds are trained."""
     names, state = [str(name) for name in written["folders"]], str(written["state"])
     last_metrics = {str(name): float(value) for name, value in written.get("metrics", {}).items()}
     runs = [_read_run(folder / name, names[0]) for name in names]

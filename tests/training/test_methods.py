@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 import rcir
 from calibration import CalibrationConfig, calibrate
-from rcir.data import DataConfig, Preprocessing, load_splits
+from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, InvalidData
@@ -67,11 +67,6 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     assert [answer.size for answer in answers] == expected.tolist()
 
 
-def test_a_loss_of_another_method_is_refused(tiny):
-    with pytest.raises(InvalidConfig, match="kl_scale"):
-        tiny(encoder=config_of("tripreg"), loss={"kl_scale": 1.0})
-
-
 @pytest.fixture(scope="module")
 def ensemble(tiny, train_apart):
     """A finished run of an ensemble of two, to be read only."""
@@ -121,29 +116,9 @@ def test_members_are_runs_below_that_of_the_ensemble_and_are_kept(ensemble, tiny
         assert equal(member.state_dict(), run.encoder().state_dict())
         weights.append(torch.cat([values.flatten() for values in member.state_dict().values()]))
     assert not torch.allclose(weights[0], weights[1], atol=1e-2)
-
-
-def test_members_are_rotated_onto_the_first(ensemble):
-    encoder = ensemble.encoder()
-    images = load_splits(ensemble.data).train.images
-    with torch.inference_mode():
-        first, second = encoder.member_vectors(Preprocessing()(images)).double()
-    rotation = encoder.rotations[1].double()
-    np.testing.assert_allclose(encoder.rotations[0], np.eye(8), atol=1e-4)
+    rotation = ensemble.encoder().rotations[1]  # fitted after the training
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(8), atol=1e-4)
-    # No rotation comes nearer (Schoenemann, 1966): the overlap is the sum of singular values.
-    overlap = torch.linalg.svdvals(second.T @ first).sum()
-    assert (second @ rotation * first).sum() == pytest.approx(overlap.item(), rel=1e-4)
-
-
-def test_an_ensemble_ranks_by_the_mean_of_its_members_distances(ensemble):
-    encoder = ensemble.encoder()
-    images = Preprocessing()(load_splits(ensemble.data).test.images[:20])
-    joint = encoder.embed(images).vectors.double()
-    with torch.inference_mode():
-        members = encoder.member_vectors(images).double()
-    of_members = [torch.cdist(each, each).square() for each in members]
-    np.testing.assert_allclose(torch.cdist(joint, joint).square(), sum(of_members) / 2, atol=1e-4)
+    assert not torch.allclose(rotation, torch.eye(8), atol=1e-2)
 
 
 def pfe_config(**options):
@@ -204,4 +179,4 @@ def test_bases_that_cannot_be_fitted_are_refused(tiny):
     with pytest.raises(InvalidConfig, match="random"):
         train(tiny(encoder=pfe_config(base="pretrained")))
     with pytest.raises(InvalidConfig, match="base_weights"):
-        tiny(encoder=EncoderConfig("pfe", options={"base": "norm-softmax"}))
+        EncoderConfig("pfe", options={"base": "norm-softmax"})

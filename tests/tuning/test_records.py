@@ -10,7 +10,7 @@ from rcir.runs.folder import RunFolder
 from training import TrainingConfig
 from tuning import Records, Trial, TuningConfig
 from tuning.records import read_records
-from tuning.run import count_parallel_trials, resources
+from tuning.run import count_parallel_trials, find_resources
 
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
 ON_GPU = {"use_gpu": True}
@@ -122,7 +122,7 @@ def test_trials_never_hold_more_than_the_cluster_has(
     sweep_on, training, share, nodes, held, at_once
 ):
     config = sweep_on(nodes, training, share)
-    assert resources(config) == held
+    assert find_resources(config) == held
     assert count_parallel_trials(config) == at_once
 
 
