@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torchvision.transforms.v2.functional import gaussian_blur
 
-from calibration.data_sets import images_outside
+from calibration.data_sets import load_outside
 from rcir.data import ImageSet, Preprocessing, Splits, load_splits, without_repeats
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
@@ -162,7 +162,7 @@ def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
     others = searcher.search_labelled(corrupt, embedder=embed_whole)
     outside = None
     if name != "cub50":
-        images = images_outside(run.data, "mnist")
+        images = load_outside(run.data, "mnist")
         assert images is not None
         candidates = searcher.search(images.images, stored)
         outside = {kind: with_uncertainty(searcher, candidates, kind).uncertainty for kind in kinds}

@@ -73,7 +73,7 @@ def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> S
                 f"the queries have no attribute {config.group!r}; they have "
                 f"{', '.join(attributes) or 'none'}"
             )
-    outside = images_outside(run.data, config.ood)
+    outside = load_outside(run.data, config.ood)
     sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
     sets += [] if outside is None else [outside]
     with step("unreadable images"):
@@ -144,7 +144,7 @@ def search_data_set(config: EvaluationConfig) -> SearchedSplits:
         raise InvalidData(
             f"{data.name} has {changed}: restore the data set's files, or calibrate again"
         )
-    outside = images_outside(data, config.ood)
+    outside = load_outside(data, config.ood)
     training = tracking.find_tracked_run(origin.get("run", ""))
     return replace(_search(retriever, data.name, splits, outside, Embedder()), training=training)
 
@@ -212,7 +212,7 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
         )
 
 
-def images_outside(data: DataConfig, name: str | None) -> ImageSet | None:
+def load_outside(data: DataConfig, name: str | None) -> ImageSet | None:
     """Return the images of the evaluation half of another data set.
 
     Raises:

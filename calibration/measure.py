@@ -63,7 +63,7 @@ def measure(
     encoder = retriever.searcher.options.model or "vectors"
     if retriever.encoder is not None:
         encoder = retriever.encoder.config.method
-    share = _calibrated_share(calibration, test)
+    share = _share_with_calibrated_labels(calibration, test)
     calibrated = calibration.miss_rule.calibration.population
     in_clusters = calibrated.clusters is not None
     headline = find_headline(rows)
@@ -80,14 +80,14 @@ def measure(
         uncertainties=uncertainties,
         encoder_ratio=None if report is None else report.encoder_ratio,
         quality=quality,
-        parts=[] if headline is None else subgroups(splits, float(headline.threshold or 0)),
+        parts=[] if headline is None else count_subgroups(splits, float(headline.threshold or 0)),
         parts_alpha=None if headline is None else headline.alpha,
         cluster=calibrated.cluster_word,
         n_clusters=calibrated.n_units if in_clusters else None,
         n_test_clusters=test.population.n_units if in_clusters else None,
         beyond_depth=int((np.isinf(test.ranks) & (test.n_relevant > 0)).sum()),
         chosen_among=calibration.chosen_among,
-        labels=_tested_labels(calibration, share),
+        labels=_state_labels(calibration, share),
         left_out=calibration.left_out,
         other_labels=f"{test.population.label_word}s" if share == 0 else None,
     )
@@ -103,27 +103,24 @@ def measure_guarantees(
     calibration = retriever.require_calibration()
 
     @cache
-    def scored(rule: SetRule, distinct: Distinct) -> tuple[ScoredResults, ScoredResults]:
-        """Score the test queries by a rule, and by the same rule of constant size."""
+    def score_test_queries(rule: SetRule, distinct: Distinct) -> ScoredResults:
         results = with_uncertainty(retriever.searcher, test, rule.uncertainty)
-        queries = score(
-            rule.score_function, results if distinct is None else results.first_of_each_label()
-        )
-        return queries, queries.of_constant_size()
+        if distinct is not None:
+            results = results.first_of_each_label()
+        return score(rule.score_function, results)
 
     def measure_levels(
         guarantee: str, options: RequestOptions, levels: Sequence[float]
     ) -> list[RiskResult]:
         requests = [make_request(alpha, delta, **options) for alpha in levels]
         rule = calibration.rule_for(requests[0])
-        constant = rule.of_constant_size()
+        queries = score_test_queries(rule, requests[0].distinct)
+        constant = rule.of_constant_size(), queries.of_constant_size()
         rows = []
         for request, alpha in zip(requests, levels, strict=True):
-            queries, of_constant_size = scored(rule, request.distinct)
             row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
             if not request.abstain:
-                size = _constant_size(request, constant, of_constant_size)
-                row = replace(row, constant_size=size)
+                row = replace(row, constant_size=_constant_size(request, *constant))
             rows.append(_measure(row, request, rule, queries))
         return rows
 
@@ -200,7 +197,7 @@ def _constant_size(request: Request, rule: SetRule, test: ScoredResults) -> floa
         return None
 
 
-def subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
+def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     """Count misses by decile of uncertainty, class (those missed most) and group."""
     test, images = splits.test, splits.images
     population = test.population
@@ -230,7 +227,7 @@ def subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     return parts if population.groups is None else parts + count("group", population.groups)
 
 
-def _calibrated_share(calibration: Calibration, test: LabelledResults) -> float | None:
+def _share_with_calibrated_labels(calibration: Calibration, test: LabelledResults) -> float | None:
     """Return the share of test queries whose label calibrated; None without single labels."""
     labels = test.population.single_labels
     calibrated = calibration.calibration_queries.population.known_labels
@@ -239,7 +236,7 @@ def _calibrated_share(calibration: Calibration, test: LabelledResults) -> float 
     return float(np.isin(labels, calibrated).mean())
 
 
-def _tested_labels(calibration: Calibration, calibrated_share: float | None) -> str | None:
+def _state_labels(calibration: Calibration, calibrated_share: float | None) -> str | None:
     """State which labels calibrated, and on which the risks were measured."""
     if calibrated_share is None or calibration.coverage is None:
         return None

@@ -137,7 +137,7 @@ def _calibrate(
             retriever.origin["calibration"] = tracked.id
         retriever.save(place)
         page = publish(output, evaluation, splits, tracked, started)
-        results = comparable_results(evaluation, splits)
+        results = collect_results(evaluation, splits)
         results.write(output / TEST)
         if tracked is not None:
             _track_results(tracked, splits.training, evaluation, results)
@@ -249,7 +249,7 @@ def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
     write_json(path, evaluation.to_dict() | {"seconds": round(seconds, 2)})
 
 
-def comparable_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResults:
+def collect_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResults:
     """Return the results by which `rcir compare` compares retrievers."""
     rule = splits.retriever.require_calibration().miss_rule
     parts = []

@@ -99,7 +99,7 @@ def assess(splits: SearchedSplits) -> Quality:
     if splits.outside is not None:
         detection = out_of_distribution(every_uncertainty, splits.outside.uncertainty)
         numbers |= {"ood_auroc": detection.auroc, "ood_auprc": detection.auprc}
-    if splits.data is not None and (baseline := pixel_recall(splits.data)) is not None:
+    if splits.data is not None and (baseline := measure_pixel_recall(splits.data)) is not None:
         numbers["recall_at_1_pixels"] = baseline
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
     return Quality(numbers, scores.unmatched, whole, diagram, sparse)
@@ -137,7 +137,7 @@ def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
 
 
 @without_autologging()
-def pixel_recall(splits: Splits) -> float | None:
+def measure_pixel_recall(splits: Splits) -> float | None:
     """Return the recall at 1 of test queries by principal components of their pixels.
 
     The components are those of training pictures of 32 x 32 pixels in RGB; pictures are compared by

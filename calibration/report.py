@@ -72,8 +72,8 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)
             for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
         )
-        sizes = [astuple(size) for size in curve_sizes(rule, splits.test, evaluation.curve)]
-        size, low, high = np.array(sizes, np.float64).T
+        sizes = estimate_curve_sizes(rule, splits.test, evaluation.curve)
+        size, low, high = np.array([astuple(size) for size in sizes], np.float64).T
         drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
         drawn["risk"] = figures.draw_risk_curve(alphas, risk, lows, highs)
     sets = {
@@ -87,7 +87,7 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
     return drawn
 
 
-def curve_sizes(
+def estimate_curve_sizes(
     rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
 ) -> list[Estimate]:
     """Return the mean set size at each level of a curve, with its bootstrap interval.

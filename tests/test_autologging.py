@@ -8,7 +8,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import rcir
-from calibration.quality import pixel_recall
+from calibration.quality import measure_pixel_recall
 from rcir import figures
 from rcir.autologging import without_autologging
 from rcir.data import ImageSet
@@ -61,7 +61,7 @@ OWN_FITS = {
     "score function": lambda: fit_logistic(VALUES, POSITIVE),
     "calibration": calibrate,
     "epoch": validate_epoch,
-    "pixels": lambda: pixel_recall(Splits(*(images(20) for _ in range(6)))),
+    "pixels": lambda: measure_pixel_recall(Splits(*(images(20) for _ in range(6)))),
     "map": lambda: figures.project(VALUES),
 }
 

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 import rcir
 from calibration.measure import CURVE_ALPHAS
-from calibration.quality import pixel_recall
-from calibration.report import curve_sizes
+from calibration.quality import measure_pixel_recall
+from calibration.report import estimate_curve_sizes
 from rcir.runs.results import RunResults
 
 DEPTH, DELTA = 150, 0.05
@@ -86,12 +86,12 @@ def test_the_curve_has_the_rows_and_sizes_of_more_levels(outcome):
     assert set(np.round(np.arange(0.06, 0.401, 0.02), 2)) <= set(levels) < {*CURVE_ALPHAS, 0.3}
     assert [row for row in evaluation.curve if row.alpha in (0.2, 0.3)] == evaluation.certified
     rule, test = outcome.retriever.calibration.miss_rule, outcome.splits.test
-    sizes = dict(zip(levels, curve_sizes(rule, test, evaluation.curve), strict=True))
+    sizes = dict(zip(levels, estimate_curve_sizes(rule, test, evaluation.curve), strict=True))
     for row in evaluation.curve:
         size = sizes[row.alpha]
         assert size.value == pytest.approx(row.mean_size)
         assert size.low < size.value < size.high
-    (estimate,) = curve_sizes(replace(rule, bound="hoeffding"), test, evaluation.curve[:1])
+    (estimate,) = estimate_curve_sizes(replace(rule, bound="hoeffding"), test, evaluation.curve[:1])
     assert (estimate.value, estimate.low) == (evaluation.curve[0].mean_size, None)
 
 
@@ -107,7 +107,7 @@ def test_quality_is_that_of_the_test_split(outcome, searched):
     assert evaluation.beyond_depth == np.isinf(ranks).sum()
     assert evaluation.quality.unmatched == 0
     assert (evaluation.n_calibration, evaluation.n_test) == (300, 300)
-    assert numbers["recall_at_1_pixels"] == pixel_recall(outcome.splits.data)
+    assert numbers["recall_at_1_pixels"] == measure_pixel_recall(outcome.splits.data)
 
 
 GUARANTEES = {

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.metrics.pairwise import cosine_distances
 
-from calibration.quality import Quality, assess, pixel_recall
+from calibration.quality import Quality, assess, measure_pixel_recall
 from calibration.splits import SearchedSplits
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import WithinRadius
@@ -268,9 +268,9 @@ def test_recall_of_pixels_is_that_of_the_nearest_principal_components(splits):
     has = np.isin(splits.test.labels, splits.gallery.labels)
     expected = (splits.gallery.labels[nearest] == splits.test.labels)[has].mean()
     # Pillow resizes otherwise by a little, and the randomized components are nearly those.
-    assert pixel_recall(splits) == pytest.approx(expected, abs=0.03)
+    assert measure_pixel_recall(splits) == pytest.approx(expected, abs=0.03)
     assert expected > 0.1
-    assert pixel_recall(replace(splits, gallery=splits.test)) == 1
+    assert measure_pixel_recall(replace(splits, gallery=splits.test)) == 1
     others = splits.gallery.subset(np.flatnonzero(splits.gallery.labels > 10**6))
-    assert pixel_recall(replace(splits, gallery=others)) is None
-    assert pixel_recall(replace(splits, train=splits.train.subset(np.array([0])))) is None
+    assert measure_pixel_recall(replace(splits, gallery=others)) is None
+    assert measure_pixel_recall(replace(splits, train=splits.train.subset(np.array([0])))) is None

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 import rcir
-from calibration.measure import subgroups
+from calibration.measure import count_subgroups
 from tests.populations import in_population
 
 DELTA = 0.05
@@ -56,7 +56,7 @@ def test_parts_are_deciles_of_uncertainty_classes_missed_most_and_groups(outcome
 def test_where_all_or_none_are_missed_an_end_of_the_interval_is_one_or_zero(outcome, threshold):
     test = outcome.splits.test
     lost = np.isinf(test.ranks) if np.isinf(threshold) else test.ranks > 1
-    parts = subgroups(outcome.splits, threshold)
+    parts = count_subgroups(outcome.splits, threshold)
     assert sum(part.missed for part in parts if part.kind == "uncertainty") == lost.sum()
     for part in parts:
         exact = binomtest(part.missed, part.n).proportion_ci(0.95, method="exact")
@@ -69,14 +69,14 @@ def test_no_interval_is_claimed_for_queries_in_clusters(outcome):
     """They depend on each other, so their misses are not binomial."""
     clusters = np.repeat([*"abcdef"], 50)
     test = in_population(outcome.splits.test, clusters=clusters, cluster_word="drawer")
-    plain = subgroups(outcome.splits, 10.0)
-    clustered = subgroups(replace(outcome.splits, test=test), 10.0)
+    plain = count_subgroups(outcome.splits, 10.0)
+    clustered = count_subgroups(replace(outcome.splits, test=test), 10.0)
     assert clustered == [replace(part, low=None, high=None) for part in plain]
 
 
 def test_each_of_fewer_queries_than_ten_is_a_part(outcome):
     images = outcome.splits.data.test.subset(np.arange(4))
     test = outcome.retriever.search_labelled(images)
-    parts = subgroups(replace(outcome.splits, test=test, images=images), 10.0)
+    parts = count_subgroups(replace(outcome.splits, test=test, images=images), 10.0)
     assert [part.n for part in parts if part.kind == "uncertainty"] == [1] * 4
     assert not [part for part in parts if part.kind == "group"]
