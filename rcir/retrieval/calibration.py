@@ -18,7 +18,7 @@ from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, RuleKey, Rules, TunedOn
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
-from rcir.risk.guarantee import AT_EVERY_MOMENT, in_plural, opening
+from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct
 from rcir.risk.request import conflict
@@ -460,7 +460,6 @@ class CalibrationReport:
         }
 
     def __str__(self) -> str:
-        first = opening(self.delta, [AT_EVERY_MOMENT] * self.anytime, self.chosen_among)
         queries = f"{self.n_calibration} calibration queries"
         if self.left_out is not None:
             queries = f"{self.n_calibration} {in_plural(self.left_out)} of the gallery calibrated"
@@ -469,10 +468,9 @@ class CalibrationReport:
             queries += f" by {kind}, {number} of them, each counted alike"
         others = "items of the gallery" if self.tuned_on_gallery else "others"
         new_labels = any(row.new_labels_size is not None for row in self.rows)
+        how = f"{self.score_function} sizes, {queries}; {self.n_tuning} {others} fitted the sizes"
         lines = [
-            f"{first}, a true match is missing from at most a fraction alpha of the sets "
-            f"({self.score_function} sizes, {queries}; "
-            f"{self.n_tuning} {others} fitted the sizes).",
+            at_every_level(self.delta, how, anytime=self.anytime, chosen_among=self.chosen_among),
             f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}" + "  new labels" * new_labels,
         ]
         for row in self.rows:

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from rcir.errors import printable
 from rcir.risk.bounds import Certificate
-from rcir.risk.losses import find_risk
+from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Alpha
 from rcir.risk.population import LABEL
 from rcir.risk.request import Mix, Request
@@ -114,7 +114,7 @@ class Guarantee:
                 "holds only if it was not chosen for its sets."
             )
         return (
-            f"{opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
+            f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
             f"returned to {self._covered_queries()} ({self.score_function} sizes, "
             f"{self.bound} bound, {parameter}{seed}).{again}"
         )
@@ -182,12 +182,12 @@ class Guarantee:
         return like
 
 
-def opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: int = 1) -> str:
+def _opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: int = 1) -> str:
     """Return the beginning of the sentence of a guarantee."""
     sure = (
         "On average over calibrations, of which one that certifies nothing counts as none wrong"
         if delta is None
-        else f"With probability at least {stated_confidence(delta)}"
+        else f"With probability at least {_stated_confidence(delta)}"
     )
     if chosen_among > 1:
         sure = f"Chosen among {chosen_among} retrievers after looking: {sure[0].lower()}{sure[1:]}"
@@ -198,6 +198,12 @@ def in_plural(left_out: str) -> str:
     """Return what queries are called whose search leaves out "item", "moment" or a cluster."""
     simple = left_out in ("item", "moment", "cluster")
     return f"{left_out}s" if simple else f"clusters ({left_out})"
+
+
+def at_every_level(delta: float, how: str, *, anytime: bool = False, chosen_among: int = 1) -> str:
+    """State the guarantee of the miss risk at several levels, and how they were certified."""
+    missing = MISS.clause.format(alpha="a fraction alpha", sets=MISS.sets)
+    return f"{_opening(delta, [AT_EVERY_MOMENT] * anytime, chosen_among)}, {missing} ({how})."
 
 
 def promise(
@@ -240,16 +246,16 @@ def promise(
 def nothing_certified(delta: float, n_calibration: int, reason: str | None) -> str:
     """State that no level is certified, and why."""
     return (
-        f"Nothing is certified with probability {stated_confidence(delta)} on {n_calibration} "
+        f"Nothing is certified with probability {_stated_confidence(delta)} on {n_calibration} "
         f"calibration queries: {reason}."
     )
 
 
-def stated_confidence(delta: float) -> str:
+def _stated_confidence(delta: float) -> str:
     """Return one minus delta in decimals, not rounded: it must not claim more than is certified.
 
     Example:
-        >>> stated_confidence(0.1), stated_confidence(1e-5), stated_confidence(1e-30)
+        >>> _stated_confidence(0.1), _stated_confidence(1e-5), _stated_confidence(1e-30)
         ('0.9', '0.99999', '1 - 1e-30')
     """
     return f"{1 - Decimal(str(delta)):f}" if delta >= 1e-12 else f"1 - {delta}"

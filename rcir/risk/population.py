@@ -106,8 +106,8 @@ class Population:
         arrays: dict[str, Any] = {}
         for name in KINDS:
             values = [getattr(part, name) for part in parts]
-            number = sum(each is not None for each in values)
-            if 0 < number < len(values):
+            number = len(parts) - sum(part is None for part in values)
+            if 0 < number < len(parts):
                 raise InvalidData(f"only some queries have {name}: pass them for all, or for none")
             if number:
                 arrays[name] = np.concatenate(values)

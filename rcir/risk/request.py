@@ -194,12 +194,12 @@ def make_request(
 
 def _contradiction(request: Request) -> str | None:
     """Return which attributes of a request exclude each other, None if none do."""
-    risk, once = request.risk, request.holds == "once"
+    one_risk, once = request.risk, request.holds == "once"
     mixed = request.groups == "any mix" or isinstance(request.groups, Mix)
-    names = " or the ".join(each.name for each in RISKS.values() if each.monotone)
+    names = " or the ".join(risk.name for risk in RISKS.values() if risk.monotone)
     option = as_option("simultaneous" if request.holds == "for all alphas" else "anytime")
-    if not once and (risk is None or not risk.exact):
-        exact = " or ".join(each.name for each in RISKS.values() if each.exact)
+    if not once and (one_risk is None or not one_risk.exact):
+        exact = " or ".join(risk.name for risk in RISKS.values() if risk.exact)
         return f"{option} is for the {exact} risk alone, of all answers"
     if request.delta is None and (not request.monotone or not once or mixed):
         return (

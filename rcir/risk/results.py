@@ -439,9 +439,9 @@ class ScoredResults:
         if len({part.depth for part in parts}) > 1 or clustered:
             raise InvalidData("queries of another depth, or in clusters, cannot be added")
         joined: dict[str, Any] = {
-            each.name: np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(self)
-            if isinstance(getattr(self, each.name), np.ndarray)
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray)
         }
         population = self.population.joined(*(part.population for part in others))
         return replace(self, population=population, **joined)

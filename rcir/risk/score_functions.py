@@ -81,12 +81,12 @@ class ScoreFunction(ABC):
     ranks_labels: ClassVar[bool] = False  # True if it is fitted on the nearest item of each label
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            values = getattr(self, each.name)
+        for field in fields(self):  # type: ignore[arg-type]
+            values = getattr(self, field.name)
             if isinstance(values, np.ndarray):
                 copy = np.array(values)
                 copy.setflags(write=False)
-                object.__setattr__(self, each.name, copy)
+                object.__setattr__(self, field.name, copy)
 
     @classmethod
     def fit(cls, results: SearchResults, truth: Truth) -> Self:

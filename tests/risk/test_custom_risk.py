@@ -130,13 +130,6 @@ def test_losses_are_checked_beyond_the_thresholds_that_are_tested(
         certify(make_request(0.3, DELTA, risk="fewer-than-two"), score(Constant(), draw(200, 0)))
 
 
-def test_the_choice_of_a_score_function_checks_the_losses(register):
-    risk, split = with_fewer_matches_than(2), draw(100, 0)
-    register(replace(risk, losses=lambda *of: 3 * risk.losses(*of)))
-    with pytest.raises(InvalidData, match="loss"):
-        fit_score_function("auto", split.results, split.relevant, risk="fewer-than-two")
-
-
 def test_its_score_function_can_be_chosen_automatically(register):
     split = draw(400, 3)
     chosen, compared = fit_score_function(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
+from rcir.errors import InvalidData, RiskUnattainable
 from rcir.risk import Quantile, ScoredResults, fixed_sequence, learn_then_test, selective
 from tests.risk.conftest import naive_loss
 from tests.statistical.populations import answered
@@ -112,12 +112,6 @@ def test_nothing_is_attainable_without_a_match():
     with pytest.raises(RiskUnattainable) as caught:
         learn_then_test({"miss": 0.9}, 0.1, lost, lost)
     assert caught.value.minimum_alpha is None
-
-
-def test_no_risk_and_an_unknown_risk_are_refused(pair):
-    for alphas in ({}, {"precision": 0.1}):
-        with pytest.raises(InvalidConfig, match="risk"):
-            learn_then_test(alphas, 0.1, *pair)
 
 
 def draw_answers(n, seed, ties=False):

@@ -192,18 +192,6 @@ def test_no_sets_of_the_same_mean_size_hold_more_first_matches():
         assert value == pytest.approx(best[sum(sizes)], rel=1e-6)
 
 
-def test_sizes_are_the_number_of_scores_within_the_threshold():
-    score_function, results = Learned.fit(*draw(300, 0, depth=40)), draw(60, 1, depth=40)[0]
-    scores = score_function.rank(results).scores
-    finite = np.unique(scores[np.isfinite(scores)]).astype(float)[::3]
-    assert len(finite) > 50
-    for threshold in np.concatenate([finite, finite / (1 + 1e-3) * (1 - 1e-6)]):
-        expected = (scores <= threshold * (1 + 1e-3)).sum(axis=1).tolist()
-        assert score_function.sizes(results, threshold).tolist() == expected
-    for i, size in enumerate(expected):
-        assert score_function.sizes(results[i : i + 1], threshold).tolist() == [size]
-
-
 def test_ranks_of_equal_probability_enter_the_set_together():
     chance = [1e-12, *(1 / (41 - k) for k in range(40))]  # 1/41 that the match is at rank 2 to 41
     logits = np.log(chance) - np.log1p(-np.array(chance))

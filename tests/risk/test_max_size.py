@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 import rcir
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import RiskUnattainable
 from rcir.risk import (
     Constant,
     LabelledResults,
@@ -94,9 +94,3 @@ def test_a_retriever_returns_no_larger_set(options):
     assert max(answer.size for answer in answers) == limit
     assert answers[0].guarantee.request.max_size == limit
     assert answers[0].guarantee.to_dict()["max_size"] == limit
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, "3"])
-def test_a_size_is_a_whole_number_of_at_least_1(size):
-    with pytest.raises(InvalidConfig, match="max_size"):
-        make_request(0.1, 0.1, max_size=size)

@@ -151,17 +151,6 @@ def test_losses_may_come_one_by_one_in_parts_or_all_at_once(name):
             assert value == pytest.approx(expected[key], rel=1e-9, abs=1e-12), key
 
 
-def test_long_streams_may_come_in_any_parts():
-    rates = np.repeat([0.05, 0.1, 0.2], 50_000)
-    losses = np.random.default_rng(4).uniform(size=150_000) < rates
-    whole, small = RiskMonitor(0.1), RiskMonitor(0.1)
-    whole.update(losses)
-    for part in np.array_split(losses, 50):
-        small.update(part)
-    assert small.peak == pytest.approx(whole.peak, rel=1e-9)
-    assert small.staked == pytest.approx(whole.staked, rel=1e-9)
-
-
 @pytest.mark.parametrize("n", [0, 25])
 def test_a_state_stored_as_json_continues_where_it_stopped(n):
     losses = STREAMS["mixed"]

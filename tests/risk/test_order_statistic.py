@@ -139,26 +139,6 @@ def test_one_miss_more_than_allowed_moves_the_threshold_to_the_next_rank():
         assert order_statistic(0.05, 0.1, scored).threshold == expected
 
 
-def test_scores_may_come_in_any_order():
-    scores = np.random.default_rng(0).permutation(np.arange(100.0))
-    # P(Binomial(100, .1) <= 5) = .058 and P(Binomial(100, .1) <= 6) = .117
-    assert order_statistic(0.1, 0.1, ScoredResults(scores, 200)).threshold == 94.0
-
-
-def test_no_bound_gives_smaller_thresholds_than_the_exact_one():
-    results, ranks = calibration(n=2000)
-    score_function = SCORE_FUNCTIONS["quantile"].fit(*calibration(200, seed=9))
-    scored = score_ranks(score_function, results, ranks)
-    exact, *others = (
-        [order_statistic(a, 0.1, scored, bound).threshold for a in (0.05, 0.1, 0.2, 0.3)]
-        for bound in BOUNDS
-    )
-    for other in others:
-        gaps = np.subtract(other, exact)
-        assert min(gaps) >= 0
-        assert max(gaps) > 0
-
-
 @pytest.mark.parametrize("n", [30, 300, 3000])
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_certified_risk_is_the_smallest_alpha_with_the_same_misses(n, bound, naive_p_value):

@@ -167,15 +167,6 @@ def test_the_first_candidates_are_ordered_as_among_all(fitted, one_key, threshol
     np.testing.assert_array_equal(few.scores[kept], whole.scores[:, :k][kept])
 
 
-def test_scores_begin_at_zero_and_never_fall(fitted, one_key):
-    results = one_key(300, 3)[0]
-    ranking = fitted.rank(results)
-    assert ranking.scores.dtype == np.float32
-    assert (ranking.scores[:, 0] == 0).all()
-    assert (ranking.scores[:, 1:] >= ranking.scores[:, :-1]).all()
-    assert (np.isposinf(ranking.scores) == ~ranking.take(results.is_candidate)).all()
-
-
 def test_match_scores_are_those_of_the_place_of_the_first_match(fitted, one_key, first_ranks):
     results, relevant, totals = one_key(200, 4)
     ranking = fitted.rank(results)

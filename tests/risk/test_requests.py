@@ -20,7 +20,6 @@ from rcir.risk import (
     Quantile,
     RiskMonitor,
     ScoredResults,
-    SearchResults,
     SetRule,
     allowed_misses,
     anytime_allowed_misses,
@@ -148,7 +147,7 @@ def test_without_delta_the_guarantee_is_marginal(rule, calibration, tuning):
 @pytest.mark.parametrize(
     ("bound", "means"), [("binomial", "hoeffding-bentkus"), ("betting", "betting")]
 )
-def test_the_bound_of_a_controller_is_used_for_every_risk(bound, means, tuning, calibration):
+def test_the_bound_of_a_rule_is_used_for_every_risk(bound, means, tuning, calibration):
     splits = (calibration, tuning)
     for request, expected in (
         (
@@ -220,6 +219,7 @@ def test_sets_hold_the_candidates_within_the_threshold(rule, queries):
         (0.1, None, {"abstain": True}),
         (0.1, None, {"anytime": True}),
         *((0.1, 0.1, {"risk": risk}) for risk in ("precision", "", 3, None, ["miss"])),
+        *((0.1, 0.1, {"max_size": size}) for size in (0, -1, 1.5, True, "3")),
         *((0.1, 0.1, {name: 1}) for name in ("abstain", "simultaneous", "anytime", "group")),
         *((0.3, 0.1, {"mix": SHARES, name: True}) for name in ("simultaneous", "anytime")),
         *(
@@ -292,6 +292,8 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelle
         SetRule(SCORE_FUNCTION, tuning, calibration, bound="normal")
     with pytest.raises(InvalidData, match="tuning split"):
         certify(make_request(SEVERAL, 0.1), calibration)
+    with pytest.raises(InvalidConfig, match="no risk"):
+        learn_then_test({}, 0.1, calibration, tuning)
 
 
 def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
@@ -401,26 +403,12 @@ def test_levels_of_other_number_types_count_as_their_value(kind, bound):
     assert miss_rate_bound(3, 100, quarter, bound) == miss_rate_bound(3, 100, 0.25, bound)
 
 
-@pytest.mark.parametrize("name", ["relevant", "n_relevant"])
-@pytest.mark.parametrize("value", [[True] * 60, "many", 3, {"a": 1}], ids=repr)
-def test_labels_that_are_not_arrays_are_refused_by_name(name, value, queries):
-    results, relevant, totals = queries(60, 0)
-    options = {"relevant": relevant, "n_relevant": totals} | {name: value}
-    with pytest.raises(InvalidData, match=name):
-        LabelledResults(results, **options)
-
-
-@pytest.mark.parametrize("name", ["distances", "labels", "candidate_uncertainty", "positions"])
-def test_candidate_data_that_are_not_arrays_are_refused_by_name(name):
-    with pytest.raises(InvalidData, match=name):
-        SearchResults(np.zeros(2), 1, **{name: [[0], [1]]})
-
-
 def test_an_unknown_risk_is_refused_everywhere_with_the_choices(calibration, tuning, queries):
     results, relevant, _ = queries(60, 0)
     for call in (
         lambda: make_request(0.1, 0.1, risk="precision"),
         lambda: fit_score_function("auto", results, relevant, risk="precision"),
+        lambda: find_risk("misses"),
         lambda: learn_then_test({"precision": 0.1}, 0.1, calibration, tuning),
     ):
         with pytest.raises(InvalidConfig, match="false-discovery"):

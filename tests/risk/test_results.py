@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidData
 from rcir.metrics.labels import count_votes, earlier_of_same_label, first_of_each_label
 from rcir.risk import (
     Constant,
@@ -119,11 +119,15 @@ def test_impossible_results_are_refused():
         SearchResults(np.zeros(2), 2, np.array([[0.1, 0.2], [np.inf, np.inf]]))
 
 
-@pytest.mark.parametrize("name", PER_CANDIDATE)
-@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 5)])
-def test_arrays_of_another_shape_are_refused_by_name(name, shape):
+@pytest.mark.parametrize("name", [*PER_CANDIDATE, "positions"])
+@pytest.mark.parametrize(
+    "values",
+    [[[0] * 5] * 3, *(np.zeros(shape, int) for shape in ((3,), (3, 4), (2, 5)))],
+    ids=np.shape,
+)
+def test_what_is_not_an_array_of_the_candidates_is_refused_by_name(name, values):
     with pytest.raises(InvalidData, match=name):
-        SearchResults(np.zeros(3), 5, **{name: np.zeros(shape, int)})
+        SearchResults(np.zeros(3), 5, **{name: values})
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +200,9 @@ def test_subsets_and_stored_arrays_keep_every_value(scored):
 
 def test_labels_that_do_not_fit_are_refused(scored):
     results, two = SearchResults(np.zeros(2), 3), np.zeros((2, 3), bool)
+    for relevant, totals, name in ((two.tolist(), np.ones(2, int), "relevant"), (two, 3, "n_rel")):
+        with pytest.raises(InvalidData, match=name):
+            LabelledResults(results, relevant, totals)
     for relevant, totals in ((two[:, :2], np.ones(2, int)), (two, np.ones(3, int))):
         with pytest.raises(InvalidData, match="expected"):
             LabelledResults(results, relevant, totals)
@@ -208,8 +215,6 @@ def test_labels_that_do_not_fit_are_refused(scored):
             LabelledResults(results, relevant, totals)
     with pytest.raises(InvalidData, match="clusters"):
         in_population(scored, clusters=np.zeros(59, int), cluster_word="video")
-    with pytest.raises(InvalidConfig, match="false-discovery"):
-        find_risk("misses")
 
 
 def test_the_loss_of_a_cluster_is_the_mean_of_its_queries(scored):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk import (
     RISKS,
     SCORE_FUNCTIONS,
@@ -18,7 +17,6 @@ from rcir.risk import (
     Reranked,
     SearchResults,
     fit_score_function,
-    score_function_class,
 )
 from rcir.risk.selection import Fits
 from rcir.store.codec import encode
@@ -100,15 +98,6 @@ def test_quantile_is_compared_on_queries_that_it_was_not_fitted_on():
         threshold = needed[naive_allowed_misses(203, alpha)] * (1 + 1e-3)
         each = [min(80, 1 + int(threshold * scale)) for scale in scales]
         assert sizes["quantile"][alpha] == pytest.approx(np.mean(each), rel=1e-9)
-
-
-def test_the_chosen_score_function_is_fitted_on_the_whole_split():
-    for seed in range(20):
-        results, ranks = draw("good", 203, seed)
-        score_function, _ = fit_score_function("auto", results, ranks)
-        if isinstance(score_function, Quantile):
-            break
-    assert score_function.sample.tolist() == sorted(results.uncertainty.tolist())
 
 
 def test_unattainable_levels_are_left_out_of_the_comparison():
@@ -274,13 +263,3 @@ def test_fits_shared_by_images_and_labels_equal_separate_fits(one_key):
     for kind in (Learned, MatchProbability):
         weights = [each.fitted(kind).weights for each in (shared, separate)]
         np.testing.assert_array_equal(*weights)
-
-
-@pytest.mark.parametrize("name", ["auto", "learned"])
-def test_impossible_matches_and_risks_are_refused(name, one_key):
-    results, relevant, _ = one_key(60, 0)
-    with pytest.raises(InvalidConfig, match="false-discovery"):
-        fit_score_function(name, results, relevant, risk="precision")
-    with pytest.raises(InvalidData, match="bool"):
-        fit_score_function(name, results, relevant[:, :-1], risk="recall")
-    assert score_function_class("match-probability") is MatchProbability
