@@ -123,7 +123,7 @@ def test_impossible_results_are_refused():
 @pytest.mark.parametrize(
     "values",
     [[[0] * 5] * 3, *(np.zeros(shape, int) for shape in ((3,), (3, 4), (2, 5)))],
-    ids=np.shape,
+    ids=["a list", "one dimension", "too few candidates", "too few queries"],
 )
 def test_what_is_not_an_array_of_the_candidates_is_refused_by_name(name, values):
     with pytest.raises(InvalidData, match=name):
