@@ -15,9 +15,7 @@ import tempfile
 from collections.abc import Container
 from pathlib import Path
 
-import numpy as np
 from common import parser, report, sized
-from numpy.typing import NDArray
 
 from calibration import CertificationConfig, certify
 
@@ -45,19 +43,6 @@ def class_folders(folder: Path, kinds: Container[int]) -> Path:
             members.extractall(folder / "begun", wanted, filter="data")
         (folder / "begun" / "CUB_200_2011").rename(images.parent)
     return images
-
-
-def halves(labels: NDArray[np.generic], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows of half of the photographs of each kind, and of the others, in random order."""
-    order = np.random.default_rng(seed).permutation(len(labels))
-    shuffled = labels[order]
-    by_kind = np.argsort(shuffled, kind="stable")
-    place = np.empty(len(order), np.int64)
-    starts = np.searchsorted(shuffled[by_kind], shuffled[by_kind])
-    place[by_kind] = np.arange(len(order)) - starts
-    counts = np.unique(shuffled, return_inverse=True, return_counts=True)
-    in_half = place < counts[2][counts[1]] / 2
-    return order[in_half], order[~in_half]
 
 
 def embedded(folder: Path) -> Path:
