@@ -111,6 +111,19 @@ def test_files_and_make_targets_that_documents_name_exist():
     assert {"demo", "test", "test-all", "test-old-cpu"} <= {*names} <= {*targets}
 
 
+def test_parts_are_defined_where_the_architecture_says():
+    text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
+    pairs = re.findall(r"`([A-Za-z_.]+)` (?:in |\()`([a-z_/]+\.py)`", text)
+    parts = ("rcir", "training", "calibration", "tuning")
+    for name, file in pairs:
+        last = re.escape(name.rpartition(".")[2])
+        defines = re.compile(rf"^ *(class|def) {last}\b|^ *{last}\b.*[=:]", re.MULTILINE)
+        paths = [path for part in parts for path in (ROOT / part).rglob(Path(file).name)]
+        sources = [path.read_text() for path in paths if f"{path}".endswith(f"/{file}")]
+        assert any(map(defines.search, sources)), f"{file} does not define {name}"
+    assert len(pairs) > 30
+
+
 def test_demo_trains_its_configuration_file(demo, pytestconfig):
     run_config = read_run(demo / "runs" / "demo" / "training").config
     path = ROOT / "configs" / "digits-btl.yaml"
