@@ -17,6 +17,8 @@ from torch import Tensor
 from rcir.errors import InvalidConfig
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+# Mode of `torch.cdist`: products of vectors would lose the digits of small distances.
+BY_DIFFERENCES = "donot_use_mm_for_euclid_dist"
 _lock = Lock()
 _shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside, and the undoing
 

@@ -144,7 +144,7 @@ def test_interrupted_command_does_not_read_images_again(
     photos, options, monkeypatch, tmp_path, capsys
 ):
     whole = embed(photos, "whole.parquet", *options)
-    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 1)
+    monkeypatch.setattr("rcir.encoders.batches.BLOCK_SIZE", 1)
     broken = photos / "pear" / "1.png"
     content = broken.read_bytes()
     broken.write_bytes(content[:100])
@@ -185,7 +185,8 @@ def test_unreadable_pictures_are_all_listed_and_the_others_embedded(
     spoilt, options, monkeypatch, tmp_path, capsys
 ):
     photos, bad = spoilt
-    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 3)  # one block has no readable picture
+    # One block has no readable picture.
+    monkeypatch.setattr("rcir.encoders.batches.BLOCK_SIZE", 3)
     arguments = ("--output", "x.parquet", *options)
     for few in ((), ("--max-rejects", "3"), ("--max-rejects", "0.28")):
         line = error_of(capsys, photos, *arguments, *few)
@@ -373,7 +374,7 @@ def test_killed_command_keeps_its_complete_shards(photos, options, tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_cluster):
     alone = embed(photos, "alone.parquet", *options)
-    monkeypatch.setattr("rcir.encoders.batches.CHUNK", 1)
+    monkeypatch.setattr("rcir.encoders.batches.BLOCK_SIZE", 1)
     table = embed(photos, "x.parquet", *options, "--num_workers", "2")
     assert table.schema == alone.schema
     assert_same_vectors(vectors_of(table), vectors_of(alone))

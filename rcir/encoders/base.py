@@ -26,7 +26,7 @@ from rcir.imports import find_class, import_path
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.mining import Negatives, Positive
 from rcir.options import require_choice, require_options
-from rcir.torch_settings import full_precision, shared_by_threads
+from rcir.torch_settings import BY_DIFFERENCES, full_precision, shared_by_threads
 
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
@@ -130,7 +130,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Options of a method that has none."""
+    """Options of a method or of its loss that has none."""
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,8 @@ class Encoder(nn.Module):
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(N_DRAWS, 1, dim, generator=generator, device="cpu")
         vectors = queries.vectors + queries.variance.sqrt() * noise.to(queries.vectors)
-        # By differences, since rounding in products would reorder candidates.
-        exact = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(vectors.transpose(0, 1), candidates, compute_mode=exact).transpose(0, 1)
+        distances = torch.cdist(vectors.transpose(0, 1), candidates, compute_mode=BY_DIFFERENCES)
+        return distances.transpose(0, 1)
 
     @classmethod
     def member_configs(cls, config: EncoderConfig) -> list[EncoderConfig]:
@@ -260,20 +259,14 @@ class Encoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has members, and no method take_members")
 
     def embed(self, images: Tensor) -> Embedding:
-        """Embed images (n, C, H, W) in evaluation mode without gradients."""
-        with self._evaluating():
-            return self._embed(images)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluate without gradients in full precision, on any device and in any thread.
+        """Embed images (n, C, H, W) in evaluation mode without gradients, in full precision.
 
         Queries must be embedded as the calibration queries were, up to the tolerance of
-        `rcir.risk.score_functions`.
+        `rcir.risk.score_functions`, on any device and in any thread.
         """
         mode = shared_by_threads(self, self._evaluation_mode)
         with mode, torch.inference_mode(), full_precision():
-            yield
+            return self._embed(images)
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

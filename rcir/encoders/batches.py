@@ -19,9 +19,9 @@ from rcir.errors import InvalidData, InvalidImage
 from rcir.losses.mutual_likelihood import fuse_gaussians
 
 BATCH = 128  # images in a forward pass at most
-FEW = 8  # images that are embedded together whatever memory they take
-CHUNK = 8 * BATCH  # images of a block, which is in memory as bytes
-AHEAD = 2  # batches that are read while one is computed
+SMALL_BATCH = 8  # images that are embedded together whatever memory they take
+BLOCK_SIZE = 8 * BATCH  # images that are in memory together, as bytes
+BATCHES_AHEAD = 2  # batches that are read while one is computed
 LENGTH_TOLERANCE = 1e-3  # of a unit vector, by rounding
 
 Source = TypeVar("Source")
@@ -71,8 +71,8 @@ def _batches(
     """Yield the encoder's input for images, batch by batch, on its device."""
     device = next(encoder.parameters()).device
     if batch is None:
-        batch = FEW
-        if len(images) > FEW:
+        batch = SMALL_BATCH
+        if len(images) > SMALL_BATCH:
             first = preprocessing.normalise(preprocessing.resized(images[:1]).to(device))
             batch = batch_within(encoder, first, BATCH)
     if len(images) <= batch:  # such as a query: no thread to read ahead
@@ -99,15 +99,16 @@ def read_ahead(
     with ThreadPoolExecutor(1) as reader:
         for source in sources:
             pending.append(reader.submit(pinned, source))
-            if len(pending) > AHEAD:
+            if len(pending) > BATCHES_AHEAD:
                 yield pending.popleft().result().to(device, non_blocking=True)
         while pending:
             yield pending.popleft().result().to(device, non_blocking=True)
 
 
 def split_blocks(images: Images) -> list[Images]:
-    """Split images into blocks of `CHUNK`, none into one that `Preprocessing.resized` refuses."""
-    return [images[start : start + CHUNK] for start in range(0, max(1, len(images)), CHUNK)]
+    """Split images into blocks; no images are one block that `Preprocessing.resized` refuses."""
+    starts = range(0, max(1, len(images)), BLOCK_SIZE)
+    return [images[start : start + BLOCK_SIZE] for start in starts]
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:

@@ -74,7 +74,6 @@ class BayesianTriplet(Encoder):
 
     @property
     def reranks(self) -> bool:
-        """True if candidates are ranked by expected distances."""
         return bool(self.options.distance == "expected")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

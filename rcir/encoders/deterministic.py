@@ -70,12 +70,6 @@ class NormSoftmax(Deterministic):
     No tuples are mined: every image is classified among all labels, which takes far fewer epochs
     than triplets if an encoder starts from random weights. The training images must have one label
     each.
-
-    Example:
-        >>> encoder = NormSoftmax(EncoderConfig("norm-softmax", dim=4), channels=1, size=(8, 16))
-        >>> embedding = encoder(torch.zeros(2, 1, 8, 16))
-        >>> encoder.label_loss(embedding, torch.tensor([0, 7]), NormSoftmaxOptions()).shape
-        torch.Size([2])
     """
 
     Options = NormSoftmaxEncoderOptions

@@ -58,7 +58,7 @@ class Embedder:
     num_workers: int = 0
     use_gpu: bool = False
     folder: Path | None = None
-    progress: Callable[[int, bool], None] = lambda images, found: None
+    progress: Callable[[int, bool], None] = lambda images, stored: None
     batch: int | None = None
     replicas: Replicas | None = None
 

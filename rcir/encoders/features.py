@@ -14,7 +14,13 @@ from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
 from rcir.encoders.base import Encoder, EncoderConfig
-from rcir.encoders.hub import HubBackbone, build_hub_backbone, hub_preprocessing, is_of_hub
+from rcir.encoders.hub import (
+    HubBackbone,
+    TransformersBackbone,
+    build_hub_backbone,
+    hub_preprocessing,
+    is_of_hub,
+)
 from rcir.errors import InvalidConfig
 
 FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0  # arguments where `floored_softplus` leaves softplus
@@ -146,14 +152,14 @@ def build_features(
         InvalidData: a file of weights is damaged, or of another network.
     """
     backbone: nn.Module
+    if config.projected and not config.backbone.startswith(f"{TransformersBackbone.library}:"):
+        raise InvalidConfig(
+            f"projected is true, and {config.backbone} is not a model of transformers: set it to "
+            "false (open_clip returns projected vectors in any case)"
+        )
     if is_of_hub(config.backbone):
         backbone = build_hub_backbone(config, channels, size)
         shape = _hub_shape(backbone, config, size)
-    elif config.projected:
-        raise InvalidConfig(
-            f"projected is true, and {config.backbone} is not a CLIP model of transformers: set it "
-            "to false"
-        )
     else:
         backbone = build_backbone(
             config.backbone, channels, config.pretrained, config.checkpoint_path

@@ -157,12 +157,10 @@ class HedgedInstance(Encoder):
 
     @property
     def draws(self) -> bool:
-        """True if draws from the variance rank candidates."""
         return bool(self.options.components)
 
     @property
     def reranks(self) -> bool:
-        """True if candidates are ranked by the probability of a match."""
         return bool(self.options.components and self.options.distance == "match")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

@@ -285,7 +285,7 @@ class TransformersBackbone(HubBackbone):
         super().__init__(name, config, size)
         if config.checkpoint_path is not None:
             raise InvalidConfig(
-                f"transformers:{name} takes no separate file of weights: give the folder with "
+                f"transformers:{name} takes no separate file of weights: pass the folder with "
                 "config.json and model.safetensors as its name, transformers:FOLDER"
             )
         settings = transformers.AutoConfig.for_model(**config.architecture)
@@ -429,13 +429,13 @@ def _reading_configuration(library: str, name: str) -> Iterator[None]:
         advice = "correct the model's name, or connect once"
         if library == TransformersBackbone.library:
             advice += (
-                "; or give a folder with config.json, preprocessor_config.json and "
+                "; or pass a folder with config.json, preprocessor_config.json and "
                 "model.safetensors, transformers:FOLDER"
             )
         place = "that folder" if Path(name).is_dir() else "the cache or on the hub"
         raise DataUnavailable(
             f"the configuration of {library}:{name} was not found in {place} "
-            f"({_shortened(error)}): {advice}"
+            f"({_shorten(error)}): {advice}"
         ) from error
 
 
@@ -472,11 +472,6 @@ def build_hub_backbone(config: EncoderConfig, channels: int, size: tuple[int, in
         raise InvalidConfig(
             f"{backbone} has no weights {config.pretrained}; encoder.pretrained is true or false"
         )
-    if config.projected and kind is not TransformersBackbone:
-        raise InvalidConfig(
-            f"projected is true, and {backbone} is not a model of transformers: set it to false "
-            "(open_clip gives projected vectors in any case)"
-        )
     return kind(name, config, size)
 
 
@@ -489,7 +484,7 @@ def hub_preprocessing(backbone: str) -> Preprocessing:
     except Untranslatable as error:
         raise InvalidConfig(
             f"the images of {backbone} cannot be prepared as its library does: {error}. Choose "
-            "another model, or embed with its library and give the vectors to rcir certify"
+            "another model, or embed with its library and pass the vectors to rcir certify"
         ) from error
     return preprocessing
 
@@ -529,10 +524,10 @@ def load_weights(network: nn.Module, path: str) -> None:
 
 
 def _other_weights(path: str, error: Exception) -> InvalidData:
-    return InvalidData(f"{path} does not hold the weights of this backbone: {_shortened(error)}")
+    return InvalidData(f"{path} does not hold the weights of this backbone: {_shorten(error)}")
 
 
-def _shortened(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
@@ -542,7 +537,7 @@ def _no_weights(backbone: str, error: Exception) -> DataUnavailable:
         local = "a folder with config.json and model.safetensors, transformers:FOLDER"
     return DataUnavailable(
         f"the weights of {backbone} are not in the cache, or damaged there, and could not be "
-        f"downloaded ({_shortened(error)}): connect once, or give {local}"
+        f"downloaded ({_shorten(error)}): connect once, or pass {local}"
     )
 
 

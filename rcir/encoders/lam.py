@@ -198,7 +198,6 @@ class LaplacianMetric(Encoder):
 
     @property
     def draws(self) -> bool:
-        """True if draws from the variance over the passes rank candidates."""
         return bool(self.prior_precision > 0)
 
     def _embed(self, images: Tensor) -> Embedding:

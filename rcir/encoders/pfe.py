@@ -205,7 +205,6 @@ class ProbabilisticFaceEmbedding(Encoder):
 
     @property
     def reranks(self) -> bool:
-        """True if candidates are ranked by mutual likelihood."""
         return bool(self.options.distance == "mls")
 
     def rerank(self, queries: Embedding, candidates: Embedding) -> Tensor:

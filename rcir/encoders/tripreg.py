@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, require_variance
+from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, NoOptions, require_variance
 from rcir.encoders.features import MeanHead, ScalarHead, build_features
-from rcir.losses import HeteroscedasticOptions, bounded_log_variance, heteroscedastic_tuple_loss
+from rcir.losses import bounded_log_variance, heteroscedastic_tuple_loss
 from rcir.options import require_at_least
 
 
@@ -42,7 +42,7 @@ class TripReg(Encoder):
     """
 
     Options = TripRegOptions
-    LossOptions = HeteroscedasticOptions
+    LossOptions = NoOptions
     revision = 1  # bounds of its variances
 
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:

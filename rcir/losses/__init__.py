@@ -9,7 +9,6 @@ from rcir.losses.bayesian_triplet import (
     triplet_moments,
 )
 from rcir.losses.tuples import (
-    HeteroscedasticOptions,
     NormSoftmaxOptions,
     PointLossOptions,
     TupleRows,
@@ -30,7 +29,6 @@ from rcir.losses.von_mises_fisher import (
 
 __all__ = [
     "BayesianTripletOptions",
-    "HeteroscedasticOptions",
     "NormSoftmaxOptions",
     "PointLossOptions",
     "TupleRows",

@@ -119,15 +119,12 @@ def bayesian_tuple_loss(
 
 
 def kl_to_prior(mean: Tensor, variance: Tensor, prior_variance: float | None = None) -> Tensor:
-    """Return the KL divergence of N(mean, variance) from N(0, prior_variance I), in nats.
+    """Return the KL divergence (...) of N(mean, variance) from N(0, prior_variance I), in nats.
 
     Args:
         mean: (..., d).
         variance: (..., 1) or (..., d), above 0.
         prior_variance: by default 1 / d, which concentrates near unit length.
-
-    Returns:
-        (...) divergences.
     """
     dim = mean.shape[-1]
     prior = 1 / dim if prior_variance is None else prior_variance

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.options import require_not_negative
+from rcir.torch_settings import BY_DIFFERENCES
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,7 @@ def match_logits(
 
     Gradients are finite, also of samples at the same place.
     """
-    # Of differences: products of nearby points would lose all digits.
-    distance = torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
-    return shift - scale * distance
+    return shift - scale * torch.cdist(first, second, compute_mode=BY_DIFFERENCES)
 
 
 def soft_contrastive_loss(logits: Tensor, match: Tensor) -> Tensor:

@@ -206,11 +206,6 @@ def point_tuple_loss(vectors: TupleRows, valid: Tensor, options: PointLossOption
     return mean_of_valid(losses, valid)
 
 
-@dataclass(frozen=True)
-class HeteroscedasticOptions:
-    """Options of the heteroscedastic triplet loss, which has none."""
-
-
 def bounded_log_variance(values: Tensor) -> Tensor:
     """Map any numbers to log variances between -10 and 10, almost unchanged near 0.
 

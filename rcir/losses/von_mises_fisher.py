@@ -151,14 +151,14 @@ def vmf_image_terms(concentrations: Sequence[Tensor], dim: int) -> list[Tensor]:
     + v log(kappa / 2) - log I_v(kappa) - log Gamma(d / 2)``.
     """
     # Together, since the recurrence takes about as long for one image as for a whole batch.
-    kappa = torch.cat([each.flatten() for each in concentrations]).double()
+    kappa = torch.cat([values.flatten() for values in concentrations]).double()
     growth, length = growth_and_ratio(kappa, dim)
     across = length / kappa
     along = _variance_along(kappa, length, across, dim)
     terms = torch.stack([length, across, along, kappa * length - growth])
-    parts = terms.split([each.numel() for each in concentrations], dim=1)
+    parts = terms.split([values.numel() for values in concentrations], dim=1)
     return [
-        part.view(4, *each.shape[:-1]) for part, each in zip(parts, concentrations, strict=True)
+        part.view(4, *values.shape[:-1]) for part, values in zip(parts, concentrations, strict=True)
     ]
 
 

@@ -21,7 +21,7 @@ def check_columns(**arrays: NDArray[Any]) -> None:
     shapes = {name: values.shape for name, values in arrays.items()}
     if len(set(shapes.values())) > 1 or any(len(s) != 1 or s[0] == 0 for s in shapes.values()):
         shapes_stated = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InvalidData(f"shapes are {shapes_stated}; needed is (n,), the same n >= 1 for each")
+        raise InvalidData(f"shapes are {shapes_stated}; all must be (n,), with the same n >= 1")
     for name, values in arrays.items():
         unusable = int(np.count_nonzero(~np.isfinite(values)))
         if unusable:
@@ -35,8 +35,8 @@ def check_rankings(relevant: NDArray[np.bool_], totals: Integers) -> None:
     """Raise `InvalidData` unless relevant is (n, depth) bool and totals (n,) counts that fit it."""
     if relevant.ndim != 2 or 0 in relevant.shape or totals.shape != relevant.shape[:1]:
         raise InvalidData(
-            f"relevant has shape {relevant.shape}, totals {totals.shape}; needed are (n, depth) "
-            "and (n,), n and depth at least 1"
+            f"relevant has shape {relevant.shape}, totals {totals.shape}; they must be (n, depth) "
+            "and (n,), with n and depth at least 1"
         )
     if relevant.dtype != np.bool_ or totals.dtype.kind not in "iu":
         raise InvalidData(
@@ -116,7 +116,7 @@ def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> floa
     if values.ndim != 1 or values.shape != classes.shape or not present.any():
         raise InvalidData(
             f"values have shape {values.shape}, {np.count_nonzero(present)} of them not NaN, "
-            f"classes {classes.shape}; needed is (n,) for both, and at least one value"
+            f"classes {classes.shape}; both must be (n,), with at least one value"
         )
     _, numbers = np.unique(classes[present], return_inverse=True)
     return float(np.mean(np.bincount(numbers, values[present]) / np.bincount(numbers)))

@@ -66,8 +66,8 @@ def reliability(
     check_columns(confidence=values, correct=correct)
     if bins < 1 or not ((values >= 0) & (values <= 1)).all():
         raise InvalidData(
-            f"confidences span {values.min():.4g} to {values.max():.4g} for {bins} bins; allowed "
-            "are 0 to 1, and at least 1 bin"
+            f"confidences span {values.min():.4g} to {values.max():.4g} for {bins} bins; they must "
+            "lie in [0, 1], with at least 1 bin"
         )
     numbers = np.minimum((values * bins).astype(np.int64), bins - 1)
     count = np.bincount(numbers, minlength=bins)

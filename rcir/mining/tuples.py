@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from rcir.data.relevance import Relevance, WithinRadius, find_database
 from rcir.errors import InvalidConfig
 from rcir.options import require_choice
-from rcir.torch_settings import copy_to, full_precision
+from rcir.torch_settings import BY_DIFFERENCES, copy_to, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
 Negatives = Literal["hardest", "margin-violating", "semi-hard", "top-random"]
@@ -28,9 +28,8 @@ BLOCK_ELEMENTS = 1 << 25  # distances in memory at a time: 128 MiB of float32
 CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB, since a GPU runs as many kernels for a small block
 PAIR_ELEMENTS = 1 << 22  # matching pairs in memory at a time
 SQUARE_ROWS = 1 << 14  # rows that are squared at a time
-GROUP = 64  # columns of which the search first considers only the nearest
-DIRECT = "donot_use_mm_for_euclid_dist"  # by differences, coordinate by coordinate
-EXTRA = 16  # candidates beyond the requested number
+GROUP_COLUMNS = 64  # columns of which the search first considers only the nearest
+EXTRA_CANDIDATES = 16  # candidates beyond the requested number
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class TupleSearch:
         scale = self._squares.max().item() if n else 0.0
         self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale
         elements = CUDA_BLOCK_ELEMENTS if cache.is_cuda else BLOCK_ELEMENTS
-        self.block = max(1, elements // max(1, n, (wanted + EXTRA) * d))
+        self.block = max(1, elements // max(1, n, (wanted + EXTRA_CANDIDATES) * d))
         self._buffer = cache.new_empty(0)  # of the first block's size
 
     def tuples(
@@ -154,7 +153,7 @@ class TupleSearch:
         """Return which anchors have a positive, and it; make the values of all matches infinite."""
         columns, counts = self._pairs(rows)
         place = _repeated(counts, len(columns))
-        every = flat = place * values.shape[1] + columns
+        all_flat = flat = place * values.shape[1] + columns
         relevance = self._relevance
         if isinstance(relevance, WithinRadius) and (
             relevance.near or relevance.database is not None
@@ -178,7 +177,7 @@ class TupleSearch:
             far = value > (_least(value, place, len(rows)) + 2 * self._error)[place]
             close = (~far).nonzero()[:, 0]
             positive = self._extreme(rows, place[close], columns[close], sign)
-        values.view(-1)[every] = torch.inf
+        values.view(-1)[all_flat] = torch.inf
         if self._asking is not None:
             values[:, self._asking] = torch.inf
         return has, positive
@@ -205,7 +204,7 @@ class TupleSearch:
             values.masked_fill_(
                 values <= (reach.square() - squares - self._error)[:, None], torch.inf
             )
-        value, columns = _smallest(values, min(self._wanted + EXTRA, values.shape[1]))
+        value, columns = _smallest(values, min(self._wanted + EXTRA_CANDIDATES, values.shape[1]))
         distance = self._distances(rows, columns).masked_fill_(value.isinf(), torch.inf)
         _exclude(distance, reach, config)
         columns, distance = _ranked(columns, distance, self._wanted)
@@ -221,7 +220,7 @@ class TupleSearch:
     ) -> tuple[Tensor, Tensor]:
         """Return negatives and their distances, by the distances to all images."""
         n = len(self._cache)
-        distance = torch.cdist(self._cache[rows], self._cache, compute_mode=DIRECT)
+        distance = torch.cdist(self._cache[rows], self._cache, compute_mode=BY_DIFFERENCES)
         columns, counts = self._pairs(rows)
         place = _repeated(counts, len(columns))
         distance[place, columns] = torch.inf
@@ -244,7 +243,7 @@ class TupleSearch:
     def _distances(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return exact distances (b, k) of rows (b,) to columns (b, k)."""
         vectors, others = self._cache[rows], self._cache[columns]
-        return torch.cdist(vectors[:, None], others, compute_mode=DIRECT)[:, 0]
+        return torch.cdist(vectors[:, None], others, compute_mode=BY_DIFFERENCES)[:, 0]
 
 
 def _repeated(counts: Tensor, total: int) -> Tensor:
@@ -272,14 +271,14 @@ def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     They lie in the k groups with the smallest minima. Columns of a group are far apart, so that the
     minima are computed along contiguous memory.
     """
-    groups = values.shape[1] // GROUP
+    groups = values.shape[1] // GROUP_COLUMNS
     if groups <= k:
         smallest = values.topk(k, largest=False)
         return smallest.values, smallest.indices
-    least = values[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amin(1)
+    least = values[:, : groups * GROUP_COLUMNS].unflatten(1, (GROUP_COLUMNS, groups)).amin(1)
     best = least.topk(k, largest=False, sorted=False).indices
-    steps = torch.arange(0, groups * GROUP, groups, device=values.device)
-    rest = torch.arange(groups * GROUP, values.shape[1], device=values.device)
+    steps = torch.arange(0, groups * GROUP_COLUMNS, groups, device=values.device)
+    rest = torch.arange(groups * GROUP_COLUMNS, values.shape[1], device=values.device)
     grouped = (best[:, :, None] + steps).flatten(1)
     members = torch.cat([grouped, rest.expand(len(values), -1)], dim=1)
     smallest = values.gather(1, members).topk(k, largest=False)

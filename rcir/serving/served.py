@@ -106,7 +106,7 @@ class Served:
             return list(prepared)
         import torch
 
-        from rcir.encoders.batches import BATCH, FEW
+        from rcir.encoders.batches import BATCH, SMALL_BATCH
         from rcir.encoders.memory import batch_within
 
         device = next(encoder.parameters()).device
@@ -120,7 +120,7 @@ class Served:
             ]
         )
         first = preprocessing.normalise(pixels[:1].to(device))
-        size = len(pixels) if len(pixels) <= FEW else batch_within(encoder, first, BATCH)
+        size = len(pixels) if len(pixels) <= SMALL_BATCH else batch_within(encoder, first, BATCH)
         batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
         population = Population(len(pixels), np.concatenate(part_digests))

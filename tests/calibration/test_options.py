@@ -272,7 +272,7 @@ def test_an_interrupted_calibration_embeds_what_is_missing(trained, outcome, mon
     monkeypatch.setattr("calibration.progress.LONG", 0)
     monkeypatch.setattr(embedder, "embed_readable", interrupted)
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "CHUNK", 128)  # the batches are those of one block
+        patch.setattr(batches, "BLOCK_SIZE", 128)  # the batches are those of one block
         with pytest.raises(KeyboardInterrupt):
             calibrated(trained, **options)
         # Three blocks of the gallery, three of the tuning split, one of the calibration split.

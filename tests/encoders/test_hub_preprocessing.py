@@ -15,7 +15,6 @@ from rcir.encoders.hub_transforms import (
     Untranslatable,
     require_same_values,
     timm_preprocessing,
-    transformers_preprocessing,
 )
 from rcir.errors import InvalidConfig
 from tests.encoders.hub_configurations import (
@@ -138,15 +137,3 @@ def test_a_model_that_is_prepared_otherwise_is_refused_with_the_reason(tmp_path)
     pads = EncoderConfig("pretrained", "timm:deepseek_vit_412m.deepseek_v4_1_flash")
     with pytest.raises(InvalidConfig, match="border"):
         model_preprocessing(pads)
-
-
-def test_wide_images_of_a_large_convnext_are_not_cropped():
-    """Its processor warps images from 384 pixels."""
-    rng = np.random.default_rng(0)
-    wide = Image.fromarray(rng.integers(0, 256, (200, 700, 3), np.uint8))
-    for side, crop in ((384, None), (224, 0.875)):
-        processor = transformers.ConvNextImageProcessor(size={"shortest_edge": side})
-        preprocessing, _ = transformers_preprocessing(processor)
-        expected = processor(images=wide, return_tensors="pt")["pixel_values"]
-        torch.testing.assert_close(preprocessing([wide]), expected, atol=1e-5, rtol=0)
-        assert preprocessing.crop == crop

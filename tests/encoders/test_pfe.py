@@ -106,14 +106,6 @@ def test_candidates_are_ranked_by_the_mutual_likelihood_of_scipy(fitted, splits)
     check_ranking(fitted, splits, expected, rtol=1e-3)
 
 
-def test_the_least_distance_is_that_of_identical_certain_images():
-    encoder = build(distance="mls")
-    vectors = torch.nn.functional.normalize(torch.randn(1, 8))
-    certain = type(encoder.embed(torch.zeros(1, 1, 8, 16)))(vectors, torch.full((1, 8), 1e-6))
-    distance = encoder.rerank(certain, certain)
-    torch.testing.assert_close(distance, torch.full((1, 1), np.log(2.0), dtype=torch.float32))
-
-
 @pytest.mark.parametrize("base", ["deterministic", "norm-softmax"])
 def test_weights_of_a_base_are_loaded_once_and_not_needed_again(splits, tmp_path, base):
     file = tmp_path / "encoder.safetensors"

@@ -33,7 +33,7 @@ on_ray = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(batches, "CHUNK", BLOCK)
+    monkeypatch.setattr(batches, "BLOCK_SIZE", BLOCK)
 
 
 def build(method="btl", seed=0):

@@ -116,7 +116,7 @@ def test_a_fit_after_training_and_its_validation_share_replicas(tiny, monkeypatc
             pools.append(count)
 
     monkeypatch.setattr("rcir.encoders.replicas.Replicas", Counted)
-    monkeypatch.setattr(batches, "CHUNK", 64)
+    monkeypatch.setattr(batches, "BLOCK_SIZE", 64)
     monkeypatch.setattr(base, "MAX_HELD", 256)  # the fit embeds twice
     config = tiny("alone", **PLAIN | {"encoder": config_of("lam", dim=4)})
     expected = train(config).encoder().state_dict()
