@@ -8,21 +8,16 @@ from rcir.errors import InvalidData
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("name", "shape"),
     [
-        {"vectors": torch.zeros(3)},
-        {"vectors": torch.zeros(3, 2, 2)},
-        {"vectors": torch.zeros(3, 2), "variance": torch.ones(3)},
-        {"vectors": torch.zeros(3, 2), "variance": torch.ones(2, 2)},
-        {"vectors": torch.zeros(3, 2), "uncertainty": torch.ones(3, 1)},
-        {"vectors": torch.zeros(3, 2), "uncertainty": torch.ones(4)},
-        {"vectors": torch.zeros(3, 2), "extra": {"draws": torch.ones(4, 3, 2)}},
-        {"vectors": torch.zeros(3, 2), "extra": {"scale": torch.ones(())}},
+        *(("vectors", (3,)), ("vectors", (3, 2, 2)), ("variance", (3,)), ("variance", (2, 2))),
+        *(("uncertainty", (3, 1)), ("uncertainty", (4,)), ("draws", (4, 3, 2)), ("draws", ())),
     ],
+    ids=str,
 )
-def test_parts_of_different_lengths_are_refused(parts):
-    with pytest.raises(ValueError, match="shape"):
-        Embedding(**parts)
+def test_parts_of_different_lengths_are_refused(name, shape):
+    with pytest.raises(InvalidData, match="shape"):
+        Embedding.from_tensors({"vectors": torch.zeros(3, 2), name: torch.zeros(shape)})
 
 
 def test_indexing_selects_rows_of_every_part():

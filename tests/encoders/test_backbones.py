@@ -29,6 +29,7 @@ from rcir.errors import DataUnavailable, InvalidConfig
         ("resnet50", 3, (32, 32), (2048, 1, 1)),
         ("densenet161", 3, (32, 32), (2208, 1, 1)),
     ],
+    ids=str,
 )
 def test_feature_maps_have_the_published_shapes_and_are_never_negative(
     name, channels, size, expected
@@ -95,6 +96,7 @@ def test_damaged_weights_in_the_cache_are_unavailable(monkeypatch, tmp_path, con
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
     [("mnist-cnn", 1, (5, 8)), ("cifar-cnn", 3, (15, 32))],
+    ids=str,
 )
 def test_images_too_small_for_a_backbone_are_refused(name, channels, size):
     with pytest.raises(InvalidConfig, match=r"preprocessing\.size"):

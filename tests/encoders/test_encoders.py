@@ -29,6 +29,7 @@ def build(method, seed=0, **options):
         ("btl", {"scaled": True}),
         *(("hib", {"components": components}) for components in (0, 2)),
     ],
+    ids=str,
 )
 def test_an_embedding_depends_neither_on_its_batch_nor_on_the_random_state(method, options):
     encoder, images = build(method, **options), pictures()

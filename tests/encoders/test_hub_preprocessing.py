@@ -90,7 +90,9 @@ def test_no_image_processor_of_transformers_is_translated_wrongly(files, tmp_pat
         assert (f"transformers {name}ImageProcessor {options}" in differences) == expected
 
 
-@pytest.mark.parametrize(("size", "crop"), [((224, 160), 0.9), ((97, 224), 1.0), ((31, 31), 0.9)])
+@pytest.mark.parametrize(
+    ("size", "crop"), [((224, 160), 0.9), ((97, 224), 1.0), ((31, 31), 0.9)], ids=str
+)
 def test_positions_of_crops_are_those_of_timm(size, crop):
     settings = {
         **{"input_size": (3, *size), "crop_pct": crop, "crop_mode": "center"},

@@ -70,7 +70,7 @@ def test_timm_features_equal_timm(name, tmp_path):
     check_saved(encoder, size, [path], tmp_path)
 
 
-@pytest.mark.parametrize("size", [(160, 160), (96, 128)])
+@pytest.mark.parametrize("size", [(160, 160), (96, 128)], ids=str)
 def test_a_transformer_accepts_other_sizes_than_its_own(size, tmp_path):
     _, path = published("test_vit", tmp_path)
     encoder = pretrained("timm:test_vit", size, checkpoint_path=path)
@@ -177,6 +177,7 @@ def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
         ("mnist-cnn", {"checkpoint_path": "a.safetensors"}, "no pretrained"),
         ("resnet50", {"checkpoint_path": "a.pth"}, "programs"),
     ],
+    ids=str,
 )
 def test_unknown_models_and_weights_are_refused(backbone, options, word):
     with pytest.raises(InvalidConfig, match=word):

@@ -69,6 +69,7 @@ def assert_passes_one_by_one(encoder, images):
         ("mnist-cnn", 1, (8, 16), 70),  # one pass at a time
         ("resnet10", 3, (32, 32), 3),
     ],
+    ids=str,
 )
 def test_an_embedding_is_the_mean_and_spread_of_passes_one_by_one(backbone, channels, size, n):
     encoder = build(backbone, channels, size)

@@ -280,11 +280,6 @@ class TestOnRay:
             Embedder(num_workers=1)(build(), Preprocessing(), paths)
         assert "images" not in str(raised.value)
 
-    def test_an_image_that_a_replica_cannot_read_is_named(self, paths, tmp_path):
-        paths[60].write_bytes(b"not an image")
-        with pytest.raises(InvalidImage, match=r"60\.png"):
-            Embedder(num_workers=1)(build(), Preprocessing(), paths)
-
     def test_a_cluster_without_a_gpu_is_refused(self):
         with pytest.raises(InvalidConfig, match="GPU"):
             Embedder(num_workers=1, use_gpu=True)(build(), Preprocessing(), IMAGES)

@@ -125,7 +125,7 @@ def test_gradients_in_single_precision_agree_with_mpmath(variance):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sides", [(0, 1, 2), (0, 2, 1), (0, 0, 1), (1, 1, 1)])
+@pytest.mark.parametrize("sides", [(0, 1, 2), (0, 2, 1), (0, 0, 1), (1, 1, 1)], ids=str)
 def test_gradients_are_finite_without_any_variance(dtype, sides):
     """Triplets that are right, wrong, and undecided."""
     points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=dtype)

@@ -171,25 +171,31 @@ def test_norm_softmax_beyond_the_range_of_exp_is_finite_and_has_a_gradient():
 
 
 @pytest.mark.parametrize(
-    ("call", "word"),
+    ("kind", "options", "word"),
     [
-        (lambda: triplet_loss(A, A, B, form="cosine"), "unsquared"),
-        (lambda: contrastive_loss(A, B, True, 0.7, "squared"), "hadsell"),
-        (lambda: PointLossOptions(form="linear"), "contrastive-linear"),
-        (lambda: PointLossOptions(margin=-0.1), "margin"),
-        (lambda: PointLossOptions(margin=math.nan), "margin"),
-        (lambda: PointLossOptions(scale=0.0), "scale"),
-        (lambda: BayesianTripletOptions(margin=-1e-9), "margin"),
-        (lambda: BayesianTripletOptions(kl_scale=-1e-9), "kl_scale"),
-        (lambda: BayesianTripletOptions(epsilon=-1e-9), "epsilon"),
-        (lambda: VonMisesFisherOptions(kl_scale=math.nan), "kl_scale"),
-        (lambda: HedgedOptions(-1), "kl_scale"),
+        (PointLossOptions, {"form": "linear"}, "contrastive-linear"),
+        (PointLossOptions, {"margin": -0.1}, "margin"),
+        (PointLossOptions, {"margin": math.nan}, "margin"),
+        (PointLossOptions, {"scale": 0.0}, "scale"),
+        (BayesianTripletOptions, {"margin": -1e-9}, "margin"),
+        (BayesianTripletOptions, {"kl_scale": -1e-9}, "kl_scale"),
+        (BayesianTripletOptions, {"epsilon": -1e-9}, "epsilon"),
+        (VonMisesFisherOptions, {"kl_scale": math.nan}, "kl_scale"),
+        (HedgedOptions, {"kl_scale": -1}, "kl_scale"),
         *(
-            (lambda value=value: NormSoftmaxOptions(value), "temperature")
+            (NormSoftmaxOptions, {"temperature": value}, "temperature")
             for value in (0, -0.1, math.inf, math.nan)
         ),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_invalid_options_are_refused(call, word):
+def test_invalid_options_are_refused(kind, options, word):
     with pytest.raises(InvalidConfig, match=word):
-        call()
+        kind(**options)
+
+
+def test_unknown_forms_are_refused():
+    with pytest.raises(InvalidConfig, match="unsquared"):
+        triplet_loss(A, A, B, form="cosine")
+    with pytest.raises(InvalidConfig, match="hadsell"):
+        contrastive_loss(A, B, True, 0.7, "squared")

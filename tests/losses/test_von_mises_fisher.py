@@ -114,7 +114,7 @@ def variance_fits(variance, tau):
 CASES = [(2, (3, 1, 0.5)), (3, (10, 20, 5)), (8, (2, 0.7, 40))]
 
 
-@pytest.mark.parametrize(("dim", "concentrations"), CASES)
+@pytest.mark.parametrize(("dim", "concentrations"), CASES, ids=str)
 def test_moments_and_distance_agree_with_simulation(dim, concentrations):
     means = random_triplet(dim, seed=dim)
     kappa = torch.tensor(concentrations, dtype=torch.float64)[:, None]

@@ -121,20 +121,21 @@ TWO, THREE = np.arange(2.0), np.arange(3.0)
 
 
 @pytest.mark.parametrize(
-    ("call", "word"),
+    ("measure", "first", "second", "word"),
     [
-        (lambda: reliability(THREE, TWO), "shapes"),
-        (lambda: reliability(np.array([0, 1.5]), TWO), "span"),
-        (lambda: reliability(TWO, np.array([1, np.nan])), "NaN"),
-        (lambda: pearson(THREE, TWO), "same"),
-        (lambda: pearson(np.ones(1), np.ones(1)), "two queries"),
-        (lambda: sparsification(THREE, TWO), "uncertainty"),
-        (lambda: sparsification(TWO, np.array([1, np.nan])), "NaN"),
-        (lambda: sparsification(np.zeros(0), np.zeros(0)), "n >= 1"),
-        (lambda: out_of_distribution(np.zeros(0), TWO), "inside"),
-        (lambda: out_of_distribution(TWO, np.array([np.nan])), "NaN"),
+        (reliability, THREE, TWO, "shapes"),
+        (reliability, np.array([0, 1.5]), TWO, "span"),
+        (reliability, TWO, np.array([1, np.nan]), "NaN"),
+        (pearson, THREE, TWO, "same"),
+        (pearson, np.ones(1), np.ones(1), "two queries"),
+        (sparsification, THREE, TWO, "uncertainty"),
+        (sparsification, TWO, np.array([1, np.nan]), "NaN"),
+        (sparsification, np.zeros(0), np.zeros(0), "n >= 1"),
+        (out_of_distribution, np.zeros(0), TWO, "inside"),
+        (out_of_distribution, TWO, np.array([np.nan]), "NaN"),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_invalid_input_is_refused(call, word):
+def test_invalid_input_is_refused(measure, first, second, word):
     with pytest.raises(InvalidData, match=word):
-        call()
+        measure(first, second)
