@@ -320,22 +320,23 @@ class Searcher:
             InvalidConfig, InvalidImage: see `Retriever.embed`.
             InvalidData: the vectors are unsuitable, or come from another model than the gallery's.
         """
+        embedded = isinstance(queries, Queries | Embedding)
+        if (self.encoder is not None or embedded) and not (uncertainty is None and model is None):
+            raise InvalidConfig(
+                "uncertainty and model describe vectors: leave them out for images, with an "
+                "Embedding or with Queries"
+            )
         if isinstance(queries, Queries):
             return queries
-        if self.encoder is not None and not (uncertainty is None and model is None):
-            raise InvalidConfig(
-                "uncertainty and model describe vectors, but this retriever has an encoder: leave "
-                "them out"
-            )
         images: Any = None
         if isinstance(queries, Embedding):
             embedding = queries
+        elif self.encoder is None:
+            self.options.require_model(model)
+            uncertainties = self.options.uncertainties(uncertainty)
+            refuse_images(queries)
+            return Queries(self.options.checked(queries), uncertainties)
         else:
-            if self.encoder is None:
-                self.options.require_model(model)
-                uncertainties = self.options.uncertainties(uncertainty)
-                refuse_images(queries)
-                return Queries(self.options.checked(queries), uncertainties)
             images = queries
             embedding = self.embed(images, embedder)
         vectors, uncertainties = embedded_vectors(embedding)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rcir.embedding import Embedding
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from tests.retrieval.retrievers import build, guarantee, retrieve, search
@@ -163,7 +164,10 @@ def test_an_empty_gallery_or_search_and_a_lone_encoder_are_refused(retriever, sp
             replace(retriever.searcher, encoder=encoder, preprocessing=preprocessing)
 
 
-def test_options_of_vectors_are_refused_with_images(retriever, splits):
+def test_options_of_vectors_are_refused_with_images_and_embeddings(retriever, splits, certified):
+    embedding = Embedding(torch.from_numpy(GALLERY.vectors[:2]))
+    with pytest.raises(InvalidConfig, match="model"):
+        certified.retrieve(embedding, 0.3, 0.1, model="clip")
     with pytest.raises(InvalidConfig, match="uncertainty"):
         retriever.retrieve(splits.test.images[0], 0.3, 0.1, uncertainty=0.5)
     with pytest.raises(InvalidConfig, match="model"):
