@@ -66,22 +66,16 @@ def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> S
     encoder, trained = run.encoder(), TrainedOn.read(run.path)
     rejects = read_rejects(run.path / REJECTS_FILE)
     splits = load_splits(data, _print_line, rejects)
-    for name in QUERIES:
-        attributes = getattr(splits, name).attributes
-        if config.group is not None and config.group not in attributes:
-            raise InvalidData(
-                f"the queries have no attribute {config.group!r}; they have "
-                f"{', '.join(attributes) or 'none'}"
-            )
+    if config.group is not None:
+        _require_attribute(splits, config.group)
     outside = load_outside(run.data, config.ood)
     sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
     sets += [] if outside is None else [outside]
     with step("unreadable images"):
-        unread = find_unreadable(sets, run.preprocessing)
-    n_images, table = sum(map(len, sets)), output / CALIBRATION_REJECTS
-    if line := tolerate(unread, n_images, config.max_rejects, table):
+        rejects |= (unread := find_unreadable(sets, run.preprocessing))
+    table = output / CALIBRATION_REJECTS
+    if line := tolerate(unread, sum(map(len, sets)), config.max_rejects, table):
         _print_line(printable(line))
-    rejects |= unread
     outside = None if outside is None else outside.without(rejects)
     splits = _without_duplicates(splits.without(rejects))
     trained.require_unseen(splits)
@@ -200,6 +194,14 @@ def _queried_data(data: DataConfig, config: CalibrationConfig, cluster: str | No
     if config.queries is not None:
         data = replace(data, options={**data.options, "queries": config.queries})
     return data
+
+
+def _require_attribute(splits: Splits, group: str) -> None:
+    """Raise `InvalidData` unless the queries of each split have an attribute."""
+    for attributes in (getattr(splits, name).attributes for name in QUERIES):
+        if group not in attributes:
+            names = ", ".join(attributes) or "none"
+            raise InvalidData(f"the queries have no attribute {group!r}; they have {names}")
 
 
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:

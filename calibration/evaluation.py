@@ -1,4 +1,4 @@
-"""What a calibrated retriever does on test queries: what screen, report, MLflow and JSON show."""
+"""The results of an evaluation on test queries, which screen, report, MLflow and JSON show."""
 
 from __future__ import annotations
 

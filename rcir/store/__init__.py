@@ -1,1 +1,1 @@
-"""What a folder on disk holds: dataclasses as JSON and arrays, and immutable versions of them."""
+"""Storage on disk: frozen dataclasses as JSON and arrays, in folders of immutable versions."""

@@ -54,7 +54,7 @@ _conversions: dict[Any, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] 
 
 @dataclass(frozen=True)
 class Array:
-    """What the array of an annotation `Annotated[NDArray[dtype], Array(rank)]` holds.
+    """The contents of an array with the annotation `Annotated[NDArray[dtype], Array(rank)]`.
 
     Attributes:
         rank: its number of dimensions; None for any. Arrays of strings have rank 1.

@@ -289,7 +289,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced; nothing if there is none."""
+    """Return numbers that change if a file is written to or replaced; none without a file."""
     with suppress(FileNotFoundError):
         stat = path.stat()
         return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -136,7 +136,7 @@ def ranked(case):
 
 
 def expected_numbers(case):
-    """All numbers, from searches of whole rankings."""
+    """Compute all numbers from searches of whole rankings."""
     retriever, test = case.splits.retriever, case.splits.test
     outside = None if retriever.labels is None else OUTSIDE
     rows, order, rankings, whole = ranked(case)

@@ -79,7 +79,7 @@ def assert_cells(cells, values, **tolerances):
 
 
 def assert_measured(cells, row):
-    """Whether it is certified, measured risk, interval, mean size and size of the baseline."""
+    """Compare cells with a row: certified, measured risk, interval, mean size, one size for all."""
     certified = "no" if row.threshold is None else "yes"
     assert_cells(cells[:2], [certified, row.test_risk], abs=6e-5)
     interval = cells[2].split(" to ") if cells[2] else ["", ""]
