@@ -186,18 +186,12 @@ def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
 def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial") -> float:
     """Return the smallest alpha that a number of misses among n queries certifies.
 
-    This is the inverse of `allowed_misses`, and an upper confidence bound of the miss rate at level
+    The inverse of `allowed_misses`, and an upper confidence bound of the miss rate at level
     1 - delta.
-
-    Args:
-        misses: number of misses, in {0, ..., n}.
-        n: number of queries, at least 1.
-        delta: probability, in (0, 1), that the miss rate exceeds the bound.
-        bound: see `p_value`.
 
     Raises:
         InvalidConfig: the bound is unknown.
-        InvalidData: misses or n is not an integer, or out of range.
+        InvalidData: misses or n is not an integer, or not in 0 <= misses <= n, n >= 1.
         InvalidRiskLevel: delta is out of range.
 
     Example:
@@ -309,14 +303,9 @@ def required_calibration(
 ) -> int | None:
     """Return the number of calibration queries that are needed to certify alpha.
 
-    Args:
-        alpha, delta, bound: as in `allowed_misses`.
-        unmatched: share, in [0, 1], of queries without a match within the search depth; they are
-            misses at every threshold.
-
-    Returns:
-        The smallest number if `unmatched` is 0, otherwise approximately the smallest; None if it
-        is above 2^29, half a billion, for example because `unmatched` is too close to alpha.
+    The smallest number if `unmatched`, the share of queries without a match within the search
+    depth, is 0, otherwise approximately the smallest; None if it is above 2^29, half a billion, for
+    example because `unmatched` is too close to alpha.
 
     Raises:
         InvalidConfig: the bound is unknown.
@@ -378,12 +367,8 @@ def corrected(delta: float, among: int) -> float:
     probability at least 1 - delta, all of them hold (Bonferroni), including that of the retriever
     that is chosen, by whatever rule. All may be calibrated on the same queries.
 
-    Args:
-        delta: probability, in (0, 1), that the certificate of the chosen retriever is wrong.
-        among: number of retrievers, at least 1.
-
     Raises:
-        InvalidRiskLevel, InvalidConfig: delta or `among` is out of range.
+        InvalidRiskLevel, InvalidConfig: delta is not in (0, 1), or `among` is below 1.
 
     Example:
         >>> corrected(0.1, 4)

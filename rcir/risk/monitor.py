@@ -225,13 +225,11 @@ class Exchangeability:
     alpha.
 
     Attributes:
-        p_values: by name, p-values of two-sample Kolmogorov-Smirnov tests of "uncertainty", that of
-            the queries, and of "score", their match score; with a certified threshold also of the
-            one-sided binomial test of "risk", the share of misses among the recent queries.
-        n_calibration: number of calibration queries.
-        n_recent: number of recent queries.
-        misses: number of recent queries that are missed at the certified threshold; None without
-            one.
+        p_values: by name, p-values of two-sample Kolmogorov-Smirnov tests of "uncertainty" and of
+            "score", the match score; with a certified threshold also of the one-sided binomial test
+            of "risk", the share of misses among the recent queries.
+        n_calibration, n_recent: numbers of queries.
+        misses: number of recent queries that are missed at the certified threshold, if any.
         alpha: the certified risk; None without a certified threshold.
     """
 

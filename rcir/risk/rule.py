@@ -101,10 +101,6 @@ class SetRule:
     ) -> tuple[Ranking, NDArray[np.int64]]:
         """Size the sets of queries.
 
-        Args:
-            results: of n queries, searched to the same depth.
-            guarantee: what is guaranteed of the sets.
-
         Returns:
             The ranking of the candidates, and (n,) how many of them are in each set: 0 for a query
             that is not answered.

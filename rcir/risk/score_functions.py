@@ -163,16 +163,10 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
 def score_ranks(
     score_function: ScoreFunction, results: SearchResults, ranks: Floats
 ) -> ScoredResults:
-    """Score queries of which only the rank of the first true match is known.
+    """Score queries of which only the (n,) rank of the first true match is known.
 
     That is enough for the miss risk, and with `Constant`, `MinMax` and `Quantile` it needs no
-    array of all candidates.
-
-    Args:
-        score_function: fitted on other queries.
-        results: of n >= 1 queries.
-        ranks: (n,) rank of each query's first true match, from 1; infinite where there is none
-            among the candidates.
+    array of all candidates. Ranks count from 1 and are infinite without a match.
 
     Raises:
         InvalidData: no queries, unequal lengths, NaN, or a rank outside {1, ..., depth, inf}.

@@ -229,20 +229,18 @@ def smallest_uncertainty(
     alphas: Sequence[float] = ALPHAS,
     delta: float = DELTA,
 ) -> tuple[str, ComparedSizes]:
-    """Return the uncertainty of the queries that needs the smallest sets.
+    """Return the uncertainty of the queries that needs the smallest sets, and the mean sizes.
 
     Each is judged by sizes that depend on it alone (`Quantile`), cross-fitted as in
     `fit_score_function`: by their geometric mean over the levels that all attain. Few queries do
     not distinguish those within a tenth of the smallest; among them, the one that best detects a
-    wrong first candidate (AUROC) is chosen.
+    wrong first candidate (AUROC) is chosen. With fewer than 50 queries it is the first, without
+    sizes.
 
     Args:
         candidates: the tuning split with each uncertainty, by its name; the first is chosen if
-            nothing can be compared, and if no other is better.
+            no other is better.
         alphas, delta: levels at which sizes are compared.
-
-    Returns:
-        The name, and the mean sizes of each at each alpha; no sizes with fewer than 50 queries.
     """
     first = next(iter(candidates))
     if len(candidates) == 1 or len(candidates[first]) < MIN_QUERIES:

@@ -160,12 +160,6 @@ def selective(
     (fixed-sequence testing). The aim is that of Geifman and El-Yaniv, "Selective classification for
     deep neural networks", NeurIPS 2017, without its union bound.
 
-    Args:
-        alpha: share, in (0, 1), of wrong answers among the answered queries.
-        delta: probability, in (0, 1), that it is larger.
-        calibration: the scored calibration queries; the answer is the first candidate.
-        tuning: the scored tuning split.
-
     Raises:
         InvalidRiskLevel: alpha or delta is outside (0, 1).
         RiskUnattainable: no selection threshold is certified.
