@@ -249,7 +249,6 @@ def test_classes_are_those_of_the_released_lists(digits, first):
         ({"digits": 3, "total_train": 1_000, "total_test": 1_000}, (10, 100), (10, 100)),
         ({"gap": "instance", "total_train": 2_000, "total_test": 350}, (100, 20), (100, 3)),
     ],
-    ids=str,
 )
 def test_each_gap_has_its_classes_and_sizes(small_mnist, options, train, test):
     digits = options.get("digits", 2)
@@ -335,7 +334,6 @@ def test_the_option_draw_decides_which_digits_are_drawn(small_mnist):
         ({"digits": 1, "total_train": 60_000}, "8571 images"),
         ({"gap": "instance", "total_train": 99}, "0 images"),
     ],
-    ids=str,
 )
 def test_options_of_n_digit_mnist_out_of_range_are_refused(small_mnist, options, word):
     with pytest.raises(InvalidConfig, match=word):

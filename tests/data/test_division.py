@@ -347,7 +347,6 @@ def test_an_unknown_cluster_is_refused_with_the_known_attributes():
         *[({"a": 0.25, "b": 0.5}, [10, 20, 10]), ({"a": 0.001}, [1, 39])],
         *[({"a": 100, "b": 1}, [20, 1, 19]), ({"a": 101, "b": 4}, [21, 1, 18])],
     ],
-    ids=str,
 )
 def test_shares_are_of_clusters_and_numbers_of_images_are_rounded_up(parts, n_clusters):
     rows = draw_by_cluster(np.random.default_rng(0), np.repeat(np.arange(40), 5), parts)

@@ -119,7 +119,6 @@ def test_a_missing_gallery_is_drawn_where_the_classes_are(tmp_path, test, galler
         (["all/train/a/1.png", "all/val/a/1.png"], "all"),
         (["cat/train/1.png", "cat/test/1.png", "dog/train/1.png"], "cat"),
     ],
-    ids=str,
 )
 def test_a_folder_that_cannot_be_divided_is_refused(tmp_path, names, word):
     touch(tmp_path, names)
@@ -302,7 +301,6 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path):
         ({"label": list("ab"), "split": ["train", "gallery"]}, "exactly one"),
         *[({"labels": [" ", ";"]}, "labels is empty"), ({"label": ["a", "a"]}, "one class")],
     ],
-    ids=str,
 )
 def test_unusable_columns_are_refused(tmp_path, form, columns, word):
     with pytest.raises(InvalidData, match=word):
@@ -324,7 +322,6 @@ def test_missing_images_of_a_table_are_named(tmp_path):
         ("t.parquet", b"PAR1 no PAR1", "cannot be read"),
         ("t.xlsx", b"", "must end"),
     ],
-    ids=str,
 )
 def test_a_file_that_is_not_a_table_is_refused(tmp_path, name, content, word):
     (tmp_path / name).write_bytes(content)

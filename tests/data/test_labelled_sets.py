@@ -187,7 +187,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "layout"), LAYOUTS, ids=[f"{name} {next(iter(x.files), '')}" for name, x in LAYOUTS]
+)
 def test_each_part_has_the_published_images_and_labels(tmp_path, name, layout):
     folder = write(tmp_path, layout) / layout.images
     source = read(name, tmp_path)
@@ -336,7 +338,6 @@ CAR_FILES = ("cars_test_annos_withlabels.mat", "cars_train_annos.mat", "cars_met
         (CAR_FILES[1], {"annotations": np.zeros(3)}, CAR_FILES[1]),
         *[(file, {"notes": np.zeros(3)}, file) for file in CAR_FILES],
     ],
-    ids=str,
 )
 def test_damaged_annotations_of_cars_are_refused(tmp_path, file, content, word):
     savemat(write(tmp_path, SETS["cars196"]) / "devkit" / file, content)

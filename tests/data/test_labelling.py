@@ -120,7 +120,6 @@ def test_missing_labels_are_refused_with_their_rows_in_all_calls(missing):
         (np.array([[1], [2], [3]]), "labels"),
         ({"a": 1}, "dict"),
     ],
-    ids=str,
 )
 def test_values_that_are_not_labels_are_refused(labels, word):
     with pytest.raises(InvalidData, match=word):

@@ -131,7 +131,6 @@ def test_batches_without_images_or_with_a_bad_one_are_refused(images):
             {"crop_rounding": "up"},
         ),
     ],
-    ids=str,
 )
 def test_invalid_configurations_are_refused(options):
     with pytest.raises(InvalidConfig, match=list(options)[-1]):

@@ -182,19 +182,15 @@ def test_an_invalid_table_of_labels_is_refused(change):
         replace(valid, **change).table()
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (SameLabel(np.zeros(1, int)), SharedLabel.from_lists([[0]], 2)),
-        (SharedLabel.from_lists([[0]], 2), WithinRadius(np.zeros((1, 2)), 1.0)),
-        (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 2)), 2.0)),
-        (WithinRadius(np.zeros((1, 2)), 1.0), WithinRadius(np.zeros((1, 3)), 1.0)),
-        (SharedLabel.from_lists([[0]], 2), SharedLabel.from_lists([[0]], 3)),
-    ],
-)
-def test_incompatible_relevances_cannot_be_joined(one, other):
-    with pytest.raises(InvalidData, match="cannot be joined"):
-        one.joined(other)
+def test_incompatible_relevances_cannot_be_joined():
+    label, shared = SameLabel(np.zeros(1, int)), SharedLabel.from_lists([[0]], 2)
+    place, more_labels = WithinRadius(np.zeros((1, 2)), 1.0), SharedLabel.from_lists([[0]], 3)
+    wider, higher = replace(place, radius=2.0), WithinRadius(np.zeros((1, 3)), 1.0)
+    for first, second in (
+        *((label, shared), (shared, place), (place, wider), (place, higher), (shared, more_labels)),
+    ):
+        with pytest.raises(InvalidData, match="cannot be joined"):
+            first.joined(second)
 
 
 def test_labels_of_a_gallery_are_read_only():
