@@ -152,7 +152,7 @@ def test_places_need_a_radius_and_a_radius_needs_places(folder):
     assert "with other 30-wide cells" in cost(apart)
 
 
-def test_a_table_of_matches_defines_relevance(folder):
+def test_a_table_of_matches_defines_relevance(folder, capsys):
     few, labels = ASKED[:200], ASKED_LABELS[:200]
     write(folder, "queries", few, label=NAMES[labels])
     options = QUICK | {"tuning": "queries"}
@@ -163,9 +163,14 @@ def test_a_table_of_matches_defines_relevance(folder):
         certify(config())
     rows, items = np.nonzero(labels[:, None] == LABELS)
     pairs = [f"queries/{row},gallery/{item}" for row, item in zip(rows, items, strict=True)]
-    (folder / "matches.csv").write_text("\n".join(["query,gallery", *pairs]))
+    table = folder / "matches.csv"
+    table.write_text("query,gallery\nunknown,gallery/0")
+    with pytest.raises(InvalidData, match="names no query"):
+        certify(config(matches="matches.csv"))
+    table.write_text("\n".join(["query,gallery", *pairs, "unknown,gallery/0"]))
     by_table = certify(config(matches="matches.csv", **options))
     assert by_table.evaluation.rows[0].test_risk == by_label.evaluation.rows[0].test_risk
+    assert "1 rows of matches.csv are of other queries" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
