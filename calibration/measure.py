@@ -57,7 +57,7 @@ def measure(
     delta = corrected(delta, calibration.chosen_among)
     rows, others, curve = measure_guarantees(retriever, test, alphas, delta)
     quality = assess(splits)
-    uncertainties = {} if report is None else dict(report.uncertainties)
+    uncertainties = {} if report is None else dict(report.chosen.sizes)
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
     encoder = retriever.searcher.options.model or "vectors"
@@ -78,7 +78,7 @@ def measure(
         curve=curve,
         comparison={} if report is None else report.comparison[None],
         uncertainties=uncertainties,
-        encoder_ratio=None if report is None else report.encoder_ratio,
+        encoder_ratio=None if report is None else report.chosen.encoder_ratio,
         quality=quality,
         parts=[] if headline is None else count_subgroups(splits, float(headline.threshold or 0)),
         parts_alpha=None if headline is None else headline.alpha,

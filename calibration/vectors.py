@@ -216,8 +216,7 @@ def _divide(
     if tuning == "labels":
         warn_of_other_labels(queries.population.label_word)
     shares = SHARES_ON_GALLERY if tuning == "gallery" else SHARES
-    query_units = searcher.units(queries)
-    clusters = None if query_units is None else query_units[0]
+    clusters = searcher.units(queries)
     units = len(queries) if clusters is None else len(np.unique(clusters))
     alpha, share, apart = max(config.alphas), shares["calibration"], ""
     needed = required_calibration(alpha, config.delta) or 0
@@ -231,8 +230,7 @@ def _divide(
             f"{config.delta:g} needs {needed}: label at least {math.ceil(needed / share)}{apart}"
         )
     parts = divide_rows(searcher, queries, names, tuning, shares, config.seed)
-    if searcher.options.leave_one_out:
-        parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
+    parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]
     return parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,20 +26,16 @@ from rcir.metrics.labels import UNMATCHED, earlier_of_same_label
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
-    Past,
     coverage,
     needs_embeddings,
 )
-from rcir.retrieval.queries import Queries, require_alike
+from rcir.retrieval.queries import Queries, queries_of, require_alike
 from rcir.retrieval.query_uncertainty import with_uncertainty
+from rcir.retrieval.rules import RuleKind, Rules, RuleSource, TunedOn
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import (
     CalibrationOptions,
     ChosenUncertainty,
-    RuleKey,
-    Rules,
-    RuleSource,
-    TunedOn,
     choose_uncertainty,
     search_items,
     why_gallery_cannot_tune,
@@ -47,13 +43,15 @@ from rcir.retrieval.tuning import (
 from rcir.risk import (
     Exchangeability,
     LabelledResults,
+    Population,
     check_exchangeability,
     make_request,
     score,
 )
+from rcir.risk.losses import MISS
 from rcir.risk.selection import Fits
 
-FEWEST_TOLD = 20  # queries of which it is tested whether they come in bursts
+MIN_TESTED = 20  # queries that are tested for bursts
 MAX_COMPARED, MAX_OTHERS, ITEMS = 1000, 300, 50  # in this test: drawn at random; nearest items
 
 
@@ -80,125 +78,125 @@ def calibrate(
         InvalidConfig: the gallery's items cannot tune.
         InvalidData: the queries are unsuitable, see `Retriever.calibrate`, or none has a match.
     """
-    check_labelled(calibration)
     check_searched(searcher, calibration)
     check_matches(searcher, calibration)
+    queries = queries_of(calibration)
+    tuned: Queries | None = None
     if tuning is not None:
-        check_labelled(tuning)
         check_searched(searcher, tuning)
-        if tuning is calibration or tuning.results.vectors is calibration.results.vectors:
+        tuned = queries_of(tuning)
+        if tuning is calibration or tuned.vectors is queries.vectors:
             raise InvalidData(
                 "tuning split and calibration queries are the same: the guarantee needs others"
             )
-        require_alike(calibration.results.require("queries"), tuning.results.require("queries"))
-        _check_clusters(tuning, calibration)
-    tuned_digests = digests([]) if tuning is None else digests_of(tuning)
-    gallery = None if searcher.options.leave_one_out else searcher.digests
-    require_no_repeats(gallery, tuned_digests, digests_of(calibration), options.recurring)
-    if searcher.options.leave_one_out:
-        tuned = None if tuning is None else tuning.results.require("queries")
-        calibration = _one_of_each_unit(searcher, tuned, calibration)
-        if tuning is not None:
-            tuning = _one_of_each_unit(searcher, None, tuning)
-    elif tuning is not None:
-        distances, has_digests = vector_distances(searcher, tuning), searcher.digests is not None
-        warn_of_copies("queries of the tuning split", distances, has_digests)
-    others = [] if tuning is None else [tuning.results.require("vectors")]
-    unchecked = None if like is not None else others
-    _warn_of_likeness(searcher, "calibration queries", calibration, unchecked, options.recurring)
-    reason = why_gallery_cannot_tune(searcher, calibration.results.require("queries"), options)
+        require_alike(queries, tuned)
+        _check_clusters(tuning.population, calibration.population)
+    tuned_digests = digests([]) if tuned is None else tuned.digests
+    require_no_repeats(searcher.foreign_digests, tuned_digests, queries.digests, options.recurring)
+    calibration = _one_of_each_unit(searcher, calibration, [] if tuned is None else [tuned])
+    if tuning is not None:
+        tuning = _one_of_each_unit(searcher, tuning, [])
+        if not searcher.options.leave_one_out:
+            distances = vector_distances(searcher, tuning)
+            warn_of_copies("queries of the tuning split", distances, searcher.digests is not None)
+    _warn_of_gallery(searcher, "calibration queries", calibration, options.recurring)
+    if like is None and not options.recurring:
+        others = [] if tuning is None else [queries_of(tuning).vectors]
+        _warn_of_likeness(searcher, "calibration queries", calibration, others)
+    reason = why_gallery_cannot_tune(searcher, queries_of(calibration), options)
     if tuning is None and reason is not None:
         raise InvalidConfig(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
             f"{as_option('tuning', 'queries')}, or {as_option('tuning', 'labels')} for queries of "
             "new labels"
         )
-    by_gallery = tuning is None or (reason is None and calibration.population.clusters is None)
-    result, chosen = _calibration_of(searcher, tuning, calibration, options, like, by_gallery)
-    _ = (
-        result.miss_rule
-    )  # raises if the tuning split is unsuitable; other rules are fitted on request
+    splits: dict[TunedOn, LabelledResults] = {} if tuning is None else {"queries": tuning}
+    by_gallery = reason is None and calibration.population.clusters is None
+    if tuning is None or (by_gallery and not (like is not None and like.sequential)):
+        splits["gallery"] = search_items(searcher, calibration)
+    result, chosen = _calibration_of(searcher, splits, calibration, options, like)
+    _ = result.miss_rule  # raises if the tuning split is unsuitable
     if after is not None:
         result = result.after(after)
-    return result, _report(result, chosen)
+    return result, CalibrationReport(result, chosen)
 
 
 def _calibration_of(
     searcher: Searcher,
-    tuning: LabelledResults | None,
+    splits: dict[TunedOn, LabelledResults],
     calibration: LabelledResults,
     options: CalibrationOptions,
     like: Calibration | None,
-    by_gallery: bool,
 ) -> tuple[Calibration, ChosenUncertainty]:
-    """Return a calibration, whose rules are fitted when they are needed, and the choice of its
-    uncertainty. With `by_gallery`, the gallery's items tune, too."""
-    splits: dict[TunedOn, LabelledResults] = {} if tuning is None else {"queries": tuning}
-    sequential = like is not None and like.sequential
-    if tuning is None or (by_gallery and not sequential):
-        splits["gallery"] = search_items(searcher, calibration)
+    """Return a calibration tuned on each of `splits`, and the choice of its uncertainty.
+
+    Its rules are fitted when they are needed.
+    """
+    before: Mapping[RuleKind, Rules] = {} if like is None else like.rules
     chosen = {
-        tuned_on: choose_uncertainty(searcher, split, options)
-        if like is None or RuleKey(tuned_on=tuned_on) not in like.rules
-        else ChosenUncertainty(like.rules[RuleKey(tuned_on=tuned_on)].uncertainty)
+        tuned_on: ChosenUncertainty(before[RuleKind(tuned_on=tuned_on)][MISS.name].uncertainty)
+        if RuleKind(tuned_on=tuned_on) in before
+        else choose_uncertainty(searcher, split, options)
         for tuned_on, split in splits.items()
     }
     choice = next(iter(chosen.values()))
     calibration_queries = queries_to_store(searcher, calibration, choice.name)
     tuning_queries = calibration_queries[:0]
-    if tuning is not None:
-        tuning_queries = queries_to_store(searcher, tuning, choice.name)
-        population = searcher.options.as_evidence(tuning_queries.population)
-        splits["queries"] = replace(tuning, population=population)
-    population = searcher.options.as_evidence(calibration_queries.population)
-    calibrated = replace(calibration, population=population)
-    sources: dict[RuleKey, RuleSource] = {}
+    if "queries" in splits:
+        tuning_queries = queries_to_store(searcher, splits["queries"], choice.name)
+        splits = splits | {"queries": _as_evidence(searcher, splits["queries"], tuning_queries)}
+    calibration = _as_evidence(searcher, calibration, calibration_queries)
+    sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
-        key, of_labels = RuleKey(tuned_on=tuned_on), RuleKey("label", tuned_on=tuned_on)
-        names, names_of_labels = (
-            {} if like is None else like.rules.score_functions(kind) for kind in (key, of_labels)
-        )
-        sources[key] = RuleSource(
+        items, labels = RuleKind(None, tuned_on), RuleKind("label", tuned_on)
+        names = {
+            kind: {risk: rule.score_function.name for risk, rule in before[kind].fit_all().items()}
+            for kind in (items, labels)
+            if kind in before
+        }
+        sources[items] = RuleSource(
             Fits(with_uncertainty(searcher, split, uncertainty)),
-            with_uncertainty(searcher, calibrated, uncertainty),
+            with_uncertainty(searcher, calibration, uncertainty),
             options,
             uncertainty,
-            names,
+            names.get(items, {}),
         )
         if searcher.labels is not None:
-            sources[of_labels] = sources[key].first_of_each_label(names_of_labels)
+            sources[labels] = sources[items].first_of_each_label(names.get(labels, {}))
     result = Calibration(
-        rules=Rules({}, sources),
+        rules={kind: Rules(source=source) for kind, source in sources.items()},
         fingerprints=searcher.fingerprints(),
         options=options,
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
-        chosen_among=like.chosen_among if like else 1,
-        sequential=sequential,
         coverage=coverage(searcher, calibration_queries),
-        past=like.past if like else Past(digests([])),
-        attempts=like.attempts if like else 1,
         left_out=searcher.options.left_out if _are_items(searcher, calibration_queries) else None,
     )
+    if like is not None:
+        result = replace(
+            result,
+            chosen_among=like.chosen_among,
+            sequential=like.sequential,
+            past=like.past,
+            attempts=like.attempts,
+        )
     return result, choice
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:
     """Calibrate anew with the queries of a calibration, see `Retriever.recalibrate`."""
     tuning, calibration = earlier.queries_to_search(searcher)
-    if searcher.options.leave_one_out:
-        if earlier.left_out is not None:  # items that were removed would find their own clusters
-            tuning, calibration = (
-                part[searcher.gallery.units_of(part.digests) >= 0] for part in (tuning, calibration)
+    if earlier.left_out is not None:  # items that were removed would find their own clusters
+        tuning, calibration = (
+            part[searcher.gallery.units_of(part.digests) >= 0] for part in (tuning, calibration)
+        )
+        if not (len(tuning) and len(calibration)):
+            raise InvalidData(
+                "the items that calibrated were removed from the gallery: calibrate anew"
             )
-            if not (len(tuning) and len(calibration)):
-                raise InvalidData(
-                    "the items that calibrated were removed from the gallery: calibrate anew"
-                )
-        units = searcher.units(tuning, calibration)  # added items may join clusters of both
-        assert units is not None
-        calibration = calibration[~np.isin(units[1], units[0])]
+    if searcher.options.leave_one_out:  # added items may join clusters of both
+        calibration = calibration[~searcher.share_units(calibration, [tuning])]
     if earlier.tuned_on_gallery and (
         reason := why_gallery_cannot_tune(searcher, calibration, earlier.options)
     ):
@@ -220,33 +218,25 @@ def extend(
     searcher: Searcher, calibration: Calibration, queries: LabelledResults, recurring: bool
 ) -> Calibration:
     """Return a calibration with further queries, see `Retriever.extend_calibration`."""
-    check_labelled(queries)
     check_searched(searcher, queries)
     check_matches(searcher, queries, are_added=True)
-    require_alike(queries.results.require("queries"), calibration.calibration_queries)
-    if searcher.options.leave_one_out:
-        before = Queries.joined([calibration.tuning_queries, calibration.calibration_queries])
-        queries = _one_of_each_unit(searcher, None if recurring else before, queries)
-        added = queries.results.require("queries")
-        if _are_items(searcher, added) != (calibration.left_out is not None):
-            raise InvalidData(
-                "the retriever was calibrated on items of its gallery, or the queries to add are "
-                "such, but not both: a guarantee covers either; calibrate anew"
-            )
+    before = [calibration.tuning_queries, calibration.calibration_queries]
+    require_alike(queries_of(queries), calibration.calibration_queries)
+    queries = _one_of_each_unit(searcher, queries, [] if recurring else before)
+    if _are_items(searcher, queries_of(queries)) != (calibration.left_out is not None):
+        raise InvalidData(
+            "the retriever was calibrated on items of its gallery, or the queries to add are "
+            "such, but not both: a guarantee covers either; calibrate anew"
+        )
     queries = with_uncertainty(searcher, queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
-    population = searcher.options.as_evidence(added.population)
-    queries = replace(queries, population=population)
-    gallery = None if searcher.options.leave_one_out else searcher.digests
-    require_new(gallery, calibration.query_digests, digests_of(queries), recurring)
-    _warn_of_likeness(
-        searcher,
-        "queries to add",
-        queries,
-        [calibration.tuning_queries.vectors, calibration.calibration_queries.vectors],
-        recurring,
-    )
-    return calibration.extended(queries, added, recurring)
+    queries = _as_evidence(searcher, queries, added)
+    require_new(searcher.foreign_digests, calibration.query_digests, added.digests, recurring)
+    _warn_of_gallery(searcher, "queries to add", queries, recurring)
+    if not recurring:
+        others = [queries.vectors for queries in before]
+        _warn_of_likeness(searcher, "queries to add", queries, others)
+    return calibration.with_queries(queries, added, recurring)
 
 
 def check_recent(
@@ -258,11 +248,9 @@ def check_recent(
 ) -> Exchangeability:
     """Compare recent queries with those of a calibration, see `Retriever.check`."""
     rule = calibration.miss_rule
-    check_labelled(recent)
     check_searched(searcher, recent)
-    if searcher.options.leave_one_out:
-        recent = _one_of_each_unit(searcher, None, recent)
-    require_alike(recent.results.require("queries"), calibration.calibration_queries)
+    recent = _one_of_each_unit(searcher, recent, [])
+    require_alike(queries_of(recent), calibration.calibration_queries)
     cluster = rule.calibration.population.cluster_word or recent.population.cluster_word
     if cluster is not None:
         raise InvalidData(
@@ -289,33 +277,27 @@ def _are_items(searcher: Searcher, queries: Queries) -> bool:
 
 
 def _one_of_each_unit(
-    searcher: Searcher, others: Queries | None, queries: LabelledResults
+    searcher: Searcher, queries: LabelledResults, others: Sequence[Queries]
 ) -> LabelledResults:
-    """Return one query of each unit of a gallery whose items are left out of their own search."""
-    added: Queries = queries.results.require("queries")
-    if others is not None:
-        units = searcher.units(others, added)
-        assert units is not None
-        shared = np.flatnonzero(np.isin(units[1], units[0]))
-        if len(shared):
-            kind = searcher.options.left_out
-            raise InvalidData(
-                f"{len(shared)} of {len(added)} calibration queries are of a {kind} that tuned or "
-                f"calibrated before (first row {shared[0]}), so that they are not independent: "
-                f"divide the queries by {kind}"
-            )
+    """Return one query of each unit that a search leaves out, or raise if others are of one."""
+    if not searcher.options.leave_one_out:
+        return queries
+    added = queries_of(queries)
+    if others and len(shared := np.flatnonzero(searcher.share_units(added, others))):
+        kind = searcher.options.left_out
+        raise InvalidData(
+            f"{len(shared)} of {len(added)} calibration queries are of a {kind} that tuned or "
+            f"calibrated before (first row {shared[0]}), so that they are not independent: "
+            f"divide the queries by {kind}"
+        )
     return queries[searcher.one_of_each_unit(added)]
 
 
-def check_labelled(queries: object) -> None:
-    """Raise `InvalidData` unless queries are labelled search results."""
+def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
+    """Raise an error unless the searcher, as it is now, searched the labelled queries."""
     if not isinstance(queries, LabelledResults):
         kind = type(queries).__name__
         raise InvalidData(f"queries are a {kind}: pass what `search_labelled` returns")
-
-
-def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
-    """Raise `StaleCalibration` unless the searcher, as it is now, searched the queries."""
     if queries.results.fingerprints != searcher.fingerprints() or (
         queries.results.depth != searcher.depth
     ):
@@ -335,12 +317,12 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
     """
     n, is_unmatched = len(queries), queries.n_relevant == 0
     unmatched = int(np.count_nonzero(is_unmatched))
-    if are_added and n < FEWEST_TOLD:
+    if are_added and n < MIN_TESTED:
         return
     if 2 * unmatched <= n:
         _warn_of_missing_labels(searcher, queries)
         return
-    relevance, gallery = queries.results.require("queries").relevance, searcher.relevance
+    relevance, gallery = queries_of(queries).relevance, searcher.relevance
     reason = ""
     if relevance is not None and gallery is not None:
         theirs = example_labels(
@@ -371,7 +353,7 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
 
 def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults) -> None:
     """Warn if queries have labels that no gallery item has, where each has one label."""
-    relevance, gallery = queries.results.require("queries").relevance, searcher.relevance
+    relevance, gallery = queries_of(queries).relevance, searcher.relevance
     if relevance is None or gallery is None or relevance.single is None or gallery.single is None:
         return
     labels = relevance.single
@@ -390,7 +372,7 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
 
     Their relevance is stored if the relevance of the results follows from it.
     """
-    queries: Queries = results.results.require("queries")
+    queries = queries_of(results)
     relevance, population = queries.relevance, results.population
     if relevance is not None and searcher.relevance is not None:
         relevant = relevance.matches(searcher.relevance, results.results.require("positions"))
@@ -405,35 +387,13 @@ def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: 
     return replace(queries, embedding=None)
 
 
-def _report(calibration: Calibration, chosen: ChosenUncertainty) -> CalibrationReport:
-    """Return the report of a calibration at the levels of its options."""
-    rule = calibration.miss_rule
-    population = rule.calibration.population
-    return CalibrationReport(
-        calibration=calibration,
-        delta=calibration.options.delta,
-        n_tuning=len(rule.tuning),
-        n_calibration=len(rule.calibration),
-        score_function=rule.score_function.name,
-        uncertainties=chosen.sizes,
-        encoder_ratio=chosen.encoder_ratio,
-        anytime=calibration.sequential,
-        chosen_among=calibration.chosen_among,
-        clusters=None
-        if population.cluster_word is None
-        else (population.n_units, population.cluster_word),
-        tuned_on_gallery=calibration.tuned_on_gallery,
-        left_out=calibration.left_out,
-        coverage=calibration.coverage,
-        coverage_sentence=calibration.sentence_of(calibration.coverage)
-        if calibration.coverage is not None and calibration.coverage.uncalibrated
-        else None,
-    )
+def _as_evidence(searcher: Searcher, results: LabelledResults, stored: Queries) -> LabelledResults:
+    """Return search results with the population that their stored queries calibrate as."""
+    return replace(results, population=searcher.options.as_evidence(stored.population))
 
 
-def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> None:
+def _check_clusters(tuned: Population, calibrated: Population) -> None:
     """Raise `InvalidData` unless both have the same kind of clusters, and no cluster in common."""
-    tuned, calibrated = tuning.population, calibration.population
     if tuned.cluster_word != calibrated.cluster_word:
         raise InvalidData(
             f"the tuning split is of clusters {tuned.cluster_word!r}, the calibration queries of "
@@ -449,17 +409,10 @@ def _check_clusters(tuning: LabelledResults, calibration: LabelledResults) -> No
         )
 
 
-def _warn_of_likeness(
-    searcher: Searcher,
-    name: str,
-    queries: LabelledResults,
-    others: Sequence[NDArray[np.float32]] | None,
-    recurring: bool,
+def _warn_of_gallery(
+    searcher: Searcher, name: str, queries: LabelledResults, recurring: bool
 ) -> None:
-    """Warn of queries that are nearly the same as gallery items, or as each other or others.
-
-    Without vectors of others, queries were compared with each other before.
-    """
+    """Warn of queries that are nearly the same as gallery items."""
     distances = vector_distances(searcher, queries)
     if not searcher.options.leave_one_out:
         warn_of_copies(name, distances, searcher.digests is not None)
@@ -474,14 +427,19 @@ def _warn_of_likeness(
         units = searcher.gallery.units[queries.results.require("positions")]
         first = earlier_of_same_label(units) == 0
         warn_of_gallery_bursts(name, distances, queries.relevant & first, remedy)
-    if recurring or others is None:
-        return
-    vectors = queries.results.require("vectors")
+
+
+def _warn_of_likeness(
+    searcher: Searcher, name: str, queries: LabelledResults, others: Sequence[NDArray[np.float32]]
+) -> None:
+    """Warn of queries that are nearly the same as each other, or as vectors of others."""
+    vectors = queries_of(queries).vectors
     everything = np.concatenate([vectors, *others])
     nearest, positions = build_index(everything).search(vectors, 2)
     itself = positions[:, 0] == np.arange(len(vectors))
-    warn_of_twins(name, np.where(itself, nearest[:, 1], nearest[:, 0]), distances)
-    if queries.population.clusters is None and len(vectors) >= FEWEST_TOLD:
+    nearest_other = np.where(itself, nearest[:, 1], nearest[:, 0])
+    warn_of_twins(name, nearest_other, vector_distances(searcher, queries))
+    if queries.population.clusters is None and len(vectors) >= MIN_TESTED:
         rng = np.random.default_rng(0)
         rows = rng.permutation(len(vectors))[: min(MAX_COMPARED, len(vectors) // 2)]
         rest = np.delete(np.arange(len(everything)), rows)
@@ -496,13 +454,6 @@ def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np
 
     Distances that an encoder re-ranks by are not comparable with those among queries.
     """
-    distances: NDArray[np.floating[Any]] = results.results.require("distances")
     if searcher.gallery.items is not None:
-        distances = searcher.nearest(results.results.require("vectors"), min(2, searcher.depth))[0]
-    return distances
-
-
-def digests_of(results: LabelledResults) -> NDArray[np.bytes_]:
-    """(n,) digests of the queries of search results."""
-    query_digests: NDArray[np.bytes_] = results.results.require("queries").digests
-    return query_digests
+        return searcher.nearest(queries_of(results).vectors, min(2, searcher.depth))[0]
+    return results.results.require("distances")

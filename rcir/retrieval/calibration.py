@@ -15,8 +15,9 @@ from rcir.data.repeats import digests
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration, as_option
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.rules import RuleKind, Rules, TunedOn
 from rcir.retrieval.search import Searcher
-from rcir.retrieval.tuning import CalibrationOptions, RuleKey, Rules, TunedOn
+from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS
@@ -86,8 +87,7 @@ class Past:
 class Calibration:
     """Everything that a calibration is.
 
-    Its attributes are never replaced; rules and certified requests are computed when they are
-    needed first, and remembered.
+    Rules and certified requests are computed when they are needed first, and remembered.
 
     Attributes:
         rules: of sets of items and, if the gallery has labels, of sets of labels. Besides those
@@ -110,7 +110,7 @@ class Calibration:
         left_out: what the search of a gallery item leaves out, see `VectorOptions.left_out`.
     """
 
-    rules: Rules
+    rules: Mapping[RuleKind, Rules]
     fingerprints: Mapping[str, str]
     options: CalibrationOptions
     tuning_queries: Queries
@@ -124,9 +124,9 @@ class Calibration:
     _guarantees: dict[Request, Guarantee] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if RuleKey(tuned_on=self.tuned_on) not in self.rules:
-            raise InvalidData(f"there is no rule that the {self.tuned_on} tuned for the miss risk")
-        for rule in self.rules.fitted.values():
+        if RuleKind(tuned_on=self.tuned_on) not in self.rules:
+            raise InvalidData(f"there is no rule that the {self.tuned_on} tuned")
+        for rule in (rule for rules in self.rules.values() for rule in rules.fitted.values()):
             if len(rule.calibration) != len(self.calibration_queries):
                 raise InvalidData(
                     f"a rule has {len(rule.calibration)} calibration queries; expected "
@@ -141,7 +141,7 @@ class Calibration:
     @property
     def miss_rule(self) -> SetRule:
         """The rule that sizes sets of items for the miss risk."""
-        return self.rules[RuleKey(tuned_on=self.tuned_on)]
+        return self.rules[RuleKind(tuned_on=self.tuned_on)][MISS.name]
 
     @property
     def uncertainty(self) -> str:
@@ -151,7 +151,7 @@ class Calibration:
     @property
     def distinct(self) -> list[Distinct]:
         """The values of the option `distinct` that can be requested."""
-        return [kind.distinct for kind in self.rules.kinds if kind.tuned_on == self.tuned_on]
+        return [kind.distinct for kind in self.rules if kind.tuned_on == self.tuned_on]
 
     @property
     def query_digests(self) -> NDArray[np.bytes_]:
@@ -164,11 +164,11 @@ class Calibration:
         """The labels of the calibration queries, ascending; None if they have no single label."""
         return self.calibration_queries.population.known_labels
 
-    def completed(self) -> Calibration:
+    def complete(self) -> Calibration:
         """Return this calibration as it is stored: with all rules, and digests for images."""
         return replace(
             self,
-            rules=self.rules.completed(),
+            rules={kind: Rules(rules.fit_all()) for kind, rules in self.rules.items()},
             tuning_queries=self.tuning_queries.with_digests(),
             calibration_queries=self.calibration_queries.with_digests(),
         )
@@ -275,7 +275,7 @@ class Calibration:
         calibrated = self.calibration_queries.population.single_labels
         if calibrated is None:
             return "not each calibration query has a known, single label: calibrate by clusters"
-        if RuleKey(tuned_on="gallery") in self.rules:
+        if RuleKind(tuned_on="gallery") in self.rules:
             return None
         if tuned is None or np.isin(tuned, calibrated).any():
             return (
@@ -296,15 +296,14 @@ class Calibration:
         if request.labels != "calibrated":
             if reason := self._why_no_new_labels():
                 raise InvalidConfig(f"query_labels is {request.labels!r}, but {reason}")
-            if RuleKey(tuned_on="gallery") in self.rules:
+            if RuleKind(tuned_on="gallery") in self.rules:
                 tuned_on = "gallery"
-        risk = request.risk or MISS
-        key = RuleKey(request.distinct, risk.name, tuned_on)
-        if key not in self.rules:
+        kind = RuleKind(request.distinct, tuned_on)
+        if kind not in self.rules:
             raise InvalidConfig(
                 f"distinct is {request.distinct!r}, but the gallery has no labels: it can be None"
             )
-        return self.rules[key]
+        return self.rules[kind][(request.risk or MISS).name]
 
     def guarantee(self, request: Request) -> Guarantee:
         """Certify a request, once: the answer is remembered.
@@ -376,14 +375,18 @@ class Calibration:
         rule = self.rule_for(request)
         return float(rule.calibration.sizes(threshold).mean())
 
-    def extended(self, queries: LabelledResults, added: Queries, recurring: bool) -> Calibration:
+    def with_queries(
+        self, queries: LabelledResults, added: Queries, recurring: bool
+    ) -> Calibration:
         """Return the calibration with further queries `added`, searched; it is then sequential."""
-        kinds = [kind for kind in self.rules.kinds if kind.tuned_on == self.tuned_on]
-        rules = [self.rules.extended(kind, queries) for kind in kinds]
+        rules = {}
+        for kind in self.rules:
+            if kind.tuned_on == self.tuned_on:  # the others do not certify for every moment
+                split = queries if kind.distinct is None else queries.first_of_each_label()
+                rules[kind] = self.rules[kind].with_queries(split)
         return replace(
             self,
-            # Certificates of the other rules are not for every moment.
-            rules=Rules({key: rule for extended in rules for key, rule in extended.items()}),
+            rules=rules,
             calibration_queries=Queries.joined([self.calibration_queries, added]),
             options=replace(self.options, recurring=True) if recurring else self.options,
             sequential=True,
@@ -411,39 +414,46 @@ class CertifiedSize:
     new_labels_size: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CalibrationReport:
     """The outcome of a calibration; `str` gives a sentence and a table.
 
+    `rows`, `comparison` and `str` fit the rules that they need, see `Rules`.
+
     Attributes:
-        calibration: the calibration itself. `rows`, `comparison` and `str` fit the rules that they
-            need, see `Rules`.
-        delta: the level that `rows` are certified at.
-        n_tuning, n_calibration: numbers of queries; n_tuning is that of gallery items if these
-            tuned.
-        score_function: how set sizes depend on the query.
-        uncertainties, encoder_ratio: see `rcir.retrieval.tuning.ChosenUncertainty`.
-        anytime: True if calibration queries were added one by one, so that the rows are of
-            guarantees that hold at every moment.
-        clusters: number and kind of the clusters that the queries calibrate by, if they do.
-        chosen_among, tuned_on_gallery, left_out, coverage: see `Calibration`.
-        coverage_sentence: what the coverage means for requests; None if all labels calibrated.
+        calibration: the calibration itself.
+        chosen: the uncertainty that sizes sets, and what was compared for it.
     """
 
-    calibration: Calibration = field(repr=False, compare=False)
-    delta: float
-    n_tuning: int
-    n_calibration: int
-    score_function: str
-    uncertainties: ComparedSizes
-    encoder_ratio: float | None = None
-    anytime: bool = False
-    chosen_among: int = 1
-    clusters: tuple[int, str] | None = None
-    tuned_on_gallery: bool = False
-    left_out: str | None = None
-    coverage: Coverage | None = None
-    coverage_sentence: str | None = None
+    calibration: Calibration = field(repr=False)
+    chosen: ChosenUncertainty
+
+    @property
+    def n_tuning(self) -> int:
+        """Number of queries that tuned, or of gallery items if these did."""
+        return len(self.calibration.miss_rule.tuning)
+
+    @property
+    def n_calibration(self) -> int:
+        """Number of calibration queries."""
+        return len(self.calibration.calibration_queries)
+
+    @property
+    def score_function(self) -> str:
+        """How set sizes depend on the query."""
+        return self.calibration.miss_rule.score_function.name
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Which labels of the gallery calibrated; None if items have no single label."""
+        return self.calibration.coverage
+
+    @property
+    def coverage_sentence(self) -> str | None:
+        """What the coverage means for requests; None if all labels calibrated."""
+        if self.coverage is None or not self.coverage.uncalibrated:
+            return None
+        return self.calibration.sentence_of(self.coverage)
 
     @cached_property
     def rows(self) -> tuple[CertifiedSize, ...]:
@@ -453,24 +463,33 @@ class CalibrationReport:
     @cached_property
     def comparison(self) -> Mapping[Distinct, ComparedSizes]:
         """The mean sizes that "auto" compared, for sets of items (None) and of labels ("label")."""
-        rules, tuned_on = self.calibration.rules, self.calibration.tuned_on
+        tuned_on = self.calibration.tuned_on
         return {
-            distinct: rules.compared(RuleKey(distinct, tuned_on=tuned_on))
-            for distinct in self.calibration.distinct
+            kind.distinct: rules.compared
+            for kind, rules in self.calibration.rules.items()
+            if kind.tuned_on == tuned_on
         }
 
     def __str__(self) -> str:
+        calibration = self.calibration
         queries = f"{self.n_calibration} calibration queries"
-        if self.left_out is not None:
-            queries = f"{self.n_calibration} {in_plural(self.left_out)} of the gallery calibrated"
-        if self.clusters is not None:
-            number, kind = self.clusters
+        if calibration.left_out is not None:
+            items = in_plural(calibration.left_out)
+            queries = f"{self.n_calibration} {items} of the gallery calibrated"
+        population = calibration.miss_rule.calibration.population
+        if population.cluster_word is not None:
+            number, kind = population.n_units, population.cluster_word
             queries += f" by {kind}, {number} of them, each counted alike"
-        others = "items of the gallery" if self.tuned_on_gallery else "others"
+        others = "items of the gallery" if calibration.tuned_on_gallery else "others"
         new_labels = any(row.new_labels_size is not None for row in self.rows)
         how = f"{self.score_function} sizes, {queries}; {self.n_tuning} {others} fitted the sizes"
         lines = [
-            at_every_level(self.delta, how, anytime=self.anytime, chosen_among=self.chosen_among),
+            at_every_level(
+                calibration.options.delta,
+                how,
+                anytime=calibration.sequential,
+                chosen_among=calibration.chosen_among,
+            ),
             f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}" + "  new labels" * new_labels,
         ]
         for row in self.rows:
@@ -509,8 +528,8 @@ def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArra
     if calibration is not None and calibration.options.recurring:
         return digests([])
     queries = digests([]) if calibration is None else calibration.query_digests
-    gallery = None if searcher.options.leave_one_out else searcher.digests
-    return np.sort(queries if gallery is None else np.concatenate([queries, gallery.ravel()]))
+    gallery = searcher.foreign_digests
+    return np.sort(queries if gallery is None else np.concatenate([queries, gallery]))
 
 
 def needs_embeddings(searcher: Searcher, uncertainty: str) -> bool:

@@ -16,7 +16,7 @@ from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
 from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
-from rcir.risk.results import TOLERANCE
+from rcir.risk.results import TOLERANCE, LabelledResults
 from rcir.store.codec import NOT_STORED, Array
 from rcir.stored_vectors import StoredVectors, batches
 
@@ -278,6 +278,12 @@ class Queries:
         """Return the values of the queries that are not None, by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def queries_of(results: LabelledResults) -> Queries:
+    """Return the queries of search results."""
+    queries: Queries = results.results.require("queries")
+    return queries
 
 
 def require_alike(queries: Queries, others: Queries | None) -> None:

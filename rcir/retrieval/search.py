@@ -189,6 +189,11 @@ class Searcher:
         return None if values is None else values[values != b""]
 
     @property
+    def foreign_digests(self) -> NDArray[np.bytes_] | None:
+        """Digests that no query may have: those of the items, unless these are left out."""
+        return None if self.options.leave_one_out else self.digests
+
+    @property
     def depth(self) -> int:
         """The number of candidates searched for each query; no set is larger."""
         left_out = self.gallery.largest_unit if self.options.leave_one_out else 0
@@ -249,12 +254,23 @@ class Searcher:
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
 
-    def units(self, *parts: Queries) -> list[NDArray[np.int64]] | None:
-        """Return the unit (n,) of the queries of each part; queries of a unit are not independent.
+    def units(self, queries: Queries) -> NDArray[np.int64] | None:
+        """Return the unit (n,) of queries; those of one unit are not independent.
 
         With leave_one_out these are the units of the gallery, and further ones for queries that
         belong to none of them; else the clusters of the queries. None if all are independent.
         """
+        numbers = self._units(queries)
+        return None if numbers is None else numbers[0]
+
+    def share_units(self, queries: Queries, others: Sequence[Queries]) -> NDArray[np.bool_]:
+        """(n,) True for queries that are not independent of others, see `units`."""
+        numbers = self._units(queries, *others)
+        if numbers is None:
+            return np.zeros(len(queries), bool)
+        return np.isin(numbers[0], np.concatenate(numbers[1:]))
+
+    def _units(self, *parts: Queries) -> list[NDArray[np.int64]] | None:
         leave_one_out = self.options.leave_one_out
         if not leave_one_out and any(queries.population.clusters is None for queries in parts):
             return None
@@ -268,16 +284,19 @@ class Searcher:
         numbers = np.split(number, np.cumsum([len(queries) for queries in parts])[:-1])
         if not leave_one_out:
             return numbers
-        units = [self.gallery.units_of(each.digests, each.population.clusters) for each in parts]
+        units = [self.gallery.units_of(part.digests, part.population.clusters) for part in parts]
         return [np.where(u < 0, other, u) for u, other in zip(units, numbers, strict=True)]
 
     def one_of_each_unit(self, queries: Queries) -> NDArray[np.int64]:
-        """Return the rows of one query of each unit, ascending: that with the least digest."""
-        units = self.units(queries)
+        """Return the rows of the queries that can calibrate, ascending.
+
+        With leave_one_out these are one of each unit, that with the least digest; else all.
+        """
+        units = self.units(queries) if self.options.leave_one_out else None
         if units is None:
             return np.arange(len(queries))
         order = np.argsort(queries.digests, kind="stable")
-        return np.sort(order[np.unique(units[0][order], return_index=True)[1]])
+        return np.sort(order[np.unique(units[order], return_index=True)[1]])
 
     def _moments_with(self, vectors: NDArray[np.float32], gallery: Gallery) -> NDArray[np.str_]:
         """Return the moments of a gallery to which vectors are being added."""

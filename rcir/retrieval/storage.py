@@ -172,7 +172,7 @@ def _write(retriever: StoredRetriever, folder: Path) -> None:
         origin=retriever.origin,
         label_names=searcher.label_names,
         gallery=searcher.gallery,
-        calibration=None if calibration is None else calibration.completed(),
+        calibration=None if calibration is None else calibration.complete(),
     )
     write(contents, folder, CONTENTS)
     files, gallery = checksums(folder), searcher.gallery

@@ -1,4 +1,4 @@
-"""Tuning: the queries that fit the rules of a calibration, and the rules that they fit.
+"""Tuning: the options of a calibration, and the queries that fit and choose its parts.
 
 Whatever is fitted or chosen (score functions, the uncertainty, the stake of a bet) is fitted on
 tuning queries: some of the labelled queries, or the items of the gallery.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral
-from threading import RLock
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
@@ -20,7 +19,7 @@ from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import Queries, queries_of
 from rcir.retrieval.query_uncertainty import (
     QUERY_UNCERTAINTIES,
     available_uncertainties,
@@ -29,31 +28,21 @@ from rcir.retrieval.query_uncertainty import (
 )
 from rcir.retrieval.search import Searcher
 from rcir.risk import (
-    RISKS,
     Bound,
     LabelledResults,
     Population,
     SearchResults,
-    SetRule,
-    fit_score_function,
-    score,
     smallest_uncertainty,
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
-from rcir.risk.losses import MISS
-from rcir.risk.options import Distinct
-from rcir.risk.selection import ComparedSizes, Fits, score_function_class, size_ratio
-from rcir.store.codec import NOT_STORED
+from rcir.risk.selection import ComparedSizes, score_function_class, size_ratio
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
 MAX_ITEMS = 500  # of the gallery that tune, drawn at random
 ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
-_FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
-
 Tuning = Literal["auto", "queries", "labels", "gallery"]
-TunedOn = Literal["queries", "gallery"]
 
 
 class CalibrationKeywords(TypedDict, total=False):
@@ -123,180 +112,6 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True)
-class RuleKey:
-    """What a rule is for.
-
-    Attributes:
-        distinct: None for sets of items, "label" for sets with one item of each label.
-        risk: name of the risk.
-        tuned_on: whether queries or the gallery's items tuned it.
-    """
-
-    distinct: Distinct = None
-    risk: str = MISS.name
-    tuned_on: TunedOn = "queries"
-
-    @property
-    def miss(self) -> RuleKey:
-        """The key for the miss risk, whose rule answers for risks without a rule of their own."""
-        return replace(self, risk=MISS.name)
-
-
-@dataclass(frozen=True, eq=False)
-class RuleSource:
-    """What the rules of sets of items, or of labels, are fitted on; they depend on nothing else.
-
-    Attributes:
-        fits: of the tuning split.
-        calibration: the calibration queries, which are only scored.
-        options: how to calibrate.
-        uncertainty: name of the uncertainty that both have.
-        score_functions: names of the score functions by risk, if they were chosen before; the
-            options decide for the others.
-    """
-
-    fits: Fits
-    calibration: LabelledResults
-    options: CalibrationOptions
-    uncertainty: str
-    score_functions: Mapping[str, str] = field(default_factory=dict)
-    risks: tuple[str, ...] = field(default_factory=lambda: tuple(RISKS))  # registered by now
-
-    def first_of_each_label(self, score_functions: Mapping[str, str]) -> RuleSource:
-        """Return the source of the rules that size sets of labels."""
-        return replace(
-            self,
-            fits=self.fits.first_of_each_label(),
-            calibration=self.calibration.first_of_each_label(),
-            score_functions=score_functions,
-        )
-
-    def has_own_rule(self, risk: str) -> bool:
-        """Return True if a risk may have another rule than the miss risk."""
-        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
-
-    def fit(self, risk: str, fitted: Sequence[SetRule]) -> tuple[SetRule, ComparedSizes]:
-        """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
-        split, names = self.fits.split, self.score_functions
-        score_function, compared = fit_score_function(
-            names.get(risk, names.get(MISS.name, self.options.score_function)),
-            split.results,
-            split.relevant,
-            self.options.alphas,
-            self.options.delta,
-            risk=risk,
-            n_relevant=split.n_relevant,
-            fits=self.fits,
-        )
-        for rule in fitted:
-            if rule.score_function.name == score_function.name:
-                return rule, compared
-        tuning, calibration = (score(score_function, part) for part in (split, self.calibration))
-        bound = self.options.bound
-        return SetRule(score_function, tuning, calibration, bound, self.uncertainty), compared
-
-
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """The rules of a calibration, each fitted when it is needed first.
-
-    Attributes:
-        fitted: the rules that are fitted; other threads may add some while it is read.
-        sources: what the others are fitted on, by the key of the miss risk; none if all are fitted.
-    """
-
-    fitted: dict[RuleKey, SetRule]
-    sources: Mapping[RuleKey, RuleSource] = field(default_factory=dict, metadata=NOT_STORED)
-    _compared: dict[RuleKey, ComparedSizes] = field(default_factory=dict, init=False)
-
-    def __contains__(self, key: RuleKey) -> bool:
-        return key.miss in self.sources or key.miss in self.fitted
-
-    def __getitem__(self, key: RuleKey) -> SetRule:
-        """Return a rule, or that of the miss risk if the risk has none of its own."""
-        rule = self.fitted.get(key)
-        if rule is not None:
-            return rule
-        source = self.sources.get(key.miss)
-        if key != key.miss and (source is None or not source.has_own_rule(key.risk)):
-            return self[key.miss]
-        with _FITTING:
-            if key not in self.fitted:
-                others = [rule for other, rule in self.fitted.items() if other.miss == key.miss]
-                fitted = self.sources[key.miss].fit(key.risk, others)
-                self.fitted[key], self._compared[key] = fitted
-        return self.fitted[key]
-
-    @property
-    def kinds(self) -> list[RuleKey]:
-        """The keys of the rules of the miss risk: one for each kind of sets and of tuning."""
-        return list(dict.fromkeys([*self.sources, *(key.miss for key in list(self.fitted))]))
-
-    def of_kind(self, kind: RuleKey) -> dict[str, SetRule]:
-        """Return all different rules of a kind, by the name of the risk."""
-        rules = {risk: self[replace(kind, risk=risk)] for risk in self._risks(kind)}
-        return {MISS.name: self[kind]} | {
-            risk: rule for risk, rule in rules.items() if rule is not self[kind]
-        }
-
-    def _risks(self, kind: RuleKey) -> list[str]:
-        """Return the risks that may have a rule of a kind."""
-        if kind in self.sources:
-            return [MISS.name, *self.sources[kind].risks]
-        return [key.risk for key in list(self.fitted) if key.miss == kind]
-
-    def score_functions(self, kind: RuleKey) -> dict[str, str]:
-        """Return the names of the score functions of a kind by risk; none if there is no such kind.
-
-        The others are chosen by the same options.
-        """
-        if kind not in self:
-            return {}
-        rules = {risk: self[replace(kind, risk=risk)] for risk in self._risks(kind)}
-        return {risk: rule.score_function.name for risk, rule in rules.items()}
-
-    def compared(self, kind: RuleKey) -> ComparedSizes:
-        """Return the mean sizes that were compared for the miss risk; none if it is loaded."""
-        _ = self[kind]
-        return self._compared.get(kind, {})
-
-    def completed(self) -> Rules:
-        """Return the rules, all of them fitted, without their sources."""
-        rules = {kind: self.of_kind(kind) for kind in self.kinds}
-        return Rules(
-            {
-                replace(kind, risk=risk): rule
-                for kind, by_risk in rules.items()
-                for risk, rule in by_risk.items()
-            }
-        )
-
-    def extended(self, kind: RuleKey, queries: LabelledResults) -> dict[RuleKey, SetRule]:
-        """Return the rules of a kind with further calibration queries.
-
-        Raises:
-            InvalidData: the queries come in clusters, or only some have groups.
-        """
-        population, added_to = queries.population, self[kind].calibration.population
-        if added_to.clusters is not None or population.clusters is not None:
-            raise InvalidData("no queries can be added if they come in clusters: calibrate again")
-        if new := set(population.group_names).difference(added_to.group_names):
-            raise InvalidData(
-                f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
-                "is divided by the number of groups: calibrate again"
-            )
-        if kind.distinct is not None:
-            queries = queries.first_of_each_label()
-
-        def extended(rule: SetRule) -> SetRule:
-            added = score(rule.score_function, queries)
-            return replace(rule, calibration=rule.calibration.joined(added))
-
-        rules = self.of_kind(kind)
-        return {replace(kind, risk=risk): extended(rule) for risk, rule in rules.items()}
-
-
-@dataclass(frozen=True)
 class ChosenUncertainty:
     """The uncertainty of queries that sizes sets, and what was compared for it.
 
@@ -322,7 +137,7 @@ def choose_uncertainty(
     """
     if options.query_uncertainty != "auto":
         return ChosenUncertainty(options.query_uncertainty)
-    queries = tuning.results.require("queries")
+    queries = queries_of(tuning)
     candidates = {
         kind: with_uncertainty(searcher, tuning, kind)
         for kind in available_uncertainties(searcher)
@@ -376,7 +191,7 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     rows = np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
     vectors, units = index.vectors_at(rows), gallery.units[rows]
     distances, positions, cosine = searcher.nearest(vectors, left_out=units)
-    stated = calibration.results.require("queries").uncertainty is not None
+    stated = queries_of(calibration).uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
     copies = gallery.members(units)
     same = (labels[copies] == labels[rows, None]) & (copies >= 0)
@@ -444,7 +259,7 @@ def chosen_tuning(
         units, labels = searcher.units(queries), population.labels
         assert units is not None
         assert labels is not None
-        pairs = np.unique(np.stack([units[0], labels]), axis=1)
+        pairs = np.unique(np.stack([units, labels]), axis=1)
         if len(np.unique(pairs[0])) < pairs.shape[1]:
             raise InvalidData(
                 f"{as_option('tuning', 'labels')} divides queries by label, but some clusters "
@@ -478,9 +293,9 @@ def divide_queries(
     shares = {"tuning": TUNING_SHARE}
     rows = divide_rows(searcher, queries, queries.digests, tuning, shares, options.seed)
     tuned, calibrated = (queries[part] for part in rows)
-    if searcher.options.leave_one_out:
-        tuned, calibrated = (part[searcher.one_of_each_unit(part)] for part in (tuned, calibrated))
-    return tuned, calibrated
+    return tuned[searcher.one_of_each_unit(tuned)], calibrated[
+        searcher.one_of_each_unit(calibrated)
+    ]
 
 
 def divide_rows(
@@ -501,8 +316,7 @@ def divide_rows(
         shares: of the queries, or of their clusters or labels.
     """
     rng, order = _division_rng(names, seed)
-    units, unit = searcher.units(queries), "clusters"
-    clusters = None if units is None else units[0]
+    clusters, unit = searcher.units(queries), "clusters"
     if tuning == "labels":
         clusters, unit = queries.population.labels, f"{queries.population.label_word}s"
     if clusters is None:

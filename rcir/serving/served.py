@@ -19,6 +19,7 @@ from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Population, make_request
+from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct
 from rcir.serving.errors import TooLarge
 
@@ -175,8 +176,8 @@ class Served:
     @cached_property
     def _ascending_uncertainty(self) -> dict[str, NDArray[np.float64]]:
         """(n,) uncertainties of the calibration queries, by the name of the uncertainty."""
-        rules = self.calibration.rules
-        of_items = [rules[kind] for kind in rules.kinds if kind.distinct is None]
+        rules = self.calibration.rules.items()
+        of_items = [by_risk[MISS.name] for kind, by_risk in rules if kind.distinct is None]
         return {
             rule.uncertainty: np.sort(rule.calibration.require("uncertainty")) for rule in of_items
         }

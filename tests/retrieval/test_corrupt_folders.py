@@ -144,7 +144,7 @@ def test_a_missing_class_of_another_package_does_not_make_the_folder_invalid(vec
 INCONSISTENT = {
     "encoder": lambda values, _: values.update(encoder={"method": "btl"}),
     "preprocessing": lambda values, _: values.update(preprocessing={}),
-    "no rule": lambda values, _: values["calibration"].update(rules={"fitted": []}),
+    "no rule": lambda values, _: values["calibration"].update(rules=[]),
     "chosen_among is 0": lambda values, _: values["calibration"].update(chosen_among=0),
     "attempts 0": lambda values, _: values["calibration"].update(attempts=0),
     "3 of 2": lambda values, _: set_coverage(values, 3, 2),
@@ -163,7 +163,8 @@ def set_coverage(values, uncalibrated, labels):
 def test_values_that_contradict_each_other_are_refused(vectors, sign, word):
     path = vectors / "retriever.json"
     values = json.loads(path.read_text())
-    INCONSISTENT[word](values, values["calibration"]["rules"]["fitted"][0][1])
+    ((_, rules),) = values["calibration"]["rules"][:1]
+    INCONSISTENT[word](values, rules["fitted"]["miss"])
     path.write_text(json.dumps(values))
     sign(vectors)
     refuses(vectors, "although its checksums are right", word)

@@ -136,7 +136,7 @@ def test_queries_are_kept_with_their_variance_only_if_draws_calibrate():
     with pytest.raises(InvalidData, match="draws"):
         with_uncertainty(retriever.searcher, again[0], "agreement")
     report = retriever.calibrate_splits(*again, "quantile")
-    assert set(report.uncertainties) == {"encoder", "cosine", "gap", "vote"}
+    assert set(report.chosen.sizes) == {"encoder", "cosine", "gap", "vote"}
     calibrate(retriever, "overlap")
     assert "variance" in retriever.calibration.calibration_queries.embedding.tensors
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.retrieval.tuning import RuleKey, Rules
+from rcir.retrieval.rules import RuleKind, Rules
 from rcir.risk import MatchProbability
 
 RNG = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_the_order_of_requests_makes_no_difference(expected):
 def test_a_saved_retriever_answers_what_was_not_requested_before(expected, tmp_path):
     loaded = rcir.load(calibrated().save(tmp_path / "saved"))
     assert thresholds(loaded, REQUESTS) == expected
-    assert not loaded.calibration.rules.sources
+    assert not any(rules.source for rules in loaded.calibration.rules.values())
 
 
 def test_a_pickled_retriever_answers_what_was_not_requested_before(expected):
@@ -72,26 +72,25 @@ def test_threads_that_request_a_rule_together_get_the_same_one(expected):
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: thresholds(retriever, REQUESTS), range(8)))
     assert results == [expected] * 8
-    rules, key = retriever.calibration.rules, RuleKey(risk="recall")
-    assert rules[key] is rules.fitted[key]
+    rules = retriever.calibration.rules[RuleKind()]
+    assert rules["recall"] is rules.fitted["recall"]
 
 
-def test_rules_are_listed_while_another_thread_fits_one(monkeypatch):
-    rules, miss = Rules({RuleKey(risk=risk): risk for risk in ("miss", "recall")}), RuleKey.miss
+def test_rules_are_listed_while_another_thread_fits_one():
+    class Growing(dict):
+        def get(self, risk):
+            self[f"risk {len(self)}"] = "new"
+            return super().get(risk)
 
-    def meanwhile(key):
-        rules.fitted[RuleKey(risk=f"risk {len(rules.fitted)}")] = "new"
-        return miss.fget(key)
-
-    monkeypatch.setattr(RuleKey, "miss", property(meanwhile))
-    assert {"miss", "recall"} <= set(rules.completed().fitted.values())
+    rules = Rules(Growing(miss="miss", recall="recall"))
+    assert {"miss", "recall"} <= rules.fit_all().keys()
 
 
 def test_the_report_fits_what_it_shows(expected):
     retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=LABELS[:400])
     report = retriever.calibrate(VECTORS[400:], LABELS[400:])
-    fitted = retriever.calibration.rules.fitted
-    assert fitted.keys() == {RuleKey()}
+    rules = retriever.calibration.rules
+    assert [len(rules[kind].fitted) for kind in (RuleKind(), RuleKind("label"))] == [1, 0]
     assert report.comparison["label"]["constant"].keys() == {0.05, 0.1, 0.2}
-    assert fitted.keys() == {RuleKey(), RuleKey("label")}
+    assert [len(rules[kind].fitted) for kind in (RuleKind(), RuleKind("label"))] == [1, 1]
     assert thresholds(retriever, REQUESTS) == expected

@@ -276,7 +276,7 @@ def test_a_recalibrated_retriever_is_one_calibrated_from_scratch(options, tmp_pa
         for request in ({}, {"group": "hard"}, {"distinct": "label"}):
             assert plain(retrieve(one, 0.3, **request)) == plain(retrieve(fresh, 0.3, **request))
     reports = [one.recalibrate() for one in (own, fresh, loaded)]
-    assert reports[0] == reports[1] == reports[2]
+    assert len(set(map(str, reports))) == 1
     assert reports[0].rows == reports[1].rows == reports[2].rows
 
 
@@ -344,7 +344,7 @@ def test_added_queries_calibrate_with_the_others(own, tmp_path):
     before = plain(retrieve(own, 0.3, anytime=True))
     own.recalibrate()
     assert plain(retrieve(own, 0.3, anytime=True)) == before  # the gallery is as it was
-    assert grow(loaded).recalibrate() == grow(own).recalibrate()
+    assert str(grow(loaded).recalibrate()) == str(grow(own).recalibrate())
     assert guarantee(own, 0.3, anytime=True).n_calibration == 900
     with pytest.raises(InvalidConfig, match="anytime"):
         guarantee(own, 0.3)

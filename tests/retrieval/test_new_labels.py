@@ -9,7 +9,8 @@ import pytest
 import rcir
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.retrieval.tuning import CalibrationOptions, RuleKey, search_items, why_gallery_cannot_tune
+from rcir.retrieval.rules import RuleKind
+from rcir.retrieval.tuning import CalibrationOptions, search_items, why_gallery_cannot_tune
 from rcir.risk import (
     LabelledResults,
     Population,
@@ -81,7 +82,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
         calibration = retriever.require_calibration()
         rule = calibration.rule_for(make_request(distinct="label"))
         states.append((calibration.uncertainty, encode(rule.score_function), rule.tuning.scores))
-        assert (report.n_calibration, report.tuned_on_gallery) == (300, True)
+        assert (report.n_calibration, report.calibration.tuned_on_gallery) == (300, True)
     np.testing.assert_equal(*states)
 
 
@@ -220,7 +221,7 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     retriever.calibrate_splits(*splits, "quantile")
     calibration = retriever.require_calibration()
     assert len(calibration.tuning_queries) == len(TUNING)
-    rule = calibration.rules[RuleKey(tuned_on="gallery")]
+    rule = calibration.rules[RuleKind(tuned_on="gallery")]["miss"]
     assert rule is calibration.rule_for(make_request(query_labels="new"))
     assert rule.calibration.population.labels.tolist() == CALIBRATION.labels.tolist()
 

@@ -104,11 +104,11 @@ def test_answers_use_the_uncertainty_that_calibrated(own, tmp_path, kind):
 def test_auto_chooses_the_uncertainty_that_needs_the_smallest_sets(own):
     part = CALIBRATION + FURTHER
     report = own.calibrate(part.vectors, part.labels, "quantile")
-    assert report.uncertainties.keys() == set(KINDS)
+    assert report.chosen.sizes.keys() == set(KINDS)
     chosen = own.calibration.uncertainty
     # Sizes that are close count as equal.
-    smallest = min(sizes[0.1] for sizes in report.uncertainties.values())
-    assert report.uncertainties[chosen][0.1] <= 1.2 * smallest
+    smallest = min(sizes[0.1] for sizes in report.chosen.sizes.values())
+    assert report.chosen.sizes[chosen][0.1] <= 1.2 * smallest
     sizes = {
         kind: own.calibrate(part.vectors, part.labels, "quantile", query_uncertainty=kind)
         .rows[1]
@@ -192,8 +192,8 @@ def test_auto_takes_the_encoder_where_it_adds_to_the_neighbourhood(informed):
     report = retriever.calibrate(
         vectors, labels, uncertainty=doubt if informed else rng.random(n), alphas=(0.25,)
     )
-    assert report.uncertainties["gap"][0.25] < report.uncertainties["encoder"][0.25]
-    assert (report.encoder_ratio < 0.97) == informed
+    assert report.chosen.sizes["gap"][0.25] < report.chosen.sizes["encoder"][0.25]
+    assert (report.chosen.encoder_ratio < 0.97) == informed
     assert (retriever.calibration.uncertainty == "encoder") == informed
 
 

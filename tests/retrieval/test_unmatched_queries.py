@@ -11,7 +11,7 @@ import rcir
 from rcir.cli import main
 from rcir.data import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, naming_flags
-from rcir.retrieval.tuning import RuleKey, Rules
+from rcir.retrieval.rules import RuleKind, Rules
 from rcir.risk import make_request
 
 N_GALLERY, N_QUERIES, DIM = 300, 400, 8
@@ -174,7 +174,7 @@ def test_larger_sets_are_advised_only_if_matches_are_beyond_the_limit():
 def test_advice_names_flags_on_a_command_line_and_keywords_elsewhere():
     retriever = build(LABELS[GALLERY])
     retriever.calibrate(VECTORS[QUERIES], LABELS[QUERIES], "constant")
-    rules = Rules({RuleKey(): retriever.calibration.miss_rule})
+    rules = {RuleKind(): Rules({"miss": retriever.calibration.miss_rule})}
     calibration = replace(retriever.calibration, rules=rules)
     for context, tuning, anytime in (
         (naming_flags(), "--tuning labels", "--anytime"),

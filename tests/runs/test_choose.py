@@ -12,7 +12,7 @@ from calibration import EvaluationConfig, evaluate_retriever
 from rcir.data import DataConfig, load_splits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
-from rcir.retrieval.tuning import RuleKey, Rules
+from rcir.retrieval.rules import RuleKind, Rules
 from rcir.runs.compare import CHOSEN_BY_LOOKING
 from rcir.runs.results import TEST, RunResults
 
@@ -117,7 +117,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     assert "calibrate again" in refused(one, two)
     retriever = Retriever.load(three / "retriever")
     main = replace(retriever.calibration.miss_rule, bound="hoeffding")
-    rules = Rules({**retriever.calibration.rules.fitted, RuleKey(): main})
+    rules = {**retriever.calibration.rules, RuleKind(): Rules({"miss": main})}
     retriever.calibration = replace(retriever.calibration, rules=rules)
     retriever.save(three / "retriever")
     assert "--bound binomial" in refused(one, three)

@@ -638,7 +638,7 @@ def test_feedback_certifies_rules_that_the_gallery_tuned(tmp_path, file):
     retriever.calibrate(*drawn(150, 2), "quantile")
     place = retriever.save(tmp_path / "few")
     keep_feedback(retriever, place, file, *drawn(200, 21), unlabelled=False)
-    assert recalibrate(place, feedback=file).tuned_on_gallery
+    assert recalibrate(place, feedback=file).calibration.tuned_on_gallery
     calibration = rcir.load(place).calibration
     assert len(calibration.calibration_queries) == 200
     assert not calibration.can_cover_new_labels  # the labels of misses are unknown

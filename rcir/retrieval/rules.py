@@ -1,0 +1,155 @@
+"""The rules of a calibration, each fitted when a request needs it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import RLock
+from typing import Literal
+
+from rcir.errors import InvalidData
+from rcir.retrieval.tuning import CalibrationOptions
+from rcir.risk import RISKS, LabelledResults, SetRule, fit_score_function, score
+from rcir.risk.losses import MISS
+from rcir.risk.options import Distinct
+from rcir.risk.selection import ComparedSizes, Fits
+from rcir.store.codec import NOT_STORED
+
+_FITTING = RLock()  # held while a rule is fitted, so that each is fitted once
+
+TunedOn = Literal["queries", "gallery"]
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """The sets that rules size, and the queries that tuned them.
+
+    Attributes:
+        distinct: None for sets of items, "label" for sets with one item of each label.
+        tuned_on: whether queries or the gallery's items tuned them.
+    """
+
+    distinct: Distinct = None
+    tuned_on: TunedOn = "queries"
+
+
+@dataclass(frozen=True, eq=False)
+class RuleSource:
+    """What the rules of one kind are fitted on; they depend on nothing else.
+
+    Attributes:
+        fits: of the tuning split.
+        calibration: the calibration queries, which are only scored.
+        options: how to calibrate.
+        uncertainty: name of the uncertainty that both have.
+        score_functions: names of the score functions by risk, if they were chosen before; the
+            options decide for the others.
+    """
+
+    fits: Fits
+    calibration: LabelledResults
+    options: CalibrationOptions
+    uncertainty: str
+    score_functions: Mapping[str, str]
+    risks: tuple[str, ...] = field(default_factory=lambda: tuple(RISKS))  # registered by now
+
+    def first_of_each_label(self, score_functions: Mapping[str, str]) -> RuleSource:
+        """Return the source of the rules that size sets of labels."""
+        return replace(
+            self,
+            fits=self.fits.first_of_each_label(),
+            calibration=self.calibration.first_of_each_label(),
+            score_functions=score_functions,
+        )
+
+    def has_own_rule(self, risk: str) -> bool:
+        """Return True if a risk may have another rule than the miss risk."""
+        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
+
+    def fit(self, risk: str, fitted: Sequence[SetRule]) -> tuple[SetRule, ComparedSizes]:
+        """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
+        split, names = self.fits.split, self.score_functions
+        score_function, compared = fit_score_function(
+            names.get(risk, names.get(MISS.name, self.options.score_function)),
+            split.results,
+            split.relevant,
+            self.options.alphas,
+            self.options.delta,
+            risk=risk,
+            n_relevant=split.n_relevant,
+            fits=self.fits,
+        )
+        for rule in fitted:
+            if rule.score_function.name == score_function.name:
+                return rule, compared
+        tuning, calibration = (score(score_function, part) for part in (split, self.calibration))
+        bound = self.options.bound
+        return SetRule(score_function, tuning, calibration, bound, self.uncertainty), compared
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """The rules of one kind by the name of the risk, each fitted when it is needed first.
+
+    Attributes:
+        fitted: the rules that are fitted; other threads may add some while it is read.
+        source: what the others are fitted on; None if all are fitted.
+
+    Raises:
+        InvalidData: there is no rule for the miss risk, and none can be fitted.
+    """
+
+    fitted: dict[str, SetRule] = field(default_factory=dict)
+    source: RuleSource | None = field(default=None, metadata=NOT_STORED)
+    _compared: dict[str, ComparedSizes] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.source is None and MISS.name not in self.fitted:
+            raise InvalidData("there is no rule for the miss risk")
+
+    def __getitem__(self, risk: str) -> SetRule:
+        """Return the rule of a risk, or that of the miss risk if it has none of its own."""
+        rule = self.fitted.get(risk)
+        if rule is not None:
+            return rule
+        source = self.source
+        if source is None or not (risk == MISS.name or source.has_own_rule(risk)):
+            return self[MISS.name]
+        with _FITTING:
+            if risk not in self.fitted:
+                rule, self._compared[risk] = source.fit(risk, list(self.fitted.values()))
+                self.fitted[risk] = rule
+        return self.fitted[risk]
+
+    @property
+    def compared(self) -> ComparedSizes:
+        """The mean sizes that were compared for the miss risk; none if its rule is loaded."""
+        _ = self[MISS.name]
+        return self._compared.get(MISS.name, {})
+
+    def fit_all(self) -> dict[str, SetRule]:
+        """Return all different rules by the name of the risk."""
+        risks = list(self.fitted) if self.source is None else self.source.risks
+        main = self[MISS.name]
+        rules = {risk: self[risk] for risk in risks}
+        return {MISS.name: main} | {risk: rule for risk, rule in rules.items() if rule is not main}
+
+    def with_queries(self, queries: LabelledResults) -> Rules:
+        """Return the rules with further calibration queries, all of them fitted.
+
+        Raises:
+            InvalidData: the queries come in clusters, or some are of new groups.
+        """
+        population, before = queries.population, self[MISS.name].calibration.population
+        if before.clusters is not None or population.clusters is not None:
+            raise InvalidData("no queries can be added if they come in clusters: calibrate again")
+        if new := set(population.group_names).difference(before.group_names):
+            raise InvalidData(
+                f"queries of new groups ({', '.join(sorted(new))}) cannot be added, because delta "
+                "is divided by the number of groups: calibrate again"
+            )
+        extended = {}
+        for risk, rule in self.fit_all().items():
+            added = score(rule.score_function, queries)
+            extended[risk] = replace(rule, calibration=rule.calibration.joined(added))
+        return Rules(extended)
