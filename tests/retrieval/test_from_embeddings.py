@@ -300,6 +300,22 @@ def test_queries_that_cannot_calibrate_are_refused(built, change, word):
         built.guarantee(0.5, 0.1)
 
 
+@pytest.mark.filterwarnings("ignore:.*labels that no gallery item has")
+def test_a_label_that_the_gallery_lacks_is_numbered_once_and_by_accepted_calls_only(built):
+    names = dict(built.label_names)
+    labels = np.where(np.arange(500) < 9, "unheard of", KINDS[QUERY_LABELS])
+    with pytest.raises(InvalidData, match="more"):
+        built.calibrate(QUERIES[:1], labels[:1], tuning="queries")
+    with pytest.raises(InvalidConfig, match="there is no option loudness"):
+        built.calibrate(QUERIES, labels, loudness=3)
+    assert built.label_names == names
+    first, second = (built.labelled(QUERIES[rows], labels[rows]) for rows in ([0, 20], [30, 1]))
+    number = first.population.labels[0]
+    assert number not in names
+    assert second.population.labels[1] == number
+    assert built.label_names == names | {number: "unheard of"}
+
+
 def test_the_seed_divides_the_queries(built):
     tuned = []
     for seed in (0, 1, 0):

@@ -260,7 +260,7 @@ def grown_from_scratch(**options):
         {"depth": 30, "score_function": "reranked"},
         {"score_function": "minmax", "bound": "hoeffding"},
     ],
-    ids=str,
+    ids=lambda options: options["score_function"],
 )
 @pytest.mark.filterwarnings("ignore:calibration queries have on average")  # far from the gallery
 def test_a_recalibrated_retriever_is_one_calibrated_from_scratch(options, tmp_path):
