@@ -124,13 +124,13 @@ def test_new_photographs_are_missed_as_promised_only_if_bursts_are_left_out(full
             searcher = retriever.searcher
             parts = divide_queries(
                 searcher,
-                searcher.labelled(vectors, labels[moments]),
+                retriever.labelled(vectors, labels[moments]),
                 "queries",
                 CalibrationOptions(),
             )
             tuning, calibration, in_use = (
                 searcher.search_labelled(part)
-                for part in (*parts, searcher.labelled(new, new_labels))
+                for part in (*parts, retriever.labelled(new, new_labels))
             )
             minmax, _ = fit_score_function("minmax", tuning.results, tuning.ranks)
             threshold = order_statistic(0.1, DELTA, score(minmax, calibration)).threshold
