@@ -70,7 +70,7 @@ class VectorOptions:
         """Return the population of queries as it calibrates, by one query of each left-out unit."""
         return population.independent() if self.leave_one_out else population
 
-    def checked(self, vectors: Any, dim: int | None = None) -> NDArray[np.float32]:
+    def prepare(self, vectors: Any, dim: int | None = None) -> NDArray[np.float32]:
         """Return vectors (n, d) ready to be searched.
 
         Args:
@@ -82,7 +82,7 @@ class VectorOptions:
             InvalidData: see `rcir.index.check_vectors`; or some vectors are zero and have no angle.
 
         Example:
-            >>> VectorOptions("cosine").checked([[3.0, 4.0]]).tolist()
+            >>> VectorOptions("cosine").prepare([[3.0, 4.0]]).tolist()
             [[0.6000000238418579, 0.800000011920929]]
         """
         if isinstance(vectors, np.memmap) and vectors.ndim == 2:

@@ -191,30 +191,30 @@ class Retriever:
             array([0, 1])
         """
         options = VectorOptions(metric, model, leave_one_out)
-        checked = options.checked(vectors)
-        if not len(checked):
+        prepared = options.prepare(vectors)
+        if not len(prepared):
             raise InvalidData("the gallery is empty: pass at least one vector")
-        require_digits(checked, metric)
-        numbers = [str(row) for row in range(len(checked))]
-        names = check_ids(numbers if ids is None else ids, len(checked))
+        require_digits(prepared, metric)
+        numbers = [str(row) for row in range(len(prepared))]
+        names = check_ids(numbers if ids is None else ids, len(prepared))
         relevance, label_names = gallery_relevance(labels, names.tolist())
         require_utf8(label_names.values(), "the labels of the gallery")
         item_clusters, options = cluster_items(
-            checked, relevance, options, clusters=clusters, cluster=cluster, times=times
+            prepared, relevance, options, clusters=clusters, cluster=cluster, times=times
         )
         gallery = Gallery(
             ids=names,
-            norms=lengths(checked),
+            norms=lengths(prepared),
             relevance=relevance,
             uncertainty=options.uncertainties(uncertainty),
-            digests=digests(checked),
+            digests=digests(prepared),
             clusters=item_clusters,
         )
-        unbuilt = cast("Index", UnbuiltIndex(*checked.shape))  # the parts are checked first
+        unbuilt = cast("Index", UnbuiltIndex(*prepared.shape))  # the parts are checked first
         searcher = Searcher(
             gallery, unbuilt, max_depth=depth, options=options, label_names=label_names
         )
-        return cls(replace(searcher, index=build_index(checked, index)))
+        return cls(replace(searcher, index=build_index(prepared, index)))
 
     @property
     def encoder(self) -> Encoder | None:

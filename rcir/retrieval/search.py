@@ -354,13 +354,13 @@ class Searcher:
             self.options.require_model(model)
             uncertainties = self.options.uncertainties(uncertainty)
             refuse_images(queries)
-            return Queries(self.options.checked(queries), uncertainties)
+            return Queries(self.options.prepare(queries), uncertainties)
         else:
             images = queries
             embedding = self.embed(images, embedder)
         vectors, uncertainties = embedded_vectors(embedding)
         if self.encoder is None:
-            vectors = self.options.checked(vectors)
+            vectors = self.options.prepare(vectors)
         stored = None
         if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
             stored = embedding.map(lambda values: values.cpu())

@@ -95,7 +95,7 @@ class Served:
         if len({len(vector) for vector in vectors}) > 1:
             raise InvalidConfig("the vectors differ in length: send vectors of equal length")
         array = np.asarray(vectors, np.float64)
-        searcher.options.checked(array, self.calibration.calibration_queries.vectors.shape[1])
+        searcher.options.prepare(array, self.calibration.calibration_queries.vectors.shape[1])
         if uncertainty is not None:
             uncertainty = np.atleast_1d(np.asarray(uncertainty, np.float64))
         return searcher.prepare(array, None, uncertainty, model).with_population()

@@ -48,3 +48,10 @@ def missed(answers, part):
 def plain(answers):
     """Everything that answers say, to be compared."""
     return [answer.to_dict() for answer in answers]
+
+
+def name_case(value):
+    """The name of a test case; options are "name=value"."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={option}" for name, option in value.items()) or "defaults"
+    return str(value)

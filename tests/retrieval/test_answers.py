@@ -16,7 +16,15 @@ from rcir.errors import InvalidConfig, InvalidData, InvalidImage, InvalidRiskLev
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import SCORE_FUNCTIONS, Certificate, Guarantee, make_request
-from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve
+from tests.retrieval.retrievers import (
+    build,
+    calibrate,
+    guarantee,
+    missed,
+    name_case,
+    plain,
+    retrieve,
+)
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, GALLERY, TEST
 
 
@@ -156,7 +164,7 @@ def test_abstaining_returns_the_nearest_item_or_nothing(learned):
 @pytest.mark.parametrize(
     ("alpha", "options"),
     [(0.3, {}), (0.3, {"distinct": "label"}), (0.8, {"abstain": True}), (0.7, {"risk": "recall"})],
-    ids=str,
+    ids=name_case,
 )
 def test_a_batch_is_answered_as_its_queries_are_one_by_one(certified, alpha, options):
     together = retrieve(certified, alpha, **options)
@@ -209,7 +217,7 @@ def test_queries_that_are_not_images_are_refused(retriever, query):
         ("picture.png", InvalidConfig, "encoder"),
         (["picture.png"], InvalidConfig, "encoder"),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_queries_that_are_not_vectors_are_refused(query, error, word):
     retriever = build(uncertainty=None)
@@ -221,7 +229,7 @@ def test_queries_that_are_not_vectors_are_refused(query, error, word):
 ALPHAS = (0.7, 0.5, 0.95, 0.6)
 
 
-@pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=name_case)
 def test_at_levels_returns_the_sets_of_each_level(certified, options):
     queries = certified.searcher.prepare(TEST.vectors, uncertainty=TEST.uncertainty)
     found = certified.at_levels(queries, ALPHAS, DELTA, **options)
@@ -397,7 +405,7 @@ def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labe
         ({"delta": 1e-12}, "0.999999999999"),
         ({"delta": 0.10004, "alpha": 0.12344}, "0.89996 0.12344"),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_the_sentence_states_what_was_requested(changes, words):
     guarantee = changed(**changes)

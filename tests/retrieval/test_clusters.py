@@ -10,7 +10,15 @@ from rcir.data import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from tests.populations import in_population
-from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
+from tests.retrieval.retrievers import (
+    build,
+    calibrate,
+    guarantee,
+    name_case,
+    plain,
+    retrieve,
+    search,
+)
 from tests.retrieval.whole_numbers import (
     CALIBRATION,
     DELTA,
@@ -83,7 +91,7 @@ def test_a_group_has_the_clusters_of_its_own_queries():
 @pytest.mark.parametrize(
     "options",
     [{"abstain": True}, {"simultaneous": True}, {"anytime": True}, {"mix": {"hard": 1.0}}],
-    ids=str,
+    ids=name_case,
 )
 def test_requests_that_need_independent_queries_are_refused(options):
     with pytest.raises(InvalidConfig, match="drawer"):

@@ -9,7 +9,16 @@ from scipy.integrate import quad
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration
 from rcir.retrieval.retriever import Retriever
 from tests.populations import in_population
-from tests.retrieval.retrievers import build, calibrate, guarantee, missed, plain, retrieve, search
+from tests.retrieval.retrievers import (
+    build,
+    calibrate,
+    guarantee,
+    missed,
+    name_case,
+    plain,
+    retrieve,
+    search,
+)
 from tests.retrieval.whole_numbers import CALIBRATION, DELTA, FURTHER, GALLERY, TEST, TUNING
 
 
@@ -96,7 +105,7 @@ def test_more_queries_certify_what_fewer_did_not(own):
         (0.5, DELTA, {"anytime": True, "mix": {"hard": 1.0}}),
         (0.5, None, {"anytime": True}),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_every_other_request_is_refused(extended, alpha, delta, options):
     word = "delta" if options and delta is None else "anytime"

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel, RiskUnattainable
-from tests.retrieval.retrievers import build, calibrate, guarantee, retrieve, search
+from tests.retrieval.retrievers import build, calibrate, guarantee, name_case, retrieve, search
 from tests.retrieval.whole_numbers import (
     CALIBRATION,
     DELTA,
@@ -82,7 +82,7 @@ def test_recall_is_certified_with_the_smallest_possible_threshold(certified, alp
         ({"miss": 0.4, "recall": 0.9}, ("miss", "recall")),
         ({"miss": 0.6, "recall": 0.95, "false-discovery": 0.95},) * 2,
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_every_requested_risk_is_certified_by_the_calibration_queries(certified, alpha, names):
     several = isinstance(alpha, dict)
@@ -148,7 +148,7 @@ def test_a_mix_with_more_hard_queries_needs_a_larger_threshold(certified):
         ({"miss": 0.3}, 0.1, {"risk": "recall"}, InvalidConfig, "risk"),
         (0.001, 0.1, {"group": "hard"}, RiskUnattainable, "hard"),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_a_request_that_makes_no_sense_is_refused(certified, alpha, delta, options, error, word):
     with pytest.raises(error, match=word):
@@ -167,7 +167,7 @@ def test_a_request_that_makes_no_sense_is_refused(certified, alpha, delta, optio
         (0.001, {"distinct": "label"}, True),
         (0.001, {"group": "hard"}, True),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_an_unattainable_request_reports_the_smallest_attainable_alpha(
     certified, alpha, options, possible
@@ -192,7 +192,7 @@ def test_an_unattainable_request_reports_the_smallest_attainable_alpha(
         ({"alphas": ()}, InvalidRiskLevel, "alphas"),
         ({"alphas": 0.1}, InvalidRiskLevel, "alphas"),
     ],
-    ids=str,
+    ids=name_case,
 )
 def test_a_refused_calibration_leaves_the_previous_one(options, error, word):
     retriever = calibrate(build())

@@ -215,17 +215,17 @@ def test_unit_vectors_are_those_of_numpy_in_double_precision(scale, dtype):
     exact /= np.sqrt((exact**2).sum(axis=1, keepdims=True))
     mixed = np.concatenate([directions.astype(dtype), vectors])
     for form in (lambda x: x, np.asfortranarray, memory_mapped(dtype)):
-        unit = VectorOptions("cosine").checked(form(mixed))
+        unit = VectorOptions("cosine").prepare(form(mixed))
         assert unit.dtype == np.float32
         np.testing.assert_allclose(unit[50:], exact.astype(np.float64), rtol=3e-7, atol=1e-30)
         np.testing.assert_array_equal(
-            unit[:50], VectorOptions("cosine").checked(directions.astype(dtype))
+            unit[:50], VectorOptions("cosine").prepare(directions.astype(dtype))
         )
 
 
 def test_numbers_of_very_different_sizes_in_one_vector_have_an_angle():
     vectors = np.array([[1e300, 1e-300, 0], [3e-310, 4e-310, 0], [1e20, 1e20, 1e-20]])
-    unit = VectorOptions("cosine").checked(vectors)
+    unit = VectorOptions("cosine").prepare(vectors)
     np.testing.assert_allclose(unit, [[1, 0, 0], [0.6, 0.8, 0], [0.5**0.5, 0.5**0.5, 0]], atol=1e-6)
 
 
