@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rcir.embedding import Embedding, as_vectors
 from rcir.errors import StaleCalibration, printable
+from rcir.metrics.ranking import Floats
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
@@ -41,7 +42,7 @@ class Retrieval:
             numbers.
         label_calibrated: True if the label of the likeliest item is that of some calibration query;
             None if items have no single label. If it is False, the guarantee for queries of the
-            calibrated labels may not speak of this query. True does not mean that it does: a query
+            calibrated labels may not cover this query. True does not mean that it does: a query
             of an unknown label has a likeliest item, too.
     """
 
@@ -191,7 +192,11 @@ class State:
         return with_uncertainty(self.searcher, results, uncertainty)
 
     def answer(
-        self, query: Any, request: Request, uncertainty: Any = None, model: Any = None
+        self,
+        query: Any,
+        request: Request,
+        uncertainty: float | Floats | None = None,
+        model: str | None = None,
     ) -> Retrieval | list[Retrieval]:
         """Answer queries with sets that satisfy a request, see `Retriever.retrieve`."""
         guarantee = self.valid_calibration().guarantee(request)
@@ -209,13 +214,19 @@ class State:
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
-    def answer_at_levels(self, queries: Any, requests: Sequence[Request]) -> list[AtLevels]:
+    def answer_at_levels(
+        self,
+        queries: Any,
+        requests: Sequence[Request],
+        uncertainty: Floats | None = None,
+        model: str | None = None,
+    ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         guarantees = self.valid_calibration().attainable(requests)
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        for results, ranking, largest in self._sets(queries, strictest):
+        for results, ranking, largest in self._sets(queries, strictest, uncertainty, model):
             sizes = [set_sizes(ranking.scores, each.threshold) for each in guarantees]
             sets = self._retrievals(results, ranking, largest, strictest)
             for by_level, largest_set in zip(np.stack(sizes, axis=1), sets, strict=True):
@@ -223,7 +234,11 @@ class State:
         return answers
 
     def _sets(
-        self, queries: Any, guarantee: Guarantee, uncertainty: Any = None, model: Any = None
+        self,
+        queries: Any,
+        guarantee: Guarantee,
+        uncertainty: float | Floats | None = None,
+        model: str | None = None,
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request

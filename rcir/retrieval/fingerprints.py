@@ -55,7 +55,7 @@ class Fingerprints:
         last = self._last
         if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
             return last[3]
-        fingerprints = {"gallery": gallery.digest, "index": index.version}
+        fingerprints = {"gallery": gallery.fingerprint, "index": index.version}
         if encoder is not None and preprocessing is not None:
             fingerprints["encoder"] = encoder.fingerprint()
             fingerprints["preprocessing"] = _digest(preprocessing.identity())

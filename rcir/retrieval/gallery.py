@@ -180,7 +180,7 @@ class Gallery:
 
         Args:
             digests: (n,) of the queries; a query that is an item has the item's unit.
-            clusters: (n,) of the queries; one that is no item has the unit of its cluster.
+            clusters: (n,) of the queries; a query that is not an item gets the unit of its cluster.
         """
         units = np.full(len(digests), -1)
         if clusters is not None and self.clusters is not None:
@@ -192,7 +192,7 @@ class Gallery:
         return np.where(ascending[rows] == digests, self.units[order[rows]], units)
 
     @cached_property
-    def digest(self) -> str:
+    def fingerprint(self) -> str:
         """A SHA-256 digest of everything in the gallery that an answer may depend on."""
         sha256 = hashlib.sha256(json.dumps(self.ids.tolist()).encode())
         plain, arrays = encode(self.relevance, Relevance | None)
@@ -204,14 +204,14 @@ class Gallery:
         if (self.norms != 1).any():
             arrays = arrays | {"norms": self.norms}
         if self.clusters is not None:
-            arrays = arrays | {"units": self.units}  # the names are of no account
+            arrays = arrays | {"units": self.units}  # cluster names do not affect answers
         for name, values in arrays.items():
             sha256.update(name.encode() + values.tobytes())
         return sha256.hexdigest()
 
-    def restore_digest(self, digest: str) -> None:
-        """Take the digest that this gallery had when it was stored."""
-        self.__dict__["digest"] = digest  # where `cached_property` keeps it
+    def restore_fingerprint(self, digest: str) -> None:
+        """Take the fingerprint that this gallery had when it was stored."""
+        self.__dict__["fingerprint"] = digest  # where `cached_property` keeps it
 
     def joined(self, others: Gallery) -> Gallery:
         """Return these items, then others; attributes that only the others have are dropped.

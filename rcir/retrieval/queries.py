@@ -286,14 +286,14 @@ def queries_of(results: LabelledResults) -> Queries:
     return queries
 
 
-def require_alike(queries: Queries, others: Queries | None) -> None:
+def require_alike(queries: Queries, others: Queries) -> None:
     """Raise `InvalidData` unless queries come with uncertainties if and only if others do.
 
     Args:
         queries: to be answered, or to calibrate with.
-        others: the queries of the calibration; None if there are none to compare.
+        others: the queries of the calibration.
     """
-    if others is not None and (others.uncertainty is None) != (queries.uncertainty is None):
+    if (others.uncertainty is None) != (queries.uncertainty is None):
         word = "without" if others.uncertainty is None else "with"
         raise InvalidData(
             f"the retriever was calibrated {word} uncertainties of the queries: query it {word} "

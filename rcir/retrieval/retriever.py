@@ -353,7 +353,7 @@ class Retriever:
         """Return a retriever whose search and calibration can be replaced on their own."""
         state = self._state
         other = Retriever(state.searcher, state.calibration)
-        other.origin, other.version_folder = self.origin, self.version_folder
+        other.origin, other.version_folder = dict(self.origin), self.version_folder
         return other
 
     def _replace(self, before: State, after: State) -> None:
@@ -428,6 +428,9 @@ class Retriever:
         cluster: str = "cluster",
     ) -> Queries:
         """Return labelled vectors as queries for `search_labelled`.
+
+        The retriever keeps the names of labels that the gallery lacks, so that they get the same
+        numbers later.
 
         Args:
             vectors: (n, d) vectors of the queries.
@@ -570,8 +573,8 @@ class Retriever:
 
         With probability at least 1 - delta over the calibration queries, at most a fraction alpha
         of further queries, drawn independently from where these were, get a set without a true
-        match. Any (alpha, delta) is answered without calibrating again; the statement is for a pair
-        fixed beforehand.
+        match. Any (alpha, delta) is answered without calibrating again; the guarantee holds for a
+        pair chosen before looking at results.
 
         Args:
             query: a path, the bytes of a file, a PIL image, a uint8 array (H, W), (H, W, 1) or
@@ -585,7 +588,7 @@ class Retriever:
             model: what embedded the vectors; refused if that is not what embedded the gallery.
 
         Raises:
-            InvalidRiskLevel, InvalidImage, InvalidConfig, InvalidData: of the arguments.
+            InvalidRiskLevel, InvalidImage, InvalidConfig, InvalidData: an argument is invalid.
             StaleCalibration: not calibrated, or changed since.
             RiskUnattainable: nothing certifies the request.
 
@@ -607,7 +610,7 @@ class Retriever:
         """Return the guarantee that `retrieve` would give with its answers.
 
         Raises:
-            RcirError: as `retrieve` does, but for those of queries.
+            RcirError: as `retrieve`, except errors about queries.
         """
         calibration = self._state.valid_calibration()
         return calibration.guarantee(make_request(alpha, delta, **options))
@@ -620,6 +623,8 @@ class Retriever:
         *,
         distinct: Distinct = None,
         group: str | None = None,
+        uncertainty: Floats | None = None,
+        model: str | None = None,
     ) -> list[AtLevels]:
         """Return the sets of queries at several alphas, from one search.
 
@@ -628,11 +633,11 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, distinct, group: as for `retrieve`.
+            delta, distinct, group, uncertainty, model: as for `retrieve`.
 
         Raises:
             RiskUnattainable: nothing certifies any of the alphas.
-            RcirError: as `retrieve` does.
+            RcirError: as `retrieve`.
 
         Example:
             >>> import rcir
@@ -645,7 +650,7 @@ class Retriever:
             make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
             for alpha in sorted(check_levels(alphas))
         ]
-        return self._state.answer_at_levels(query, requests)
+        return self._state.answer_at_levels(query, requests, uncertainty, model)
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:

@@ -86,7 +86,7 @@ class Digests:
     Attributes:
         files: joint checksum of the files that they were computed of. If a file is another one,
             they are computed when they are needed.
-        gallery, index: see `Gallery.digest` and `KeepsDigests.digests`.
+        gallery, index: see `Gallery.fingerprint` and `KeepsDigests.digests`.
     """
 
     files: str
@@ -179,7 +179,7 @@ def _write(retriever: StoredRetriever, folder: Path) -> None:
     if gallery.items is not None:
         gallery = replace(gallery)  # tensors may have been written to since they were digested
     index_digests = index.digests() if isinstance(index, KeepsDigests) else []
-    write(Digests(_joint(files), gallery.digest, index_digests), folder, DIGESTS)
+    write(Digests(_joint(files), gallery.fingerprint, index_digests), folder, DIGESTS)
     write_manifest(folder, checksums(folder, files))
 
 
@@ -190,7 +190,7 @@ def _read(folder: Path) -> StoredRetriever:
         searcher = _searcher(contents, folder)
         others = {name: files[name] for name in files if name != f"{DIGESTS}.json"}
         if digests.files == _joint(others):
-            searcher.gallery.restore_digest(digests.gallery)
+            searcher.gallery.restore_fingerprint(digests.gallery)
             if isinstance(searcher.index, KeepsDigests):
                 searcher.index.restore_digests(list(digests.index))
     return StoredRetriever(searcher, contents.calibration, contents.origin, folder.resolve())

@@ -57,7 +57,7 @@ class CalibrationKeywords(TypedDict, total=False):
 
 
 def make_options(score_function: str, **options: Unpack[CalibrationKeywords]) -> CalibrationOptions:
-    """Return the options of a calibration, or raise `InvalidConfig` for a keyword that is none."""
+    """Return the options of a calibration, or raise `InvalidConfig` for an unknown keyword."""
     allowed = CalibrationKeywords.__annotations__
     if unknown := [name for name in options if name not in allowed]:
         raise InvalidConfig(
@@ -78,7 +78,7 @@ class CalibrationOptions:
         alphas, delta: levels at which "auto" compares, and to report.
         recurring: allow calibration queries that are in the tuning split too, or come twice: for
             images that recur in use exactly as they do here, each query drawn independently of all
-            others. Copies of one list of images are not.
+            others. Repeated copies of one list of images are not independent draws.
         query_uncertainty: the uncertainty of queries: one of `available_uncertainties`; or "auto",
             which chooses the one with the smallest sets on the tuning split, see
             `rcir.risk.smallest_uncertainty`.

@@ -231,11 +231,11 @@ ALPHAS = (0.7, 0.5, 0.95, 0.6)
 
 @pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=name_case)
 def test_at_levels_returns_the_sets_of_each_level(certified, options):
-    queries = certified.searcher.prepare(TEST.vectors, uncertainty=TEST.uncertainty)
-    found = certified.at_levels(queries, ALPHAS, DELTA, **options)
+    options = options | {"uncertainty": TEST.uncertainty}
+    found = certified.at_levels(TEST.vectors, ALPHAS, DELTA, **options)
     assert all(one.alphas == tuple(sorted(ALPHAS)) for one in found)
     for column, alpha in enumerate(found[0].alphas):
-        answers = retrieve(certified, alpha, simultaneous=True, **options)
+        answers = certified.retrieve(TEST.vectors, alpha, DELTA, simultaneous=True, **options)
         assert [one.sizes[column] for one in found] == [answer.size for answer in answers]
         for one, answer in zip(found, answers, strict=True):
             assert one.largest.ids[: answer.size] == answer.ids

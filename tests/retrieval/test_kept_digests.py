@@ -177,12 +177,12 @@ def test_vectors_whose_digest_is_kept_cannot_be_written_to(tmp_path):
 @pytest.mark.parametrize("copied", [copy, deepcopy, lambda gallery: loads(dumps(gallery))])
 def test_copies_of_a_gallery_cannot_be_written_to(copied):
     gallery = build().searcher.gallery
-    gallery.restore_digest("as it was stored")
+    gallery.restore_fingerprint("as it was stored")
     other = copied(gallery)
     for values in (other.ids, other.norms, other.relevance.labels):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 7
-    assert other.digest == replace(gallery).digest != gallery.digest
+    assert other.fingerprint == replace(gallery).fingerprint != gallery.fingerprint
 
 
 @pytest.fixture
