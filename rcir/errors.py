@@ -1,8 +1,9 @@
-"""Errors that rcir raises on purpose, and how they are printed."""
+"""Errors and warnings of rcir, and how they are printed."""
 
 from __future__ import annotations
 
 import errno
+import inspect
 import sys
 import unicodedata
 import warnings
@@ -12,6 +13,7 @@ from contextvars import ContextVar
 from io import TextIOWrapper
 
 _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
+_PACKAGES = ("rcir", "training", "calibration", "tuning")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     **dict.fromkeys(_FULL, "make room there, and repeat the command"),
@@ -112,6 +114,14 @@ class RiskUnattainable(RcirError):
         super().__init__(message)
         self.minimum_alpha = minimum_alpha
         self.required_calibration = required_calibration
+
+
+def warn(message: str) -> None:
+    """Issue a `UserWarning` for the line of the caller's code outside the packages of rcir."""
+    level, frame = 1, inspect.currentframe()
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def as_option(name: str, value: object = True) -> str:

@@ -7,7 +7,6 @@ that is also in the tuning split; one that comes five times is one query, counte
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,7 @@ from scipy.special import bdtrc
 
 from rcir.data.bursts import FALSE_RATE, N_NEIGHBOURS, count_mates
 from rcir.data.records import ImageSet, Splits
-from rcir.errors import InvalidData
+from rcir.errors import InvalidData, warn
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -177,12 +176,11 @@ def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bo
     rows = np.flatnonzero(distances[:, 0] <= _near(distances))
     if len(rows):
         other = "though the file is another one" if known else "which may be the same picture"
-        warnings.warn(
+        warn(
             f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) lie within "
             f"{NEAR_SHARE:g} of the usual distance of their nearest gallery image, {other}. If "
             "they are other encodings of it, each finds itself, and the guarantee is not for new "
-            "pictures: leave them out",
-            stacklevel=3,
+            "pictures: leave them out"
         )
 
 
@@ -195,12 +193,11 @@ def warn_of_twins(
     """
     rows = np.flatnonzero(nearest <= _near(distances))
     if len(rows):
-        warnings.warn(
+        warn(
             f"{len(rows)} of {len(nearest)} {queries} ({_list_rows(rows)}) lie within "
             f"{NEAR_SHARE:g} of the usual distance of another query, or of one of the tuning "
             "split, though the files or pixels differ. If they are other encodings of it, there "
-            "are fewer queries than it seems: leave them out",
-            stacklevel=3,
+            "are fewer queries than it seems: leave them out"
         )
 
 
@@ -223,14 +220,13 @@ def warn_of_bursts(
     """
     p_value, mates = _test_of_bursts(among, gallery, n_queries, n_items)
     if p_value <= TEST_LEVEL and mates >= MIN_MATES:
-        warnings.warn(
+        warn(
             f"{queries} have on average {mates:.2f} other queries within {BURST_SHARE:g} of the "
             f"distance to their nearest gallery image (p = {p_value:.2g} if they were "
             "independent). If they come in clusters, such as frames of one video or photographs of "
             f"one burst, they carry about {1 + mates:.1f} times less information than independent "
             "ones, and the guarantee fails more often than delta says: pass the cluster of each "
-            "query, or keep one query of each cluster",
-            stacklevel=3,
+            "query, or keep one query of each cluster"
         )
 
 
@@ -250,12 +246,11 @@ def warn_of_gallery_bursts(
     rows = np.flatnonzero(count_mates(nearest, np.count_nonzero(relevant, axis=1)))
     p_value = bdtrc(len(rows) - 1, len(distances), 3 * FALSE_RATE) if len(rows) else 1.0
     if p_value <= TEST_LEVEL:
-        warnings.warn(
+        warn(
             f"{len(rows)} of {len(distances)} {queries} ({_list_rows(rows)}) have matches in the "
             "gallery that are far nearer than all others. If these are photographs of one moment "
             "or frames of one video, each query finds its own burst, which no new picture does, "
-            f"and the guarantee is not for new pictures: {remedy}",
-            stacklevel=3,
+            f"and the guarantee is not for new pictures: {remedy}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from rcir.data.repeats import (
     warn_of_gallery_bursts,
     warn_of_twins,
 )
-from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, as_option
+from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, as_option, warn
 from rcir.index import build_index
 from rcir.metrics.labels import UNMATCHED, earlier_of_same_label
 from rcir.retrieval.calibration import (
@@ -344,10 +343,9 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
             f"none of the {n} calibration queries has a match in the gallery{reason}. Pass labels "
             "or places of both in the same form, or a gallery with items that match"
         )
-    warnings.warn(
+    warn(
         f"{unmatched} of {n} calibration queries have no match in the gallery{reason}. No set "
-        f"serves them, so that no alpha below {unmatched / n:.2f} can be expected to be certified",
-        stacklevel=4,
+        f"serves them, so that no alpha below {unmatched / n:.2f} can be expected to be certified"
     )
 
 
@@ -360,10 +358,9 @@ def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults) -> Non
     rows = np.flatnonzero((labels != UNMATCHED) & ~np.isin(labels, gallery.single))
     if len(rows):
         examples = example_labels(relevance.subset(rows), searcher.label_names)
-        warnings.warn(
+        warn(
             f"{len(rows)} of {len(queries)} calibration queries have labels that no gallery item "
-            f"has ({examples}); they count as misses",
-            stacklevel=5,
+            f"has ({examples}); they count as misses"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.repeats import digests
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration, as_option
+from rcir.errors import (
+    InvalidConfig,
+    InvalidData,
+    RiskUnattainable,
+    StaleCalibration,
+    as_option,
+    warn,
+)
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.retrieval.rules import RuleKind, Rules, TunedOn
@@ -185,11 +191,10 @@ class Calibration:
         attempts = past.attempts
         if not self._repeats(earlier):
             attempts += 1
-            warnings.warn(
+            warn(
                 f"calibration {attempts} of this retriever with some of the same queries. Of "
                 "several, the one with the smallest sets is often a lucky one, and its guarantee "
-                "does not hold: decide for one beforehand, or calibrate on other queries",
-                stacklevel=3,
+                "does not hold: decide for one beforehand, or calibrate on other queries"
             )
         return replace(
             self,
@@ -216,7 +221,7 @@ class Calibration:
         if now is not None and self.coverage is not None and now.share > self.coverage.share:
             before = f"{self.coverage.uncalibrated} of {self.coverage.labels}"
             sentence = self.sentence_of(now)
-            warnings.warn(f"{sentence}. Before the gallery changed: {before}", stacklevel=4)
+            warn(f"{sentence}. Before the gallery changed: {before}")
 
     def sentence_of(self, coverage: Coverage) -> str:
         """Return the sentence of a coverage, with the request for the labels without queries."""

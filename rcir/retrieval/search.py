@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, count_matches
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding, as_vectors
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, warn
 from rcir.index import (
     DEPTH,
     HoldsVectors,
@@ -447,10 +446,9 @@ class Searcher:
                 attributes = ", ".join(queries.attributes) or "none"
                 raise InvalidData(f"the queries have no attribute {name!r}; they have {attributes}")
         if cluster is None and queries.cluster is not None:
-            warnings.warn(
+            warn(
                 f"the queries come in clusters ({queries.cluster}), for which a guarantee for "
-                f"independent queries does not hold: pass cluster={queries.cluster!r}",
-                stacklevel=2,
+                f"independent queries does not hold: pass cluster={queries.cluster!r}"
             )
         groups, clusters = (
             None if name is None else as_names(queries.attributes[name], name)

@@ -134,8 +134,9 @@ def test_clusters_of_images_are_named_by_an_attribute(retriever, splits):
     with pytest.raises(InvalidData, match="drawer"):
         retriever.search_labelled(images, cluster="video")
     known = replace(images, cluster="drawer")
-    with pytest.warns(UserWarning, match="clusters"):
+    with pytest.warns(UserWarning, match="clusters") as caught:
         assert retriever.search_labelled(known).population.clusters is None
+    assert caught[0].filename == __file__
     assert retriever.search_labelled(known, cluster="drawer").population.cluster_word == "drawer"
 
 

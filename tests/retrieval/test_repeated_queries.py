@@ -113,8 +113,9 @@ def test_queries_that_calibrate_again_keep_their_past(tmp_path):
     halves = np.split(np.random.default_rng(0).permutation(len(FURTHER)), 2)
     divided(own, halves[0])
     own.calibration = replace(own.calibration, chosen_among=3)
-    with pytest.warns(UserWarning, match="calibration 2 of"):
+    with pytest.warns(UserWarning, match="calibration 2 of") as caught:
         divided(own, halves[0], seed=5)
+    assert caught[0].filename == __file__
     loaded = Retriever.load(own.save(tmp_path / "own"))
     for one in (own, loaded):
         stated = guarantee(one, 0.5)

@@ -76,8 +76,9 @@ def test_queries_without_any_match_are_refused_before_anything_is_fitted(kind, m
 @pytest.mark.parametrize("kind", KINDS)
 def test_most_queries_without_a_match_cause_a_warning(kind):
     gallery, matching, others = KINDS[kind]
-    with pytest.warns(UserWarning, match="have no match in the gallery"):
+    with pytest.warns(UserWarning, match="have no match in the gallery") as caught:
         build(gallery).calibrate(VECTORS[QUERIES], mixed(matching, others, FEW), "constant")
+    assert {warning.filename for warning in caught} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*labels that no gallery item has")
