@@ -1,5 +1,6 @@
 """The README's commands run, the example script works, and documents name what exists."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -21,6 +22,13 @@ from rcir.runs.folder import read_run
 from training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
+PARTS = ("rcir", "training", "calibration", "tuning")
+# Names in docstrings that the code does not use: of other packages, of files, of formulas.
+FOREIGN_NAMES = {
+    *("A_d", "Q_k", "z_k", "z_t"),
+    *("autolog", "ColorJitter", "File", "Form", "weights_only"),
+    *("limit_concurrency", "timeout_keep_alive", "c1s1", "car_ims"),
+}
 # Options that let a command of the README finish within seconds.
 SHORTER = {
     "rcir train": """--epochs 1 --data.options '{"train": 500, "validation": 300}'""",
@@ -114,14 +122,30 @@ def test_files_and_make_targets_that_documents_name_exist():
 def test_parts_are_defined_where_the_architecture_says():
     text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
     pairs = re.findall(r"`([A-Za-z_.]+)` (?:in |\()`([a-z_/]+\.py)`", text)
-    parts = ("rcir", "training", "calibration", "tuning")
     for name, file in pairs:
         last = re.escape(name.rpartition(".")[2])
         defines = re.compile(rf"^ *(class|def) {last}\b|^ *{last}\b.*[=:]", re.MULTILINE)
-        paths = [path for part in parts for path in (ROOT / part).rglob(Path(file).name)]
+        paths = [path for part in PARTS for path in (ROOT / part).rglob(Path(file).name)]
         sources = [path.read_text() for path in paths if f"{path}".endswith(f"/{file}")]
         assert any(map(defines.search, sources)), f"{file} does not define {name}"
     assert len(pairs) > 30
+
+
+def test_names_in_docstrings_exist():
+    used, quoted = set(FOREIGN_NAMES), []
+    for path in (path for part in PARTS for path in (ROOT / part).rglob("*.py")):
+        used.update(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node) or ""
+                quoted += [(path, name) for name in re.findall(r"`([A-Za-z_][\w.]*)`", docstring)]
+            # Names, attributes, parameters, keywords, imports, definitions, and strings as keys.
+            for field in ("id", "attr", "arg", "name", "module", "value"):
+                if isinstance(name := getattr(node, field, None), str):
+                    used.update(re.split("[.:]", name))
+    assert len(quoted) > 500
+    missing = [f"{path}: {name}" for path, name in quoted if not used.issuperset(name.split("."))]
+    assert not missing
 
 
 def test_demo_trains_its_configuration_file(demo, pytestconfig):

@@ -261,8 +261,8 @@ class Encoder(nn.Module):
     def embed(self, images: Tensor) -> Embedding:
         """Embed images (n, C, H, W) in evaluation mode without gradients, in full precision.
 
-        Queries must be embedded as the calibration queries were, up to the tolerance of
-        `rcir.risk.score_functions`, on any device and in any thread.
+        Queries must be embedded as the calibration queries were, up to
+        `rcir.risk.results.TOLERANCE`, on any device and in any thread.
         """
         mode = shared_by_threads(self, self._evaluation_mode)
         with mode, torch.inference_mode(), full_precision():

@@ -267,7 +267,7 @@ class LabelledResults:
 class ScoredResults:
     """Queries with the scores of their candidates: what a certificate is computed from.
 
-    Make them with `rcir.risk.score`, or with `of_ranks` where only the first match counts.
+    Make them with `rcir.risk.score`, or with `score_ranks` where only the first match counts.
 
     Attributes:
         match_score: (n,) smallest threshold at which the set of a query holds a true match;

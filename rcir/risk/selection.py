@@ -1,7 +1,7 @@
 """The choice of the score function and the uncertainty that suit the tuning split best.
 
-To add a score function, write a subclass of `ScoreFunction`, and put it in `SCORE_FUNCTIONS` and
-its name in `ScoreFunctionName`; in `_OF_ALL_MATCHES` too if it suits risks that count all matches.
+To add a score function, write a subclass of `ScoreFunction`, and add it to `SCORE_FUNCTIONS` and its
+name to `ScoreFunctionName`. If it suits risks that count all matches, add it to `_OF_ALL_MATCHES`.
 """
 
 from __future__ import annotations
