@@ -1,6 +1,6 @@
 """The choice of the score function and the uncertainty that suit the tuning split best.
 
-To add a score function, write a subclass of `ScoreFunction`, and add it to `SCORE_FUNCTIONS` and its
+To add a score function, write a subclass of `ScoreFunction`, add it to `SCORE_FUNCTIONS`, and its
 name to `ScoreFunctionName`. If it suits risks that count all matches, add it to `_OF_ALL_MATCHES`.
 """
 
