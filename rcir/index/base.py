@@ -104,7 +104,11 @@ class Index(Protocol):
 
 @runtime_checkable
 class IsRemote(Protocol):
-    """An index on a server: its changes are permanent, whether it is saved or not."""
+    """An index on a server: its changes are permanent, whether it is saved or not.
+
+    A copy (`copy.copy`) shares the table. Once the copy has changed it, the original is outdated,
+    and its `search` raises `StaleCalibration`.
+    """
 
     server: ClassVar[str]
 

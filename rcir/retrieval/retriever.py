@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -300,11 +300,12 @@ class Retriever:
             InvalidConfig, InvalidImage: see `embed`.
             SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        before = self._state
-        searcher = before.searcher.with_items(
-            images, ids, labels, uncertainty=uncertainty, model=model, clusters=clusters
-        )
-        self._replace(before, State(searcher, before.calibration))
+        with self._no_other_change_of_a_table():
+            before = self._state
+            searcher = before.searcher.with_items(
+                images, ids, labels, uncertainty=uncertainty, model=model, clusters=clusters
+            )
+            self._replace(before, State(searcher, before.calibration))
         self._state.warn_of_new_labels()
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -315,8 +316,9 @@ class Retriever:
                 removed.
             SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        before = self._state
-        self._replace(before, State(before.searcher.without(ids), before.calibration))
+        with self._no_other_change_of_a_table():
+            before = self._state
+            self._replace(before, State(before.searcher.without(ids), before.calibration))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder as its current version.
@@ -357,11 +359,25 @@ class Retriever:
         return other
 
     def _replace(self, before: State, after: State) -> None:
-        """Replace the state, or raise `SaveConflict` if it is not the one from before."""
+        """Replace the state, or raise `SaveConflict` if it is not the one from before.
+
+        Names of labels that queries had meanwhile are kept.
+        """
         with _SWAP:
-            if self._state is not before:
-                raise SaveConflict("the retriever changed meanwhile: repeat this change")
+            now, names = self._state, before.searcher.label_names
+            if now is not before:
+                only_names = now.searcher.is_same_search(before.searcher)
+                if now.calibration is not before.calibration or not only_names:
+                    raise SaveConflict("the retriever changed meanwhile: repeat this change")
+                if len(after.searcher.label_names) > len(names):
+                    raise SaveConflict("labels were numbered meanwhile: repeat this change")
+                searcher = after.searcher.with_label_names(now.searcher.label_names)
+                after = State(searcher, after.calibration)
             self._state = after
+
+    def _no_other_change_of_a_table(self) -> AbstractContextManager[object]:
+        """Hold all other changes while a table on a server is changed, which cannot be undone."""
+        return _SWAP if isinstance(self.index, IsRemote) else nullcontext()
 
     @property
     def searcher(self) -> Searcher:

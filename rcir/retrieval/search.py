@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -45,6 +45,7 @@ NO_ENCODER = (
     "the model that embedded the gallery"
 )
 MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
+NOT_SEARCHED = {"label_names", "_fingerprints"}  # fields of a searcher
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -492,8 +493,16 @@ class Searcher:
 
     def with_label_names(self, names: Mapping[int, str]) -> Searcher:
         """Return this searcher with the names of further labels, which queries had."""
-        grown = len(names) > len(self.label_names)  # a label keeps its number
-        return replace(self, label_names=names) if grown else self
+        if len(names) == len(self.label_names):  # a label keeps its number
+            return self
+        named = replace(self, label_names=names)
+        object.__setattr__(named, "_fingerprints", self._fingerprints)  # no answer depends on names
+        return named
+
+    def is_same_search(self, other: Searcher) -> bool:
+        """Return True if another searcher has the same parts, but for the names of labels."""
+        names = (each.name for each in fields(self) if each.name not in NOT_SEARCHED)
+        return all(getattr(self, name) is getattr(other, name) for name in names)
 
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
@@ -570,5 +579,8 @@ def refuse_images(queries: object) -> None:
 
 
 def _changeable(index: Index) -> Index:
-    """Return an index to change: a copy, but an index on a server itself."""
-    return index if isinstance(index, IsRemote) else deepcopy(index)
+    """Return a copy of an index to change; on a server, one that shares the table.
+
+    Once the copy has changed the table, searches of the index itself raise `StaleCalibration`.
+    """
+    return copy(index) if isinstance(index, IsRemote) else deepcopy(index)

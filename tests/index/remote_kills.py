@@ -34,7 +34,7 @@ def build(folder, config):
     vectors, labels = draw(range(60))
     ids = [str(number) for number in range(60)]
     retriever = rcir.Retriever.from_embeddings(
-        vectors, ids, labels, "euclidean", depth=20, index=config
+        vectors, ids, labels, metric="euclidean", depth=20, index=config
     )
     retriever.calibrate(*draw(range(10_000, 10_300)), "minmax", query_uncertainty="encoder")
     retriever.save(folder)

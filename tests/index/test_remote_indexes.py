@@ -22,8 +22,8 @@ import rcir
 from calibration import (
     CertificationConfig,
     certify,
+    indexing,
     recalibrate,
-    recalibration,
     reindex,
 )
 from rcir import Retriever
@@ -73,7 +73,9 @@ def test_a_retriever_is_calibrated_saved_loaded_and_goes_stale(exact, postgres, 
     loaded = Retriever.load(retriever.save(tmp_path / "retriever"))
     require_agreement(loaded, calibrated())
 
+    before = loaded.searcher
     loaded.add(points[:1], ["twin"], labels[:1])
+    refuses_as_changed(lambda: before.search(points[:1]))  # by an answer that is under way
     with pytest.raises(StaleCalibration, match="index"):
         loaded.retrieve(points[0], 0.2, 0.1)
     loaded.recalibrate()
@@ -123,10 +125,8 @@ def test_an_interrupted_reindexing_leaves_nothing_on_the_server(exact, tmp_path,
     points = vectors(360) + 400 * np.eye(3, 7, dtype=np.float32)[labels]
     retriever = Retriever.from_embeddings(points[:60], labels=labels[:60], depth=20)
     retriever.calibrate(points[60:], labels[60:], "constant")
-    steps = iter([recalibration.cross_fitted_sizes, interrupt])  # of the exact index, of this one
-    monkeypatch.setattr(
-        recalibration, "cross_fitted_sizes", lambda *arguments: next(steps)(*arguments)
-    )
+    steps = iter([indexing.cross_fitted_sizes, interrupt])  # of the exact index, of this one
+    monkeypatch.setattr(indexing, "cross_fitted_sizes", lambda *arguments: next(steps)(*arguments))
     with pytest.raises(KeyboardInterrupt):
         reindex(retriever.save(tmp_path / "retriever"), exact)
     assert len(build_index(vectors(7), exact)) == 7

@@ -89,6 +89,17 @@ def test_overlapping_changes_are_not_lost():
     assert "added 600" in retriever.ids
 
 
+def test_labels_that_are_numbered_during_an_update_are_kept():
+    names = np.array([f"kind {label}" for label in LABELS])
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:400], labels=names[:400])
+    with retriever.update() as next_version:
+        next_version.add(VECTORS[400:500], [f"added {row}" for row in range(100)], names[400:500])
+        new = retriever.labelled(VECTORS[:1], ["new"]).population.labels
+    assert len(retriever.ids) == 500
+    assert retriever.labelled(VECTORS[:1], ["new"]).population.labels == new
+    assert retriever.label_names[int(new[0])] == "new"
+
+
 def test_a_change_during_a_query_does_not_affect_its_answer(monkeypatch):
     retriever = built()
     expected, named_labels = answers(retriever), Searcher.named_labels
