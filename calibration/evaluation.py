@@ -25,7 +25,8 @@ class RiskResult:
 
     Attributes:
         guarantee: what is controlled, in words.
-        alpha, delta: the requested levels.
+        alpha: the requested level.
+        delta: the level that certifies it: that of the evaluation, divided by `chosen_among`.
         score_function, bound: how sizes are chosen.
         threshold: the calibrated threshold; None if the guarantee cannot be certified.
         test_risk: mean loss of the test queries that got an answer.
@@ -105,6 +106,7 @@ class Evaluation:
         dataset, encoder: names.
         uncertainty: the one that set sizes depend on, see `with_uncertainty`.
         n_calibration, n_test: numbers of queries.
+        delta: the requested one.
         rows: the miss risk at the requested levels.
         others: further guarantees at the requested levels.
         curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
@@ -131,6 +133,7 @@ class Evaluation:
     uncertainty: str
     n_calibration: int
     n_test: int
+    delta: float
     rows: list[RiskResult]
     others: list[RiskResult]
     curve: list[RiskResult]

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from calibration.evaluation import Evaluation, Part, RiskResult, find_headline
 from calibration.quality import assess
 from calibration.splits import SearchedSplits
-from rcir.errors import RiskUnattainable
+from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     RISKS,
+    Guarantee,
     LabelledResults,
     Request,
     RequestOptions,
@@ -48,13 +49,12 @@ def measure(
 
     Args:
         splits: with the uncertainty that the retriever was calibrated with.
-        alphas, delta: levels to measure; delta is divided by `Calibration.chosen_among`, so that
-            the measured sets are those that the retriever returns.
+        alphas, delta: levels to request, as of the retriever itself: of one that was chosen, each
+            is certified at delta divided by `Calibration.chosen_among`.
         report: of its calibration, if known.
     """
     retriever, test = splits.retriever, splits.test
     calibration = retriever.require_calibration()
-    delta = corrected(delta, calibration.chosen_among)
     rows, others, curve = measure_guarantees(retriever, test, alphas, delta)
     quality = assess(splits)
     uncertainties = {} if report is None else dict(report.chosen.sizes)
@@ -73,6 +73,7 @@ def measure(
         uncertainty=calibration.uncertainty,
         n_calibration=len(calibrated),
         n_test=len(test),
+        delta=delta,
         rows=rows,
         others=others,
         curve=curve,
@@ -101,6 +102,7 @@ def measure_guarantees(
     The third list is the miss risk at `CURVE_ALPHAS` and each alpha, where it is certified.
     """
     calibration = retriever.require_calibration()
+    delta_of_each = corrected(delta, calibration.chosen_among)
 
     @cache
     def score_test_queries(rule: SetRule, distinct: Distinct) -> ScoredResults:
@@ -118,10 +120,18 @@ def measure_guarantees(
         constant = rule.of_constant_size(), queries.of_constant_size()
         rows = []
         for request, alpha in zip(requests, levels, strict=True):
-            row = RiskResult(guarantee, alpha, delta, rule.score_function.name, rule.bound)
-            if not request.abstain:
-                row = replace(row, constant_size=_constant_size(request, *constant))
-            rows.append(_measure(row, request, rule, queries))
+            row = RiskResult(guarantee, alpha, delta_of_each, rule.score_function.name, rule.bound)
+            try:
+                certified = calibration.guarantee(request)
+            except (InvalidConfig, RiskUnattainable) as error:
+                row = replace(row, refusal=str(error))
+                impossible = isinstance(error, InvalidConfig)
+            else:
+                row, impossible = _measure(row, certified, queries), False
+            if not (request.abstain or impossible):
+                size = _constant_size(request, *constant, calibration.chosen_among)
+                row = replace(row, constant_size=size)
+            rows.append(row)
         return rows
 
     others = [
@@ -129,7 +139,8 @@ def measure_guarantees(
         for guarantee, options in _further_requests(calibration).items()
         for row in measure_levels(guarantee, options, alphas)
     ]
-    curve = measure_levels("miss", {}, sorted({*CURVE_ALPHAS, *alphas}))
+    levels = sorted({*CURVE_ALPHAS, *alphas})
+    curve = measure_levels("miss", calibration.required_options, levels)
     by_alpha = {row.alpha: row for row in curve}
     return [by_alpha[alpha] for alpha in alphas], others, [row for row in curve if row.certified]
 
@@ -137,31 +148,28 @@ def measure_guarantees(
 def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     """Return options of requests beside the miss risk, by the guarantee in words."""
     population = calibration.miss_rule.calibration.population
+    required = calibration.required_options
     options: dict[str, RequestOptions] = {}
     if "label" in calibration.distinct:
-        options["miss, distinct labels"] = {"distinct": "label"}
+        options["miss, distinct labels"] = {"distinct": "label", **required}
     for key, risk in RISKS.items():
         if key != MISS.key and not (risk.abstains and population.clusters is not None):
             options[key.replace("-", " ")] = {"risk": risk.name, "abstain": risk.abstains}
     if population.clusters is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
     for group in population.group_names:
-        options[f"miss, group {group}"] = {"group": group}
+        options[f"miss, group {group}"] = {"group": group, **required}
     if population.groups is not None and not population.n_mixed_clusters:
-        options["miss, any mix of groups"] = {"mix": "any"}
+        options["miss, any mix of groups"] = {"mix": "any", **required}
     if calibration.can_cover_new_labels:
         for labels in ("new", "any"):
             options[f"miss, {labels} labels"] = {"query_labels": labels}
     return options
 
 
-def _measure(row: RiskResult, request: Request, rule: SetRule, test: ScoredResults) -> RiskResult:
-    """Measure a request on the test queries that it covers, which its rule has scored."""
-    try:
-        certified = rule.guarantee(request)
-    except RiskUnattainable as error:
-        return replace(row, refusal=str(error))
-    covered = np.ones(len(test), bool)
+def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> RiskResult:
+    """Measure a guarantee on the test queries that it covers, which its rule has scored."""
+    request, covered = certified.request, np.ones(len(test), bool)
     if request.group is not None and test.population.groups is not None:
         covered = test.population.groups == request.group
     if (limit := certified.selection_threshold) is not None:
@@ -189,10 +197,12 @@ def _measure(row: RiskResult, request: Request, rule: SetRule, test: ScoredResul
     )
 
 
-def _constant_size(request: Request, rule: SetRule, test: ScoredResults) -> float | None:
+def _constant_size(
+    request: Request, rule: SetRule, test: ScoredResults, chosen_among: int
+) -> float | None:
     """Return the mean size by a rule of constant size; None if that certifies nothing."""
     try:
-        return float(test.sizes(rule.guarantee(request).threshold).mean())
+        return float(test.sizes(rule.guarantee(request, chosen_among).threshold).mean())
     except RiskUnattainable:
         return None
 

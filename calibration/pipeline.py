@@ -251,10 +251,10 @@ def write_results(path: Path, evaluation: Evaluation, seconds: float) -> None:
 
 def collect_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResults:
     """Return the results by which `rcir compare` compares retrievers."""
-    rule = splits.retriever.require_calibration().miss_rule
-    parts = []
-    # Sizes that clusters certify are not order statistics, and cannot be compared.
-    if rule.calibration.population.clusters is None:
+    calibration = splits.retriever.require_calibration()
+    rule, parts = calibration.miss_rule, []
+    # `Certified` sizes are those of independent queries that certify one moment.
+    if rule.calibration.population.clusters is None and not calibration.sequential:
         scores = score(rule.score_function, splits.test).require("scores")
         parts = [Certified(rule.calibration.match_score, scores)]
     return RunResults(

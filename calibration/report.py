@@ -65,14 +65,16 @@ def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fi
 
 
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
-    rule = splits.retriever.require_calibration().miss_rule
-    drawn = {}
+    calibration = splits.retriever.require_calibration()
+    rule, drawn = calibration.miss_rule, {}
     if evaluation.curve:
         alphas, risk, lows, highs, constant = (
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)
             for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
         )
-        sizes = estimate_curve_sizes(rule, splits.test, evaluation.curve)
+        sizes = estimate_curve_sizes(
+            rule, splits.test, evaluation.curve, sequential=calibration.sequential
+        )
         size, low, high = np.array([astuple(size) for size in sizes], np.float64).T
         drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
         drawn["risk"] = figures.draw_risk_curve(alphas, risk, lows, highs)
@@ -88,13 +90,19 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
 
 
 def estimate_curve_sizes(
-    rule: SetRule, test: LabelledResults, curve: Sequence[RiskResult]
+    rule: SetRule,
+    test: LabelledResults,
+    curve: Sequence[RiskResult],
+    *,
+    sequential: bool = False,
 ) -> list[Estimate]:
     """Return the mean set size at each level of a curve, with its bootstrap interval.
 
-    Sizes certified by clusters of queries or by another bound than the binomial have no interval.
+    Sizes certified by clusters of queries, for every moment (`sequential`) or by another bound than
+    the binomial have no interval.
     """
-    if rule.calibration.population.clusters is not None or rule.bound != "binomial":
+    clustered = rule.calibration.population.clusters is not None
+    if clustered or sequential or rule.bound != "binomial":
         return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
     scores = score(rule.score_function, test).require("scores")
     parts = [Certified(rule.calibration.match_score, scores)]

@@ -23,7 +23,7 @@ def promise(evaluation: Evaluation) -> str:
         clusters = evaluation.n_clusters, evaluation.cluster
     return guarantee.promise(
         row.alpha,
-        row.delta,
+        evaluation.delta,
         n_calibration=evaluation.n_calibration,
         clusters=clusters,
         left_out=evaluation.left_out,

@@ -233,8 +233,9 @@ def require_measured(
 def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
     """Return the threshold at the level of a row before any choice; None if not certified."""
     try:
-        request = make_request(row["alpha"], row["delta"])
-        return retriever.require_calibration().miss_rule.guarantee(request).threshold
+        calibration = retriever.require_calibration()
+        request = make_request(row["alpha"], row["delta"], **calibration.required_options)
+        return calibration.miss_rule.guarantee(request).threshold
     except RiskUnattainable:
         return None
 
@@ -242,10 +243,11 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
 def _guarantee(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
     """Return the sentence of the first certified level, and the effect of a choice on it."""
     calibration = retriever.require_calibration()
-    lines = []
+    required, lines = calibration.required_options, []
     for row in rows:
         with suppress(RiskUnattainable):
-            lines = [f"> {calibration.guarantee(make_request(row['alpha'], row['delta']))}"]
+            request = make_request(row["alpha"], row["delta"], **required)
+            lines = [f"> {calibration.guarantee(request)}"]
             break
     if calibration.chosen_among > 1:
         lines += [

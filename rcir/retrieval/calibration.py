@@ -27,7 +27,7 @@ from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS
-from rcir.risk.options import Distinct
+from rcir.risk.options import Distinct, RequestOptions
 from rcir.risk.request import conflict
 from rcir.risk.selection import ComparedSizes
 from rcir.store.codec import Array
@@ -164,6 +164,11 @@ class Calibration:
         """(n,) digests of the tuning and the calibration queries, see `rcir.data.repeats`."""
         splits = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(queries.digests for queries in splits)])
+
+    @property
+    def required_options(self) -> RequestOptions:
+        """The options that every request needs."""
+        return {"anytime": self.sequential}
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | None:
@@ -357,7 +362,7 @@ class Calibration:
     def certified_size(self, alpha: float) -> CertifiedSize:
         """Return the mean size of the calibration queries' sets for misses, at its delta."""
         rule = self.miss_rule
-        request = make_request(alpha, self.options.delta, anytime=self.sequential)
+        request = make_request(alpha, self.options.delta, **self.required_options)
         baseline, constant, size, least = rule.of_constant_size(), None, None, None
         try:
             certified = baseline.guarantee(request, self.chosen_among)

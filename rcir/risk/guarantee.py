@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
 
 from rcir.errors import printable
-from rcir.risk.bounds import Certificate
+from rcir.risk.bounds import Certificate, corrected
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Alpha
 from rcir.risk.population import LABEL
@@ -233,12 +233,12 @@ def promise(
     sentence = (
         f"With alpha = {alpha:g}, on average at least {100 * (1 - alpha):.4g} of 100 {covered} get "
         "a set that holds a right image. The chance that this is wrong, because the "
-        f"{calibrated} were unluckily easy, is at most {100 * delta * chosen_among:.4g}%"
+        f"{calibrated} were unluckily easy, is at most {100 * delta:.4g}%"
     )
     if chosen_among > 1:
         sentence += (
             f", also after the choice among {chosen_among} retrievers: each is certified at "
-            f"delta = {delta:.4g}"
+            f"delta = {corrected(delta, chosen_among):.4g}"
         )
     return f"{sentence}."
 

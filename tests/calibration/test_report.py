@@ -180,6 +180,7 @@ def test_the_promise_its_cost_and_what_sizes_the_sets_are_stated_in_numbers(outc
     sizes = {"encoder": {0.1: 4.0, 0.3: 2.0}, "vote": {0.1: 3.0, 0.3: 1.5}}
     evaluation = replace(
         outcome.evaluation,
+        delta=0.1,
         rows=[result(alpha=0.1, risk=0.09, low=0.06, high=0.13)],
         comparison={"learned": {0.1: 2.5}},
         uncertainties=sizes,

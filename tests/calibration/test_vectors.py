@@ -111,9 +111,31 @@ def test_a_retriever_that_was_chosen_is_measured_as_it_answers(folder):
     retriever.save(folder / "out" / "retriever")
     outcome = certify(config(**QUICK))
     (row,) = outcome.evaluation.rows
-    assert row.delta == pytest.approx(0.1 / 4)
+    assert (outcome.evaluation.delta, row.delta) == (0.1, pytest.approx(0.1 / 4))
     assert row.threshold == rcir.load(outcome.folder).guarantee(0.3, 0.1).threshold
     assert "at most 10%, also after the choice among 4" in promise(outcome.evaluation)
+
+
+def test_queries_that_were_added_one_by_one_certify_no_measured_guarantee_of_one_moment(folder):
+    """Although the retriever was calibrated again on others between."""
+    retriever = certify(config(**QUICK)).retriever
+    added, added_labels = draw_vectors(60, 3)
+    retriever.extend_calibration(added, NAMES[added_labels])
+    others, labels = draw_vectors(300, 4)
+    retriever.calibrate(others, NAMES[labels], "constant")
+    assert not retriever.calibration.sequential
+    retriever.save(folder / "out" / "retriever")
+    outcome = certify(config(**QUICK))
+    assert outcome.retriever.calibration.sequential
+    (row,) = outcome.evaluation.rows
+    assert row.threshold == outcome.retriever.guarantee(0.3, 0.1, anytime=True).threshold
+    requests = {"recall": {"risk": "recall"}, "miss, whatever alpha": {"simultaneous": True}}
+    for name, options in requests.items():
+        (other,) = (row for row in outcome.evaluation.others if row.guarantee == name)
+        with pytest.raises(InvalidConfig) as refused:
+            outcome.retriever.retrieve(ASKED[:1], 0.3, 0.1, **options)
+        assert (other.threshold, other.constant_size) == (None, None)
+        assert other.refusal == str(refused.value)
 
 
 def test_clusters_calibrate_by_cluster_and_are_warned_of_without_a_column(folder, capsys):
