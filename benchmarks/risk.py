@@ -265,7 +265,7 @@ class Case:
         With `constant`, all queries get the same size, in the order of the score function.
         """
         scored = self.scored(score_function)
-        scored = scored.of_constant_size() if constant else scored
+        scored = scored.of_constant_size if constant else scored
         scores, n = scored.match_score, len(scored)
         all_scores, ascending = np.sort(scored.require("scores"), axis=None), np.sort(scores)
         place = CALIBRATION - 1 - allowed_misses(CALIBRATION, alpha, level, bound)
@@ -312,7 +312,7 @@ class Case:
         score_function = self.fitted("auto", risk)
         tuning, scored = score(score_function, self.split), self.scored(score_function)
         if name == FAIR:
-            tuning, scored = tuning.of_constant_size(), scored.of_constant_size()
+            tuning, scored = tuning.of_constant_size, scored.of_constant_size
         rng = np.random.default_rng(2)
         request, relevant = make_request(alpha, DELTA, risk=risk), scored.require("relevant")
         sizes, matches = [], []

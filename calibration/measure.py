@@ -21,7 +21,6 @@ from rcir.risk import (
     RISKS,
     Guarantee,
     LabelledResults,
-    Request,
     RequestOptions,
     ScoredResults,
     SetRule,
@@ -117,7 +116,6 @@ def measure_guarantees(
         requests = [make_request(alpha, delta, **options) for alpha in levels]
         rule = calibration.rule_for(requests[0])
         queries = score_test_queries(rule, requests[0].distinct)
-        constant = rule.of_constant_size(), queries.of_constant_size()
         rows = []
         for request, alpha in zip(requests, levels, strict=True):
             row = RiskResult(guarantee, alpha, delta_of_each, rule.score_function.name, rule.bound)
@@ -129,7 +127,7 @@ def measure_guarantees(
             else:
                 row, impossible = _measure(row, certified, queries), False
             if not (request.abstain or impossible):
-                size = _constant_size(request, *constant, calibration.chosen_among)
+                size = rule.constant_size(request, queries, calibration.chosen_among)
                 row = replace(row, constant_size=size)
             rows.append(row)
         return rows
@@ -195,16 +193,6 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(covered.sum()),
     )
-
-
-def _constant_size(
-    request: Request, rule: SetRule, test: ScoredResults, chosen_among: int
-) -> float | None:
-    """Return the mean size by a rule of constant size; None if that certifies nothing."""
-    try:
-        return float(test.sizes(rule.guarantee(request, chosen_among).threshold).mean())
-    except RiskUnattainable:
-        return None
 
 
 def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:

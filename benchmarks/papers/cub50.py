@@ -199,8 +199,8 @@ def of_division(
         measured = score(main.score_function, judged)
         yield from at_levels(rule, bound, main.calibration, measured)
         if rule == "auto":
-            one_size = main.of_constant_size().calibration
-            yield from at_levels(FAIR, bound, one_size, measured.of_constant_size())
+            one_size = main.calibration.of_constant_size
+            yield from at_levels(FAIR, bound, one_size, measured.of_constant_size)
 
 
 def at_levels(

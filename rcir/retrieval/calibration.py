@@ -363,12 +363,8 @@ class Calibration:
         """Return the mean size of the calibration queries' sets for misses, at its delta."""
         rule = self.miss_rule
         request = make_request(alpha, self.options.delta, **self.required_options)
-        baseline, constant, size, least = rule.of_constant_size(), None, None, None
-        try:
-            certified = baseline.guarantee(request, self.chosen_among)
-            constant = float(baseline.calibration.sizes(certified.threshold).mean())
-        except RiskUnattainable:
-            pass
+        size, least = None, None
+        constant = rule.constant_size(request, rule.calibration, self.chosen_among)
         try:
             size = float(rule.calibration.sizes(self.guarantee(request).threshold).mean())
         except RiskUnattainable as error:

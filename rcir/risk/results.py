@@ -416,8 +416,9 @@ class ScoredResults:
             **first,
         )
 
-    def of_constant_size(self) -> Self:
-        """Return the results with the scores of one size for all queries, in the same order.
+    @cached_property
+    def of_constant_size(self) -> ScoredResults:
+        """The results with the scores of one size for all queries, in the same order.
 
         They certify the fair baseline of adaptive sizes: it takes the same candidates in the same
         order, and only the size does not depend on the query.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify
 from rcir.risk.guarantee import Guarantee
@@ -120,14 +120,27 @@ class SetRule:
         sizes = set_sizes(ranking.scores, guarantee.threshold)
         return ranking, np.minimum(sizes, guarantee.request.max_size or results.depth)
 
-    def of_constant_size(self) -> SetRule:
-        """Return the rule that gives every query the same size: what adaptive sizes save.
+    def constant_size(
+        self, request: Request, queries: ScoredResults, chosen_among: int = 1
+    ) -> float | None:
+        """Return the mean size of sets of the same size, as a baseline for adaptive sizes.
 
-        It takes the same candidates in the same order. Only its calibration can be used: `sets`
-        needs test queries that were scored with it (`ScoredResults.of_constant_size`).
+        Sets take the same candidates in the same order, until these run out.
+
+        Args:
+            request, chosen_among: see `guarantee`.
+            queries: scored by the rule; of these sets.
+
+        Returns:
+            The mean, or None if nothing certifies such sets.
         """
-        return replace(
+        baseline = replace(
             self,
-            tuning=self.tuning.of_constant_size(),
-            calibration=self.calibration.of_constant_size(),
+            tuning=self.tuning.of_constant_size,
+            calibration=self.calibration.of_constant_size,
         )
+        try:
+            threshold = baseline.guarantee(request, chosen_among).threshold
+        except RiskUnattainable:
+            return None
+        return float(queries.of_constant_size.sizes(threshold).mean())

@@ -315,5 +315,7 @@ def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one
             hits = [calibration.relevant[i, order[i, :size]].any() for i in range(300)]
             if binom.cdf(hits.count(False), 300, alpha) <= 0.1:
                 break
-        guarantee = rule.of_constant_size().guarantee(make_request(alpha, 0.1))
-        assert guarantee.threshold == size - 1
+        sizes = np.minimum(size, np.isfinite(rule.calibration.scores).sum(axis=1))
+        constant = rule.constant_size(make_request(alpha, 0.1), rule.calibration)
+        assert constant == pytest.approx(sizes.mean())
+    assert rule.constant_size(make_request(0.001, 0.1), rule.calibration) is None
