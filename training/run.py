@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
 from ray.train import UserCallback
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from rcir import tracking
-from rcir.cluster import in_submitted_job, read_cluster_tags, require_cluster
+from rcir.cluster import read_cluster_tags, require_cluster
 from rcir.config import flatten
-from rcir.data import ImageSet, Splits, load_splits
+from rcir.data import Splits, load_splits
 from rcir.data.catalogue import require_enough
-from rcir.data.rejects import REJECTS_FILE, find_unreadable, tolerate, write_rejects
-from rcir.data.sufficiency import calibration_note, can_train
-from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
+from rcir.data.rejects import REJECTS_FILE, write_rejects
+from rcir.data.sufficiency import calibration_note
+from rcir.encoders import Encoder
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder
-from rcir.encoders.features import frozen_backbone
-from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
-from rcir.errors import InvalidConfig, InvalidData, printable
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import find_index
-from rcir.runs.folder import FOLDER_TAG, RESOURCES, TRAINED_ON_FILE, RunFolder, TrainedOn, read_run
+from rcir.runs.folder import (
+    FOLDER_TAG,
+    RESOURCES,
+    TRAINED_ON_FILE,
+    RunFolder,
+    TrainedOn,
+    as_json,
+    lock_run,
+    read_run,
+    require_same_options,
+)
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, digest_names
-from rcir.terminal import console, progress_bar
+from rcir.terminal import console
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
+from training.checks import (
+    build,
+    build_on_meta,
+    build_without_weights,
+    check_encoder,
+    check_images,
+    check_places,
+    find_rejects,
+    has_trainable_weights,
+    within_memory,
+)
 from training.config import MEMBERS, TrainingConfig, member_configs
-from training.images import image_batches, number_labels, on_features
+from training.images import on_features
 from training.loop import is_done, launch, run_side_by_side
 from training.validation import CERTIFIED_SIZE, Validation, validate, warn_of_chance
 from training.workers import LOG_FILE, follow
 
-LOCK_FILE = "lock"
 # Curves of members in the run of an ensemble; MLflow has a chart for each.
 SHOWN_MEMBERS = 5
 MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("validation/")}
@@ -61,19 +72,6 @@ def find_existing_run(config: TrainingConfig) -> RunFolder | None:
         new |= {"batch": old.get("batch"), "batch_per_worker": None}
     require_same_options(old, new, RESOURCES, f"{folder} contains a run")
     return run
-
-
-def require_same_options(
-    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str], found: str
-) -> None:
-    """Raise `InvalidConfig` if two plain configurations differ, except in ignored options."""
-    old, new = flatten(old), flatten(new)
-    names = sorted((old.keys() | new.keys()) - set(ignored))
-    changed = [name for name in names if old.get(name) != new.get(name)]
-    if changed:
-        raise InvalidConfig(
-            f"{found} with another {', '.join(changed)}: choose another name, or remove that folder"
-        )
 
 
 def create_run(
@@ -96,27 +94,6 @@ def create_run(
         run = RunFolder(folder, plain, tracked.id, tracked.uri)
         run.write()
     return run
-
-
-@contextmanager
-def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
-    """Keep other processes from training in a folder, which is created if it does not exist.
-
-    Wait for another process so many seconds. The lock ends with the process.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK_FILE, timeout=patience):
-            yield
-    except Timeout as error:
-        raise InvalidConfig(
-            f"{folder} is being trained by another process: stop it, or choose another name"
-        ) from error
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as it is after a round trip through JSON."""
-    return json.loads(json.dumps(value))
 
 
 def train(
@@ -204,22 +181,6 @@ def train(
         return _train_and_log(config, run, splits, callback, rejects)
 
 
-def find_rejects(config: TrainingConfig, splits: Splits, folder: Path) -> Mapping[str, str]:
-    """Decode the training and validation images; return the ids of unreadable ones, and reasons.
-
-    They are listed in `rejects.csv` in the folder; `InvalidImage` if they are more than
-    `config.max_rejects`.
-    """
-    parts = (splits.train, splits.validation)
-    bar, total = progress_bar(), sum(map(len, parts))
-    task = bar.add_task("checking images", total=total)
-    with bar:
-        rejects = find_unreadable(parts, config.preprocessing, partial(bar.advance, task))
-    if line := tolerate(rejects, total, config.max_rejects, folder / REJECTS_FILE):
-        console.print(printable(line), soft_wrap=True)
-    return rejects
-
-
 def _train_and_log(
     config: TrainingConfig,
     run: RunFolder,
@@ -233,17 +194,17 @@ def _train_and_log(
         members = member_configs(config, run.path)
         runs = run.path / MEMBERS if members else run.path.parent
         if config.encoder.freeze:  # embed with all workers before any of them trains
-            on_features(config, splits, _build(config, config.encoder), runs, config.most_workers)
+            on_features(config, splits, build(config, config.encoder), runs, config.most_workers)
         validation = None
         if members:
             jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
             with follow({member.folder / LOG_FILE: f"{member.name}: " for member in members}):
                 together = config.most_workers > 0
                 finished = run_side_by_side(jobs) if together else [job() for job in jobs]
-            encoder = _build_without_weights(config)
+            encoder = build_without_weights(config)
             encoder.take_members([member.encoder(trust_code=True) for member in finished])
-        elif not _trains(_build_on_meta(config)):
-            encoder = _build(config, config.encoder)
+        elif not has_trainable_weights(build_on_meta(config)):
+            encoder = build(config, config.encoder)
         else:
             encoder, validation = _train_epochs(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
@@ -284,53 +245,6 @@ def _trained_on(config: TrainingConfig, splits: Splits) -> TrainedOn:
     )
 
 
-def check_places(config: TrainingConfig) -> None:
-    """Refuse to write into the working directory of a submitted job, which Ray removes."""
-    if not in_submitted_job():
-        return
-    if not Path(config.storage).is_absolute():
-        raise InvalidConfig(
-            f"storage is {config.storage}, which Ray removes with the job: pass an absolute folder"
-        )
-    if not tracking.is_chosen():
-        raise InvalidConfig("set MLFLOW_TRACKING_URI on the nodes or in the job's environment")
-
-
-def check_encoder(config: TrainingConfig) -> None:
-    """Raise `InvalidConfig` if the encoder cannot be built, frozen or trained as configured."""
-    method, encoder = config.encoder.method, _build_on_meta(config)
-    if config.encoder.freeze and frozen_backbone(encoder) is None:
-        raise InvalidConfig(f"encoder.freeze is true, but {method} has no backbone to freeze")
-    # A method that only fits a trained base afterwards has no epochs.
-    if not _trains(encoder) and type(encoder).fit_posthoc is Encoder.fit_posthoc:
-        raise InvalidConfig(f"{method} has no weights to train: choose another encoder.method")
-    has_base = config.has_members or config.encoder.options.get("base_weights")
-    if not (_trains(encoder) or has_base or config.encoder.starts_pretrained):
-        raise InvalidConfig(
-            f"the backbone of {method} is random: give encoder.pretrained, "
-            "encoder.checkpoint_path, or a base that trains"
-        )
-
-
-def _trains(encoder: Encoder) -> bool:
-    """Return True if an encoder has weights that epochs train."""
-    return any(weights.requires_grad for weights in encoder.parameters())
-
-
-def check_images(config: TrainingConfig, images: ImageSet) -> None:
-    """Raise `InvalidData` or `InvalidConfig` if the encoder cannot be trained with the images."""
-    if not can_train(images, sampled=config.mining.cache == "sampled"):
-        raise InvalidData("no training image can be an anchor with a positive and a negative")
-    if len(images) < config.n_micro_batches:
-        raise InvalidData(
-            f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches"
-        )
-    if find_method(config.encoder.method).by_label:
-        _build_on_meta(config).check_labels(int(number_labels(images).max()) + 1)
-    elif config.mining.scope == "batch":
-        image_batches(config, images, epoch=1)
-
-
 def _train_epochs(
     config: TrainingConfig, run: RunFolder, callback: UserCallback | None
 ) -> tuple[Encoder, Validation]:
@@ -338,66 +252,10 @@ def _train_epochs(
     # All epochs may be trained if the tracking server was away at the end.
     if not (checkpoint.last_epoch(run.path) and is_done(checkpoint.read_state(run.path), config)):
         launch(config, run, callback)
-    encoder = _build_without_weights(config)
+    encoder = build_without_weights(config)
     best = checkpoint.read_state(run.path).best_epoch
     checkpoint.restore_weights(run.path, best, encoder)
     return encoder, checkpoint.restore_validation(run.path, best)
-
-
-def within_memory(config: TrainingConfig) -> TrainingConfig:
-    """Choose the number of micro-batches by their memory, and print it.
-
-    A configured number is kept, as is the default where the result depends on it.
-    """
-    if config.micro_batches is not None or config.encoder.freeze or config.has_members:
-        return config
-    encoder = _build_without_weights(config).train()
-    if not _trains(encoder):
-        return config
-    normalises = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
-    if config.frozen_batch_norm == "statistics":
-        for module in normalises:
-            module.eval()
-    pixels = torch.zeros(2, config.preprocessing.channels, *config.preprocessing.size)
-    with torch.random.fork_rng(devices=[]):
-        per_image = saved_bytes(lambda: encoder(pixels)) / 2
-    tuples = not encoder.by_label and config.mining.scope == "epoch"
-    n_images = config.batch * (2 + config.mining.num_negatives if tuples else 1)
-    size = n_images * per_image / GIB
-    budget = memory_budget(config.memory_gib, TRAINING_GIB, config.use_gpu)
-    least = max(1, config.most_workers)
-    if size <= budget * least:
-        return config
-    demand = f"a batch of {n_images} images keeps about {size:.1f} GiB for its backward pass"
-    if not encoder.by_label and config.mining.scope == "batch":
-        chosen, advice = None, "choose a smaller batch if that is too much"
-    elif normalises and config.frozen_batch_norm != "statistics":
-        chosen, advice = None, "--micro-batches takes less, and normalises in smaller parts"
-    else:
-        chosen = min(config.batch, math.ceil(size / budget))
-        advice = f"computed in {chosen} micro-batches (--memory-gib, --micro-batches)"
-    console.print(f"{demand}: {advice}", soft_wrap=True)
-    return replace(config, micro_batches=chosen)
-
-
-def _build(config: TrainingConfig, encoder: EncoderConfig) -> Encoder:
-    """Build an encoder for the images of a training; leave the caller's random numbers alone."""
-    preprocessing = config.preprocessing
-    with torch.random.fork_rng(devices=[]):
-        return build_encoder(encoder, preprocessing.channels, preprocessing.size).eval()
-
-
-def _build_without_weights(config: TrainingConfig) -> Encoder:
-    """Build the encoder of a training for weights that are not those of its configuration."""
-    encoder = _build(config, config.encoder.without_weights())
-    encoder.config = config.encoder
-    return encoder
-
-
-def _build_on_meta(config: TrainingConfig) -> Encoder:
-    """Build the encoder of a training without memory for its weights."""
-    with torch.device("meta"):
-        return _build_without_weights(config)
 
 
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:

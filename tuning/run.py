@@ -28,18 +28,17 @@ from rcir.data import data_root, load_splits
 from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.files import write_file
 from rcir.risk import required_calibration
-from rcir.runs.folder import FOLDER_TAG, RESOURCES, read_run
-from rcir.terminal import console
-from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
-from training.run import (
+from rcir.runs.folder import (
+    FOLDER_TAG,
+    RESOURCES,
     as_json,
-    check_encoder,
-    check_images,
-    check_places,
-    find_rejects,
     lock_run,
+    read_run,
     require_same_options,
 )
+from rcir.terminal import console
+from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
+from training.checks import check_encoder, check_images, check_places, find_rejects
 from training.validation import assign_fold_roles
 from tuning.config import TuningConfig, Values, build_domains, draw, list_variations, with_values
 from tuning.records import (

@@ -18,11 +18,12 @@ from rcir.errors import CheckpointFailed, RcirError, TrackingUnavailable, Worker
 from rcir.files import write_json
 from rcir.options import DELTA
 from rcir.risk import Certified, is_certified, mean_size
+from rcir.runs.folder import lock_run
 from rcir.runs.results import VALIDATION, RunResults
 from rcir.tracking import TrackedRun
 from training.checkpoint import last_epoch, restore_validation
 from training.loop import PLACEMENT_GROUP
-from training.run import lock_run, train
+from training.run import train
 from tuning.config import TuningConfig, with_values
 from tuning.records import REPORTS_FILE, State, trial_name
 

@@ -13,25 +13,30 @@ validation.safetensors  what was measured on the validation images, see `rcir.ru
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from rcir import tracking
+from rcir.config import flatten
 from rcir.data import DataConfig, Preprocessing
 from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder
 from rcir.encoders.weights import load_encoder, save_tensors
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_json
 from rcir.trust import reading
 
 RUN_FILE, TRAINED_ON_FILE, ENCODER_FILE = "run.json", "trained_on.json", "encoder.safetensors"
+LOCK_FILE = "lock"
 FOLDER_TAG = "rcir.folder"
 # Options that do not affect the result: they may change when a run continues.
 RESOURCES = (
@@ -213,6 +218,40 @@ def read_run(folder: Path) -> RunFolder | None:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and train again"
         ) from error
+
+
+@contextmanager
+def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
+    """Keep other processes from training in a folder, which is created if it does not exist.
+
+    Wait for another process so many seconds. The lock ends with the process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK_FILE, timeout=patience):
+            yield
+    except Timeout as error:
+        raise InvalidConfig(
+            f"{folder} is being trained by another process: stop it, or choose another name"
+        ) from error
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as it is after a round trip through JSON."""
+    return json.loads(json.dumps(value))
+
+
+def require_same_options(
+    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str], found: str
+) -> None:
+    """Raise `InvalidConfig` if two plain configurations differ, except in ignored options."""
+    old, new = flatten(old), flatten(new)
+    names = sorted((old.keys() | new.keys()) - set(ignored))
+    changed = [name for name in names if old.get(name) != new.get(name)]
+    if changed:
+        raise InvalidConfig(
+            f"{found} with another {', '.join(changed)}: choose another name, or remove that folder"
+        )
 
 
 def find_run(reference: str) -> RunFolder:

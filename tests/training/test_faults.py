@@ -15,12 +15,11 @@ from rcir import tracking
 from rcir.encoders import EncoderConfig
 from rcir.errors import CheckpointFailed, InvalidConfig, TrackingUnavailable, TrainingDiverged
 from rcir.files import owner
-from rcir.runs.folder import read_run
+from rcir.runs.folder import lock_run, read_run
 from tests.kills import DEAD, limited_file_size
 from tests.training.helpers import steps
 from training import OptimizerConfig, train
 from training.checkpoint import History
-from training.run import lock_run
 from training.workers import Workers
 
 

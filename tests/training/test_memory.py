@@ -7,8 +7,8 @@ from rcir.data import DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig
 from rcir.mining import MiningConfig
 from training import train
+from training.checks import within_memory
 from training.config import OptimizerConfig, TrainingConfig, override
-from training.run import within_memory
 
 DIGITS = DataConfig("digits", options={"train": 96, "validation": 96})
 

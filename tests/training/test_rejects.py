@@ -87,7 +87,7 @@ def test_tolerated_images_are_left_out_of_training_calibration_and_evaluation(
 
 
 def test_members_of_an_ensemble_leave_out_what_the_ensemble_found(config, photos, monkeypatch):
-    import training.run
+    import training.checks
 
     checks = []
 
@@ -95,8 +95,8 @@ def test_members_of_an_ensemble_leave_out_what_the_ensemble_found(config, photos
         checks.append(1)
         return original(*arguments)
 
-    original = training.run.find_unreadable
-    monkeypatch.setattr(training.run, "find_unreadable", counted)
+    original = training.checks.find_unreadable
+    monkeypatch.setattr(training.checks, "find_unreadable", counted)
     encoder = EncoderConfig("deep-ensemble", dim=4, options={"members": 2})
     run = train(replace(config, name="ensemble", encoder=encoder, loss={}, max_rejects=4))
     assert run.finished

@@ -26,7 +26,7 @@ from tests.training.helpers import (
     untrained,
 )
 from training import OptimizerConfig, train
-from training.run import check_images
+from training.checks import check_images
 
 DATA = DataConfig("digits", options={"train": 113, "validation": 100, "gallery": 100})
 HARDEST = MiningConfig("nearest", "hardest")
