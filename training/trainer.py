@@ -37,7 +37,7 @@ from training.randomness import (
 from training.workers import CPU, EpochBar, Workers
 
 LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
-IMAGES_AT_ONCE = 256  # images in a forward pass
+IMAGE_BATCH_SIZE = 256  # images in a forward pass
 ANCHOR_BLOCK = 4096  # for which random numbers are drawn together
 
 
@@ -212,9 +212,9 @@ class Trainer:
             rng = numpy_generator(config.seed, epoch, SAMPLE)
             chosen = sample_images(relevance, config.mining.sample, rng)
             relevance = relevance.subset(chosen)
-        starts = range(0, len(chosen), IMAGES_AT_ONCE)
+        starts = range(0, len(chosen), IMAGE_BATCH_SIZE)
         shard = workers.shard(len(starts))
-        blocks = [chosen[starts[i] : starts[i] + IMAGES_AT_ONCE] for i in shard]
+        blocks = [chosen[starts[i] : starts[i] + IMAGE_BATCH_SIZE] for i in shard]
         n_embedded = sum(map(len, blocks))
         blocks = blocks or [chosen[:1]]  # an empty batch would have no shape
         pixels = load_batches(self.images, config.preprocessing, blocks, workers.device)
@@ -312,7 +312,7 @@ class Trainer:
         """Embed images in batches that fit into memory."""
         first = self.config.preprocessing.normalise(pixels[:1])
         budget = memory_budget(self.config.memory_gib, TRAINING_GIB, self.config.use_gpu)
-        batch = batch_within(self.encoder, first, IMAGES_AT_ONCE, budget)
+        batch = batch_within(self.encoder, first, IMAGE_BATCH_SIZE, budget)
         parts = [self._embed(self.encoder, part).vectors for part in pixels.split(batch)]
         return torch.cat(parts)
 

@@ -31,7 +31,7 @@ from rcir.terminal import console
 from training.workers import ALONE, Workers
 
 N_FOLDS = 4
-QUERIES_AT_ONCE = 256  # in a search of the validation images
+QUERY_BATCH_SIZE = 256  # in a search of the validation images
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
 RECALL = "validation/recall_at_1"
 CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
@@ -246,7 +246,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
 
     def search(number: int) -> tuple[NDArray[np.float64], ...]:
         """Return ranks, uncertainties by distance and average precision of a block of queries."""
-        block = slice(number * QUERIES_AT_ONCE, (number + 1) * QUERIES_AT_ONCE)
+        block = slice(number * QUERY_BATCH_SIZE, (number + 1) * QUERY_BATCH_SIZE)
         if index is None:
             distances, positions = nearest_others(vectors, depth, block)
         else:
@@ -260,7 +260,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
         )
 
     # Blocks of one size, so that every worker rounds distances in the same way.
-    parts = workers.share(-(-len(queries) // QUERIES_AT_ONCE), search)
+    parts = workers.share(-(-len(queries) // QUERY_BATCH_SIZE), search)
     ranks, uncertainty, precision = map(np.concatenate, zip(*parts, strict=True))
     encoder_uncertainty = None
     if embedding.uncertainty is not None:

@@ -65,7 +65,7 @@ CHANGEABLE = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RE
 OBJECTIVES = {"certified_size": (OBJECTIVE, "min"), "recall_at_1": ("recall_at_1", "max")}
 
 
-class Numbered(OptunaSearch):
+class RecordedOptunaSearch(OptunaSearch):
     """Optuna's search, whose suggestions are numbered and recorded."""
 
     def __init__(self, record: Callable[[int, Values], None], space: Any, **options: Any) -> None:
@@ -103,7 +103,7 @@ def build_search(
     seed = np.random.SeedSequence([config.seed, len(earlier)]).generate_state(1)
     metrics, modes = zip(*(OBJECTIVES[name] for name in config.objectives), strict=True)
     several = len(metrics) > 1
-    return Numbered(
+    return RecordedOptunaSearch(
         record,
         OptunaSearch.convert_search_space(build_domains(config.training, config.space)),
         metric=list(metrics) if several else metrics[0],

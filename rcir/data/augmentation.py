@@ -22,7 +22,7 @@ from rcir.torch_settings import copy_to
 CROP_RATIOS = (3 / 4, 4 / 3)
 LUMA_WEIGHTS = (0.2989, 0.587, 0.114)  # ITU-R BT.601
 # Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
-PIXELS_AT_ONCE = 1 << 19
+MAX_BATCH_PIXELS = 1 << 19
 
 
 def draw_warps(
@@ -199,7 +199,7 @@ class TransformParameters:
             changed = torch.empty_like(images, memory_format=torch.contiguous_format)
             step = len(images)
             if images.device.type == "cpu":
-                step = PIXELS_AT_ONCE // images.shape[1:].numel()
+                step = MAX_BATCH_PIXELS // images.shape[1:].numel()
             step = max(1, step)
             for start in range(0, len(images), step):
                 rows = slice(start, start + step)

@@ -13,7 +13,7 @@ from rcir.index.base import Neighbours
 if TYPE_CHECKING:
     from torch import Tensor
 
-DISTANCES_AT_ONCE = 1 << 24  # distances held at a time: 64 MiB of float32
+MAX_BATCH_DISTANCES = 1 << 24  # distances held at a time: 64 MiB of float32
 
 
 def nearest_others(vectors: Tensor, k: int, queries: slice = slice(None)) -> Neighbours:
@@ -43,7 +43,7 @@ def nearest_others(vectors: Tensor, k: int, queries: slice = slice(None)) -> Nei
     vectors = vectors - vectors.mean(0)  # the matrix product of `cdist` loses digits elsewhere
     distances, positions = [], []
     places = torch.arange(n, device=vectors.device)[queries]
-    for rows in places.split(max(1, DISTANCES_AT_ONCE // n)):
+    for rows in places.split(max(1, MAX_BATCH_DISTANCES // n)):
         with full_precision():
             block = torch.cdist(vectors[rows], vectors)
         block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf

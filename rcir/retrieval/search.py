@@ -44,7 +44,7 @@ NO_ENCODER = (
     "this retriever has no encoder and accepts only vectors: pass an array (n, d) of numbers from "
     "the model that embedded the gallery"
 )
-MEMBERS_AT_ONCE = 2**22  # positions of items that are left out
+MAX_BATCH_POSITIONS = 2**22  # positions of items that are left out
 NOT_SEARCHED = {"label_names", "_fingerprints"}  # fields of a searcher
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
@@ -550,7 +550,7 @@ class Searcher:
         units = self._left_out(queries)
         assert units is not None
         counts = np.zeros(len(queries), np.int64)
-        step = max(1, MEMBERS_AT_ONCE // self.gallery.largest_unit)
+        step = max(1, MAX_BATCH_POSITIONS // self.gallery.largest_unit)
         for start in range(0, len(queries), step):
             rows = np.arange(start, min(start + step, len(queries)))
             labels = queries[rows].relevance

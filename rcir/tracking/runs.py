@@ -43,7 +43,7 @@ EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
 KIND_TAG, ENCODER_TAG, DATASET_TAG, NOTE_TAG = "kind", "encoder", "dataset", "mlflow.note.content"
 OWNER_TAG, START_TAG = "rcir.process", "rcir.start"
 PARENT_TAG, SOURCE_TAG = "mlflow.parentRunId", "mlflow.source.name"
-METRICS_AT_ONCE = 500  # metrics in a call; a server takes no more than 1,000
+METRIC_BATCH_SIZE = 500  # metrics in a call; a server takes no more than 1,000
 QUEUE_SIZE = 1000  # steps
 RETRY_AFTER_S = 60.0
 DRAIN_S = 10.0
@@ -345,8 +345,8 @@ class TrackedRun:
             Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
         ]
         with self.client() as client:
-            for start in range(0, len(metrics), METRICS_AT_ONCE):
-                client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
+            for start in range(0, len(metrics), METRIC_BATCH_SIZE):
+                client.log_batch(self.id, metrics=metrics[start : start + METRIC_BATCH_SIZE])
 
     def steps(self, metric: str) -> set[int]:
         """Return the logged steps of a metric."""

@@ -191,7 +191,7 @@ def test_workers_search_a_part_of_the_queries_each_and_return_the_same(of, monke
         return get_ident(), validate(embedding, images, InThread(rank, 3, CPU))
 
     expected = validate(embedding, images)
-    monkeypatch.setattr("training.validation.QUERIES_AT_ONCE", 25)
+    monkeypatch.setattr("training.validation.QUERY_BATCH_SIZE", 25)
     monkeypatch.setattr("training.validation.certify_folds", lambda *args: [])
     monkeypatch.setattr("training.validation.first_match_ranks", counted)
     with ThreadPoolExecutor(3) as pool:
