@@ -16,7 +16,7 @@ HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": 
 HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ece", "ood_auroc")
 # Attributes of `Evaluation` that are plain values in `results.json`.
 PLAIN = [*("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth")]
-PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha"]
+PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_among", "left_out"]
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,9 @@ def test_a_retriever_that_was_chosen_is_measured_as_it_answers(folder):
     assert (outcome.evaluation.delta, row.delta) == (0.1, pytest.approx(0.1 / 4))
     assert row.threshold == rcir.load(outcome.folder).guarantee(0.3, 0.1).threshold
     assert "at most 10%, also after the choice among 4" in promise(outcome.evaluation)
+    stored = json.loads((folder / "out" / "results.json").read_text())
+    assert (stored["chosen_among"], stored["rows"][0]["delta"]) == (4, row.delta)
+    assert stored["left_out"] is None
 
 
 def test_queries_that_were_added_one_by_one_certify_no_measured_guarantee_of_one_moment(folder):
