@@ -209,9 +209,9 @@ def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
         means = np.bincount(which, weights=sizes) / n
         parts = []
         columns = unique, n.tolist(), n_missed.tolist(), means.tolist()
-        for name, count, lost, mean in zip(*columns, strict=True):
-            low, high = (None, None) if in_clusters else risk_interval(lost, count)
-            parts.append(Part(kind, str(name), count, lost, low, high, mean))
+        for name, n_queries, lost, mean in zip(*columns, strict=True):
+            low, high = (None, None) if in_clusters else risk_interval(lost, n_queries)
+            parts.append(Part(kind, str(name), n_queries, lost, low, high, mean))
         return parts
 
     order = np.argsort(test.results.uncertainty, kind="stable")

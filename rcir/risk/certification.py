@@ -50,11 +50,8 @@ def certify(
         [1.0, 0.0]
     """
     check_bound(bound)
-    if tuning is not None and tuning.depth != calibration.depth:
-        raise InvalidData(
-            f"the tuning split was searched to depth {tuning.depth}, the calibration queries to "
-            f"{calibration.depth}: search both alike"
-        )
+    if tuning is not None:
+        check_depths(tuning, calibration)
     if reason := conflict(request, calibration.population.cluster_word):
         raise InvalidConfig(reason)
     size = request.max_size
@@ -67,3 +64,12 @@ def certify(
     if request.labels != "calibrated":
         return certify_labels(request, calibration, tuning, bound)
     return certify_groups(request, calibration, tuning, bound)
+
+
+def check_depths(tuning: ScoredResults, calibration: ScoredResults) -> None:
+    """Raise `InvalidData` if the splits were searched to different depths."""
+    if tuning.depth != calibration.depth:
+        raise InvalidData(
+            f"the tuning split was searched to depth {tuning.depth}, the calibration queries to "
+            f"{calibration.depth}: search both alike"
+        )

@@ -111,7 +111,7 @@ class _MeanOverLabels:
 
     @cached_property
     def _choice(self) -> _ChoiceOfBounds | None:
-        """What compares the two bounds; None if one query of each label cannot certify this."""
+        """The comparison of the two bounds; None if one query of each label cannot certify this."""
         risk, delta, tuning = self.request.risk, self.request.delta, self.tuning
         if risk is None or delta is None or tuning is None or not risk.exact:
             return None

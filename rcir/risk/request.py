@@ -218,8 +218,13 @@ def _contradiction(request: Request) -> str | None:
 
 def _needs_independent_queries(request: Request, counted: str) -> str | None:
     """Return why a request is impossible for queries that are not counted one by one."""
-    for name in ("simultaneous", "anytime", "abstain"):
-        if request.to_keywords()[name]:
+    dependent = {
+        "simultaneous": request.holds == "for all alphas",
+        "anytime": request.holds == "at every moment",
+        "abstain": request.abstain,
+    }
+    for name, is_requested in dependent.items():
+        if is_requested:
             return f"{counted}: {as_option(name)} needs independent queries"
     if isinstance(request.groups, Mix):
         return f"{counted}: mix can be 'any' only"

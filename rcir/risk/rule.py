@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
-from rcir.risk.certification import certify
+from rcir.risk.certification import certify, check_depths
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.refusals import refused
 from rcir.risk.request import Request
@@ -51,11 +51,7 @@ class SetRule:
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        if self.tuning.depth != self.calibration.depth:
-            raise InvalidData(
-                f"the tuning split was searched to depth {self.tuning.depth}, the calibration "
-                f"queries to {self.calibration.depth}: search both alike"
-            )
+        check_depths(self.tuning, self.calibration)
 
     def guarantee(self, request: Request, chosen_among: int = 1) -> Guarantee:
         """Certify a request.

@@ -90,11 +90,11 @@ def learn_then_test(
                 [
                     p_values(total, part.population.n_units, alpha, bound_of[name])
                     for name, alpha in levels.items()
-                    for part, total in zip(split, of[name], strict=True)
+                    for part, total in zip(split, totals[name], strict=True)
                 ],
                 axis=0,
             )
-            for split, of in zip(splits, sums, strict=True)
+            for split, totals in zip(splits, sums, strict=True)
         ]
         order = np.argsort(largest[1], kind="stable")
         return thresholds[order[fixed_sequence(largest[0][order], delta)]]
