@@ -61,7 +61,7 @@ from rcir.risk import (
     score,
     score_ranks,
 )
-from rcir.risk.results import widened
+from rcir.risk.results import widen
 from rcir.runs import folder as runs
 
 QUERIES, DEPTH, STEP = sized(100_000, 1000), 200, 0.2
@@ -276,7 +276,7 @@ class Case:
                 for _ in range(DRAWS)
             ]
         )
-        limits = widened(thresholds)  # those of the sets that are returned
+        limits = widen(thresholds)  # those of the sets that are returned
         risks = (n - np.searchsorted(ascending, limits, side="right")) / n
         sizes = np.searchsorted(all_scores, limits, side="right") / n
         # A request that is unattainable violates nothing.

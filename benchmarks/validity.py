@@ -52,7 +52,7 @@ from rcir.risk import (
 from rcir.risk.bounds import p_value
 from rcir.risk.losses import Risk
 from rcir.risk.request import Mix, QueryLabels
-from rcir.risk.results import set_sizes, widened
+from rcir.risk.results import set_sizes, widen
 
 POPULATION, SPLIT, TUNING = 4_000, 300, 60
 LARGEST = float(np.finfo(np.float32).max)
@@ -83,7 +83,7 @@ class World:
         thresholds = np.atleast_1d(np.asarray(thresholds, np.float64))
         certified = ~np.isnan(thresholds)
         distinct, where = np.unique(thresholds[certified], return_inverse=True)
-        limits = np.minimum(widened(distinct), LARGEST)
+        limits = np.minimum(widen(distinct), LARGEST)
         losses = find_risk(risk).losses(self.population[rows], limits)
         risks = np.full(thresholds.shape, np.nan)
         risks[certified] = losses.mean(axis=0).round(9)[where]
@@ -388,7 +388,9 @@ def rare_large_losses(checked: bool) -> Callable[[World, Generator, int], Array]
             if checked:
                 scores = np.zeros((n, 1), np.float32)
                 with suppress(RiskUnattainable, InvalidData):
-                    mean_loss(rare, alpha, DELTA, ScoredResults.of(scores, ~is_large[:, None]))
+                    mean_loss(
+                        rare, alpha, DELTA, ScoredResults.from_scores(scores, ~is_large[:, None])
+                    )
                     violated[draw] = share > alpha
             elif p_value(min(total, n), n, alpha, "hoeffding-bentkus") <= DELTA:
                 violated[draw] = largest * share > alpha
@@ -495,7 +497,7 @@ def batch(search: Callable[..., Any]) -> Callable[[World, Generator, int], Array
         violated = np.full(draws, np.nan)
         for draw, rows in enumerate(rng.integers(QUERIES, size=(draws, len(scores)))):
             with suppress(RiskUnattainable):
-                calibration = ScoredResults.of(scores, relevant[rows])
+                calibration = ScoredResults.from_scores(scores, relevant[rows])
                 threshold = order_statistic(alpha, DELTA, calibration).threshold
                 violated[draw] = np.mean(ranks > threshold) > alpha
         return violated

@@ -31,7 +31,7 @@ from rcir.risk import (
 )
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct
-from rcir.risk.results import widened
+from rcir.risk.results import widen
 
 CURVE_ALPHAS = tuple(round(0.02 * step, 2) for step in range(1, 21))
 DECILES = 10
@@ -182,7 +182,7 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
     assert risk is not None  # rows are of one alpha
     if request.labels == "new":
         queries = queries.by_label()
-    losses = risk.unit_losses(queries, widened(np.array([certified.threshold])))[:, 0]
+    losses = risk.unit_losses(queries, widen(np.array([certified.threshold])))[:, 0]
     binary = risk.binary and queries.population.clusters is None
     low, high = risk_interval(float(losses.sum()), len(losses), binary)
     return replace(

@@ -40,7 +40,9 @@ rng = np.random.default_rng(0)
 def queries_at(match_scores: NDArray[np.float64]) -> ScoredResults:
     """Return queries that are missed below these scores."""
     scores = np.stack([np.zeros(len(match_scores)), match_scores], axis=1)
-    return ScoredResults.of(scores.astype(np.float32), np.tile([False, True], (len(scores), 1)))
+    return ScoredResults.from_scores(
+        scores.astype(np.float32), np.tile([False, True], (len(scores), 1))
+    )
 
 
 def queries_of(difficulty: Difficulties) -> ScoredResults:

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import allowed_misses, check_level, corrected, fewest_queries
-from rcir.risk.results import set_sizes, widened
+from rcir.risk.results import set_sizes, widen
 from rcir.store.codec import Array
 
 INTERVAL_LEVEL = 0.95  # coverage probability of the intervals
@@ -75,7 +75,7 @@ class Certified:
         # The thresholds are scores near one quantile and take few distinct values: size all queries
         # at each of them.
         distinct, inverse = np.unique(thresholds, return_inverse=True)
-        limits = np.minimum(widened(distinct), np.finfo(np.float32).max).astype(np.float32)
+        limits = np.minimum(widen(distinct), np.finfo(np.float32).max).astype(np.float32)
         sizes = self._sizes_at(limits)
         means: NDArray[np.float64] = sizes[inverse[:, None], measured].mean(axis=1)
         return means

@@ -44,7 +44,7 @@ def certify(
         >>> from rcir.risk import make_request
         >>> scores = np.tile(np.arange(2, dtype=np.float32), (1000, 1))
         >>> relevant = np.array([[True, False]] * 900 + [[False, True]] * 100)
-        >>> calibration = ScoredResults.of(scores, relevant)
+        >>> calibration = ScoredResults.from_scores(scores, relevant)
         >>> requests = [make_request(alpha, 0.1) for alpha in (0.05, 0.15)]
         >>> [certify(request, calibration).threshold for request in requests]
         [1.0, 0.0]

@@ -12,7 +12,7 @@ from scipy.special import logit, ndtri
 from rcir.autologging import without_autologging
 from rcir.errors import InvalidData
 from rcir.metrics.ranking import Floats
-from rcir.risk.results import SearchResults, widened
+from rcir.risk.results import SearchResults, widen
 from rcir.store.codec import Array
 
 Numbers: TypeAlias = NDArray[np.integer | np.floating]
@@ -69,8 +69,8 @@ class Features:
         self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
         # Standard normal quantiles of the places of the uncertainties in the tuning split. They are
-        # `widened`, so that an image of the split itself counts, however it is rounded.
-        below = np.searchsorted(self.sample, widened(results.uncertainty), side="right")
+        # Widened, so that an image of the split itself counts, however it is rounded.
+        below = np.searchsorted(self.sample, widen(results.uncertainty), side="right")
         normal = ndtri((below + 0.5) / (len(self.sample) + 1))[:, None]
         features: list[Numbers] = [number, normal, number * normal]
         if self.uses[0] and results.distances is not None:

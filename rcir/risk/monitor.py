@@ -26,7 +26,7 @@ from scipy.special import bdtrc, logsumexp
 
 from rcir.errors import InvalidData
 from rcir.risk.bounds import check_level
-from rcir.risk.results import ScoredResults, widened
+from rcir.risk.results import ScoredResults, widen
 
 N_ALTERNATIVES = 12  # alternative risks: those to which the risk may have risen
 RESERVE_SHARE = 0.25  # share of the wealth for bets that start after the first query
@@ -311,7 +311,7 @@ def check_exchangeability(
     if certified is None:
         return Exchangeability(p_values, len(calibration), len(recent))
     threshold, alpha = certified[0], check_level("alpha", certified[1])
-    misses = int(np.count_nonzero(recent.match_score > widened(threshold).astype(np.float32)))
+    misses = int(np.count_nonzero(recent.match_score > widen(threshold).astype(np.float32)))
     # The p-value P(Binomial(n, alpha) >= misses).
     p_values["risk"] = float(bdtrc(misses - 1, len(recent), alpha)) if misses else 1.0
     return Exchangeability(p_values, len(calibration), len(recent), misses, alpha)

@@ -14,7 +14,7 @@ from rcir.errors import InvalidData
 from rcir.metrics.labels import take_columns
 from rcir.risk.features import PROFILE, Features, Numbers, fit_logistic, flat, linear
 from rcir.risk.learned import MIN_PROBABILITY, inverse_scores, max_set_size
-from rcir.risk.results import SearchResults, widened
+from rcir.risk.results import SearchResults, widen
 from rcir.risk.score_functions import Matches, Ranking, ScoreFunction
 from rcir.store.codec import Array
 
@@ -186,7 +186,7 @@ class Reranked(ReorderingScore):
         columns = int(min(max_set_size(up_to), results.depth))
         width = min(columns, nearest.shape[1])
         ranked = np.take_along_axis(nearest, order[:, :width], axis=1)
-        if widened(up_to) < 0.999 / MIN_PROBABILITY:
+        if widen(up_to) < 0.999 / MIN_PROBABILITY:
             return ranked, probability[:, :width]  # no set takes a further candidate of a label
         ranked = np.pad(ranked, ((0, 0), (0, columns - width)))
         few = np.flatnonzero(exists.sum(axis=1) < columns)

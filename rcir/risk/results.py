@@ -309,7 +309,7 @@ class ScoredResults:
         set_population(self)
 
     @classmethod
-    def of(
+    def from_scores(
         cls,
         scores: NDArray[np.float32],
         relevant: NDArray[np.bool_],
@@ -324,7 +324,7 @@ class ScoredResults:
         Example:
             >>> scores = np.array([[0, 1, 3], [0, 2, 4]], np.float32)
             >>> relevant = np.array([[False, True, True], [False, False, False]])
-            >>> ScoredResults.of(scores, relevant).match_score.tolist()
+            >>> ScoredResults.from_scores(scores, relevant).match_score.tolist()
             [1.0, inf]
         """
         ranks = first_match_ranks(relevant)
@@ -371,7 +371,7 @@ class ScoredResults:
     def n_within(self, thresholds: Thresholds, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """(n, g) number of candidates of a mask (n, depth) in the sets at g ascending thresholds.
 
-        Scores are compared as they are: pass `widened` thresholds for the sets that are returned.
+        Scores are compared as they are: pass thresholds of `widen` for the sets that are returned.
         """
         scores = self.require("scores")
         rows, _ = np.nonzero(mask)
@@ -471,11 +471,11 @@ def _rows_of(record: DataclassInstance, rows: Rows) -> dict[str, Any]:
     }
 
 
-def widened(values: Thresholds | float) -> NDArray[np.float64]:
+def widen(values: Thresholds | float) -> NDArray[np.float64]:
     """Return thresholds, or uncertainties, raised by the relative tolerance, as float64.
 
     Example:
-        >>> widened(np.array([0.0, 2.0, -1.0])).round(6).tolist()
+        >>> widen(np.array([0.0, 2.0, -1.0])).round(6).tolist()
         [0.0, 2.002, -0.999]
     """
     exact = np.asarray(values, np.float64)
@@ -496,7 +496,7 @@ def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64
     """
     if not threshold >= 0:
         raise InvalidData(f"threshold is {threshold}; it must be at least 0")
-    limit = np.float32(min(float(widened(threshold)), float(np.finfo(np.float32).max)))
+    limit = np.float32(min(float(widen(threshold)), float(np.finfo(np.float32).max)))
     sizes: NDArray[np.int64] = np.count_nonzero(scores <= limit, axis=1)
     return sizes
 

@@ -28,7 +28,7 @@ from rcir.risk.results import (
     SearchResults,
     score_at_rank,
     set_sizes,
-    widened,
+    widen,
 )
 from rcir.store.codec import Array
 
@@ -150,7 +150,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         [1.0, 0.0]
     """
     ranking = score_function.rank(labelled.results)
-    return ScoredResults.of(
+    return ScoredResults.from_scores(
         ranking.scores,
         ranking.take(labelled.relevant),
         n_relevant=labelled.n_relevant,
@@ -276,7 +276,7 @@ class Quantile(ScaledScore):
         return cls(np.sort(results.uncertainty))
 
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
-        below = np.searchsorted(self.sample, widened(uncertainty), side="right")
+        below = np.searchsorted(self.sample, widen(uncertainty), side="right")
         return np.maximum(below, 1) / len(self.sample)
 
 

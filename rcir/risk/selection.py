@@ -19,7 +19,7 @@ from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned
 from rcir.risk.losses import MISS, Risk, find_risk
 from rcir.risk.reordering import MatchProbability, Reranked
-from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widened
+from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widen
 from rcir.risk.score_functions import (
     Constant,
     Matches,
@@ -283,7 +283,7 @@ def _sizes(
                 sizes[alpha] = float(scored.sizes(float(threshold)).mean())
         return sizes
     thresholds = scored.size_thresholds(N_THRESHOLDS)
-    losses = risk.query_losses(scored, widened(thresholds)).mean(axis=0)
+    losses = risk.query_losses(scored, widen(thresholds)).mean(axis=0)
     for alpha in risk.levels or alphas:
         if not (losses <= alpha).any():
             continue

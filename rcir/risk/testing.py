@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.risk.bounds import Bound, Certificate, check_level, p_values, required_calibration
 from rcir.risk.losses import find_risk
-from rcir.risk.results import ScoredResults, widened
+from rcir.risk.results import ScoredResults, widen
 
 N_THRESHOLDS = 256
 N_SELECTION_THRESHOLDS = 200
@@ -54,7 +54,7 @@ def learn_then_test(
     Example:
         >>> scores = np.tile(np.arange(3, dtype=np.float32), (1000, 1))
         >>> relevant = np.array([[True, False, True]] * 900 + [[False, True, False]] * 100)
-        >>> split = ScoredResults.of(scores, relevant)
+        >>> split = ScoredResults.from_scores(scores, relevant)
         >>> levels = {"miss": 0.05, "false-discovery": 0.6}
         >>> learn_then_test(levels, 0.1, split[::2], split[1::2]).threshold
         1.0
@@ -77,7 +77,7 @@ def learn_then_test(
     # Of the sets that these thresholds give, which have a tolerance.
     sums = [
         {
-            name: [risk.unit_losses(part, widened(thresholds)).sum(axis=0) for part in split]
+            name: [risk.unit_losses(part, widen(thresholds)).sum(axis=0) for part in split]
             for name, risk in risks.items()
         }
         for split in splits
@@ -169,7 +169,7 @@ def selective(
         >>> score = rng.uniform(size=4000)
         >>> right = rng.uniform(size=(4000, 1)) > score[:, None]
         >>> scores = np.zeros((4000, 1), np.float32)
-        >>> split = ScoredResults.of(scores, right, selection_score=score)
+        >>> split = ScoredResults.from_scores(scores, right, selection_score=score)
         >>> threshold = selective(0.2, 0.1, split[::2], split[1::2]).selection_threshold
         >>> bool(0.3 < threshold < 0.4)  # below t, t/2 of the answers are wrong
         True
@@ -178,7 +178,7 @@ def selective(
     check_level("delta", delta)
     scores = np.sort(tuning.require("selection_score"))
     places = np.linspace(0, len(scores) - 1, N_SELECTION_THRESHOLDS).astype(np.int64)
-    thresholds = np.unique(widened(scores[places]))
+    thresholds = np.unique(widen(scores[places]))
     calibrated, tuned = (_selection_counts(split, thresholds) for split in (calibration, tuning))
 
     def certified(alpha: float) -> NDArray[np.float64]:

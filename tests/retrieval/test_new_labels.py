@@ -253,7 +253,9 @@ def test_a_saved_retriever_still_warns_when_its_gallery_has_grown(tmp_path):
 
 def of_labels(labels, scores, relevant):
     """Return scored queries of these labels."""
-    return ScoredResults.of(scores, relevant, population=Population(len(labels), labels=labels))
+    return ScoredResults.from_scores(
+        scores, relevant, population=Population(len(labels), labels=labels)
+    )
 
 
 def equal_within_labels(labels, queries=3):

@@ -108,7 +108,7 @@ def test_the_smallest_attainable_alpha_is_reported_to_four_decimals(pair):
 
 def test_nothing_is_attainable_without_a_match():
     scores = np.tile(np.arange(3, dtype=np.float32), (40, 1))
-    lost = ScoredResults.of(scores, np.zeros((40, 3), bool))
+    lost = ScoredResults.from_scores(scores, np.zeros((40, 3), bool))
     with pytest.raises(RiskUnattainable) as caught:
         learn_then_test({"miss": 0.9}, 0.1, lost, lost)
     assert caught.value.minimum_alpha is None

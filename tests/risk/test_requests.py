@@ -329,7 +329,7 @@ def test_a_fitted_score_function_cannot_be_changed(queries):
 @given(value=NOT_LEVELS)
 def test_every_function_refuses_an_invalid_level(value):
     scores, recall = np.tile(np.arange(5, dtype=np.float32), (100, 1)), find_risk("recall")
-    scored = ScoredResults.of(
+    scored = ScoredResults.from_scores(
         scores,
         np.ones((100, 5), bool),
         n_relevant=np.full(100, 5),

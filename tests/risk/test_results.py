@@ -161,7 +161,7 @@ def test_losses_are_those_of_each_set(risk, scored):
 
 
 def one_query(scores, relevant, total):
-    return ScoredResults.of(
+    return ScoredResults.from_scores(
         np.array([scores], np.float32), np.array([relevant]), n_relevant=np.array([total])
     )
 

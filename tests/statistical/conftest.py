@@ -16,7 +16,7 @@ from rcir.risk import (
     fit_score_function,
     score,
 )
-from rcir.risk.results import widened
+from rcir.risk.results import widen
 
 POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 2_000, 15
 # Without --full, these constants of a module are divided by these numbers. A module that needs
@@ -154,7 +154,7 @@ def true_risk():
 
         def of(thresholds):
             thresholds = np.asarray(thresholds, np.float64)
-            limits = np.minimum(widened(thresholds), np.finfo(np.float32).max)
+            limits = np.minimum(widen(thresholds), np.finfo(np.float32).max)
             places = np.searchsorted(all_scores, limits.astype(np.float32), side="right")
             # Rounded, so that a risk of exactly alpha is not above it.
             return np.where(np.isnan(thresholds), np.nan, np.round(risks[places], 9))

@@ -8,7 +8,7 @@ from rcir.risk import ScoredResults
 def scored_queries(scores, relevant, n_relevant=None, uncertainty=None):
     """Return queries with these scores; by default all of their matches are candidates."""
     ones = np.ones(len(relevant))
-    return ScoredResults.of(
+    return ScoredResults.from_scores(
         np.asarray(scores, np.float32),
         relevant,
         n_relevant=relevant.sum(axis=1) if n_relevant is None else n_relevant,
@@ -20,7 +20,7 @@ def scored_queries(scores, relevant, n_relevant=None, uncertainty=None):
 def answered(selection_score, missed):
     """Return queries with one candidate each, which is wrong where they are missed."""
     scores = np.zeros((len(missed), 1), np.float32)
-    return ScoredResults.of(scores, ~missed[:, None], selection_score=selection_score)
+    return ScoredResults.from_scores(scores, ~missed[:, None], selection_score=selection_score)
 
 
 def matched_at(match_scores, uncertainty=None):

@@ -89,7 +89,7 @@ def test_a_rule_chosen_among_several_certifies_the_threshold_that_it_was_chosen_
     runs = [[Certified(each.astype(np.float32), all_scores)] for each in ranks]
     chosen = smallest_certified(runs, ALPHA, DELTA, 12)
     relevant = np.arange(DEPTH) == ranks[chosen][:, None]
-    scored = ScoredResults.of(np.tile(all_scores, (400, 1)), relevant)
+    scored = ScoredResults.from_scores(np.tile(all_scores, (400, 1)), relevant)
     rule = SetRule(Constant(), scored, scored)
     guarantee = rule.guarantee(make_request(ALPHA, DELTA), 12)
     assert guarantee.threshold == runs[chosen][0].threshold(ALPHA, DELTA / 12)

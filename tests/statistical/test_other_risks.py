@@ -15,7 +15,7 @@ from rcir.risk import (
     mean_loss,
     p_value,
 )
-from rcir.risk.results import widened
+from rcir.risk.results import widen
 from tests.statistical.populations import first_matches_only, scored_queries
 
 pytestmark = pytest.mark.statistical
@@ -164,7 +164,7 @@ def test_the_smallest_p_value_of_several_risks_would_be_noticed(worlds, violated
     candidates = tuning.size_thresholds(256)
 
     def smallest(scored):
-        sums = [find_risk(risk).losses(scored, widened(candidates)).sum(axis=0) for risk in TWO]
+        sums = [find_risk(risk).losses(scored, widen(candidates)).sum(axis=0) for risk in TWO]
         return np.minimum(
             bounds.p_values(sums[0], len(scored), TWO["miss"], "binomial"),
             bounds.p_values(sums[1], len(scored), TWO["false-discovery"], "hoeffding-bentkus"),

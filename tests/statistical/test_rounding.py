@@ -111,7 +111,7 @@ def test_the_recall_risk_of_recurring_images_holds(violations, excess):
 @pytest.fixture
 def without_tolerance(monkeypatch):
     """Break a module: compare with its values as they are, without a tolerance."""
-    return lambda module: monkeypatch.setattr(f"rcir.risk.{module}.widened", lambda values: values)
+    return lambda module: monkeypatch.setattr(f"rcir.risk.{module}.widen", lambda values: values)
 
 
 def test_several_risks_of_recurring_images_hold_together(violations, excess, without_tolerance):
