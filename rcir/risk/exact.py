@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from rcir.errors import InvalidRiskLevel
+from rcir.errors import InvalidConfig, InvalidRiskLevel
 from rcir.risk.bounds import (
     Bound,
     Certificate,
@@ -132,6 +132,8 @@ def _counting_rule(
     delta: float | None, calibration: ScoredResults, bound: Bound, holds: Holds
 ) -> _CountingRule:
     check_bound(bound)
+    if holds not in get_args(Holds):
+        raise InvalidConfig(f"holds is {holds!r}; choose one of {', '.join(get_args(Holds))}")
     n = len(calibration)
     lost = _unmatched(calibration) / n
     if delta is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from functools import cache
+from typing import Literal, Unpack, get_type_hints
 
 from rcir.errors import InvalidConfig, as_option
 from rcir.options import ALPHA, DELTA, require_kinds
@@ -78,6 +79,13 @@ class Request:
     max_size: int | None = None
 
     def __post_init__(self) -> None:
+        kinds = {name: kind for name, kind in _kinds().items() if name not in ("levels", "delta")}
+        require_kinds("request", kinds, {name: getattr(self, name) for name in kinds})
+        if not self.levels or (self.abstain and len(self.levels) > 1):
+            raise InvalidConfig(
+                f"levels are {dict(self.levels)}: give a level of one risk, or of several without "
+                "abstain"
+            )
         levels = {}
         for name, alpha in self.levels.items():
             find_risk(name)
@@ -139,6 +147,11 @@ class Request:
             "max_size": self.max_size,
             "query_labels": self.labels,
         }
+
+
+@cache
+def _kinds() -> Mapping[str, object]:
+    return get_type_hints(Request)
 
 
 def make_request(

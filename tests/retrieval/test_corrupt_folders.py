@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from rcir.errors import CorruptRetriever, MissingClass, NoRetriever
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
-from rcir.store.folder import current_version
+from rcir.store.folder import FORMAT, current_version
 from tests.retrieval.retrievers import build, calibrate, plain, retrieve
 from tests.retrieval.whole_numbers import TEST
 
@@ -94,8 +94,8 @@ def test_a_place_without_a_manifest_holds_no_retriever(vectors, tmp_path, kind):
 def test_an_invalid_pointer_is_refused_and_kept(tmp_path):
     retriever, name = build(), "20260101T000000Z-00000000"
     folder = retriever.save(tmp_path / "own")
-    values = {"format": 1, "version": name, "previous": None}
-    other = [values | change for change in ({"version": "../own"}, {"format": 2}, {"more": 1})]
+    values = {"format": FORMAT, "version": name, "previous": None}
+    other = [values | change for change in ({"version": "../own"}, {"format": 1}, {"more": 1})]
     for content in ("", "[]", "[" * 100_000, *map(json.dumps, other)):
         (folder / "current.json").write_text(content)
         for use in (Retriever.load, retriever.save):

@@ -18,6 +18,7 @@ from rcir.risk import (
     Learned,
     MatchProbability,
     Quantile,
+    Request,
     RiskMonitor,
     ScoredResults,
     SetRule,
@@ -300,6 +301,28 @@ def test_anytime_requests_use_the_test_supermartingale(rule, calibration):
     guarantee = rule.guarantee(make_request(0.3, 0.1, anytime=True))
     assert (guarantee.bound, guarantee.risk_bound) == ("anytime", 0.3)
     assert guarantee.threshold == smallest(calibration, anytime_allowed_misses(500, 0.3, 0.1))
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"holds": "simultaneous"},
+        {"groups": "any"},
+        {"labels": "all"},
+        {"distinct": "item"},
+        {"max_size": 1.5},
+        {"levels": {}},
+        {"levels": {"miss": 0.1, "recall": 0.2}, "abstain": True},
+    ],
+)
+def test_attributes_that_a_request_cannot_have_are_refused(attribute):
+    with pytest.raises(InvalidConfig, match=next(iter(attribute))):
+        Request(**({"levels": {"miss": 0.1}, "delta": 0.1} | attribute))
+
+
+def test_a_threshold_cannot_hold_otherwise(calibration):
+    with pytest.raises(InvalidConfig, match="at every moment"):
+        order_statistic(0.1, 0.1, calibration, holds="anytime")
 
 
 def test_requests_with_the_same_options_are_equal_and_have_one_hash():
