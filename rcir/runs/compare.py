@@ -18,6 +18,7 @@ from rcir.retrieval.storage import DESCRIPTION_FILE
 from rcir.risk import check_level, is_certified, mean_size
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
+from rcir.risk.losses import MISS
 from rcir.runs.folder import RESOURCES, RUN_FILE, find_run, read_run, run_folder
 from rcir.runs.results import RETRIEVER, TEST, VALIDATION, RunResults, Split
 from rcir.store.folder import read_current
@@ -322,7 +323,8 @@ def _read_calibration(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
         description = json.loads(text)
         origin = description["origin"]
-        rule = description["calibration"]["rules"]["fitted"][0][1]
+        _, rules = description["calibration"]["rules"][0]
+        rule = rules["fitted"][MISS.name]
         return origin, {
             f"{CALIBRATION}.depth": description["max_depth"],
             f"{CALIBRATION}.bound": rule["bound"],
