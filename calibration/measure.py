@@ -16,7 +16,6 @@ from calibration.splits import SearchedSplits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.query_uncertainty import with_uncertainty
-from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     RISKS,
     Guarantee,
@@ -54,7 +53,7 @@ def measure(
     """
     retriever, test = splits.retriever, splits.test
     calibration = retriever.require_calibration()
-    rows, others, curve = measure_guarantees(retriever, test, alphas, delta)
+    rows, others, curve = measure_guarantees(splits, alphas, delta)
     quality = assess(splits)
     uncertainties = {} if report is None else dict(report.chosen.sizes)
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
@@ -94,18 +93,21 @@ def measure(
 
 
 def measure_guarantees(
-    retriever: Retriever, test: LabelledResults, alphas: Sequence[float], delta: float
+    splits: SearchedSplits, alphas: Sequence[float], delta: float
 ) -> tuple[list[RiskResult], list[RiskResult], list[RiskResult]]:
     """Measure the miss risk at each alpha, and all else that the calibration queries certify.
 
     The third list is the miss risk at `CURVE_ALPHAS` and each alpha, where it is certified.
     """
+    retriever = splits.retriever
     calibration = retriever.require_calibration()
     delta_of_each = corrected(delta, calibration.chosen_among)
 
     @cache
     def score_test_queries(rule: SetRule, distinct: Distinct) -> ScoredResults:
-        results = with_uncertainty(retriever.searcher, test, rule.uncertainty)
+        if rule is calibration.miss_rule:
+            return splits.scored_test
+        results = with_uncertainty(retriever.searcher, splits.test, rule.uncertainty)
         if distinct is not None:
             results = results.first_of_each_label()
         return score(rule.score_function, results)
@@ -199,9 +201,11 @@ def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     """Count misses by decile of uncertainty, class (those missed most) and group."""
     test, images = splits.test, splits.images
     population = test.population
-    scored = score(splits.retriever.require_calibration().miss_rule.score_function, test)
-    sizes = scored.sizes(threshold)
-    missed, in_clusters = scored.require("match_rank") > sizes, population.clusters is not None
+    sizes = splits.scored_test.sizes(threshold)
+    missed, in_clusters = (
+        splits.scored_test.require("match_rank") > sizes,
+        population.clusters is not None,
+    )
 
     def count(kind: str, names: NDArray[Any]) -> list[Part]:
         unique, which, n = np.unique(names, return_inverse=True, return_counts=True)

@@ -29,7 +29,7 @@ from rcir.index import dropped_on_error
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
-from rcir.risk import Certified, score
+from rcir.risk import Certified
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, digest_names
 from rcir.store.folder import check_place
 from rcir.tracking import TrackedRun
@@ -255,7 +255,7 @@ def collect_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResult
     rule, parts = calibration.miss_rule, []
     # `Certified` sizes are those of independent queries that certify one moment.
     if rule.calibration.population.clusters is None and not calibration.sequential:
-        scores = score(rule.score_function, splits.test).require("scores")
+        scores = splits.scored_test.require("scores")
         parts = [Certified(rule.calibration.match_score, scores)]
     return RunResults(
         "test",

@@ -22,7 +22,7 @@ from rcir import figures
 from rcir.data import ImageSet
 from rcir.errors import printable
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.risk import LabelledResults, SetRule, score
+from rcir.risk import ScoredResults, SetRule
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.risk.results import set_sizes
 
@@ -73,7 +73,7 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
             for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
         )
         sizes = estimate_curve_sizes(
-            rule, splits.test, evaluation.curve, sequential=calibration.sequential
+            rule, splits.scored_test, evaluation.curve, sequential=calibration.sequential
         )
         size, low, high = np.array([astuple(size) for size in sizes], np.float64).T
         drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
@@ -91,7 +91,7 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
 
 def estimate_curve_sizes(
     rule: SetRule,
-    test: LabelledResults,
+    test: ScoredResults,
     curve: Sequence[RiskResult],
     *,
     sequential: bool = False,
@@ -104,8 +104,7 @@ def estimate_curve_sizes(
     clustered = rule.calibration.population.clusters is not None
     if clustered or sequential or rule.bound != "binomial":
         return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
-    scores = score(rule.score_function, test).require("scores")
-    parts = [Certified(rule.calibration.match_score, scores)]
+    parts = [Certified(rule.calibration.match_score, test.require("scores"))]
     return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
 
 

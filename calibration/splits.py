@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from rcir.data import ImageSet, Splits
 from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults, SearchResults
+from rcir.risk import LabelledResults, ScoredResults, SearchResults, score
 from rcir.risk.population import LABEL
 from rcir.tracking import TrackedRun
 
@@ -39,6 +40,13 @@ class SearchedSplits:
     outside: SearchResults | None = None
     data: Splits | None = None
     training: TrackedRun | None = None
+
+    @cached_property
+    def scored_test(self) -> ScoredResults:
+        """The test queries, scored by the main rule of the calibration."""
+        rule = self.retriever.require_calibration().miss_rule
+        test = with_uncertainty(self.retriever.searcher, self.test, rule.uncertainty)
+        return score(rule.score_function, test)
 
     def with_calibrated_uncertainty(self) -> Self:
         """Return the splits with the uncertainty that the retriever was calibrated with."""

@@ -85,7 +85,7 @@ def test_the_curve_has_the_rows_and_sizes_of_more_levels(outcome):
     assert levels == sorted({*levels, 0.2, 0.3})
     assert set(np.round(np.arange(0.06, 0.401, 0.02), 2)) <= set(levels) < {*CURVE_ALPHAS, 0.3}
     assert [row for row in evaluation.curve if row.alpha in (0.2, 0.3)] == evaluation.certified
-    rule, test = outcome.retriever.calibration.miss_rule, outcome.splits.test
+    rule, test = outcome.retriever.calibration.miss_rule, outcome.splits.scored_test
     sizes = dict(zip(levels, estimate_curve_sizes(rule, test, evaluation.curve), strict=True))
     for row in evaluation.curve:
         size = sizes[row.alpha]
