@@ -36,6 +36,12 @@ class StoredVectors:
         self.vectors: NDArray[Any] = np.empty((0, dim), dtype)
         self._watched: WatchedFile | None = None
 
+    def __copy__(self) -> Self:
+        # Vectors are never written to, and `append` starts a file of the copy's own.
+        other = type(self)(self.dim, self.vectors.dtype)
+        other.vectors, other._watched = self.vectors, self._watched
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         return {"vectors": np.array(self.vectors)}
 

@@ -30,6 +30,11 @@ class Index(Protocol):
     path "package.module:Class"; retrievers are built, calibrated, stored and loaded with it.
     `rcir.index.flat` is an example.
 
+    A retriever adds to a copy of an index in memory, and removes from a copy: `copy.deepcopy` must
+    return one that neither of these changes through the other. An index that cannot be copied by
+    default, for instance because it has a lock, implements `__deepcopy__`, or `__getstate__` and
+    `__setstate__`. A `__deepcopy__` that shares what is never written to saves time and memory.
+
     Attributes:
         Options: a frozen dataclass of its options, which checks their values; all have defaults,
             and JSON can hold them.

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,6 +31,7 @@ INDEX_FILE, STATE_FILE = "index.faiss", "index.json"
 LIVE_FILE, STORED_FILE = "live.npy", "vectors.npy"
 # A mapped file is shared by the processes that read it.
 MAPPED_FLAGS = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+COPIED_FLAGS = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
 RANKED_NUMBERS = 1 << 24  # numbers of candidates that are ranked at a time: 64 MiB of float32
 WIDEST_SEARCH = {"nprobe": math.inf, "efSearch": math.inf}
 RANGES: dict[str, tuple[float, float]] = {
@@ -73,8 +74,8 @@ class FaissIndex:
 
     FAISS numbers vectors, and cannot delete them from all kinds: a removed vector is skipped in
     every search, and takes memory until the index is built again. A loaded index is mapped into
-    memory, so that processes on one machine share it. This module's logger reports the progress
-    of `add`.
+    memory, so that processes on one machine share it; copies share it, and the vectors on disk,
+    until they grow. This module's logger reports the progress of `add`.
 
     Attributes:
         options: build and search parameters; other options give another `version`.
@@ -89,6 +90,7 @@ class FaissIndex:
         self._live: NDArray[np.int64] | None = None  # numbers not removed, ascending; None: all
         self._selector: Any = None  # of these
         self._watched: WatchedFile | None = None  # the file that the index is mapped from
+        self._shared = False  # True: it is mapped, or copies have the same index of FAISS
         self._digests: dict[str, str] = {}  # of its parts, until they change
         factory = options.factory_string()
         with _faiss_errors(f"FAISS cannot create {factory!r} for vectors of {dim} numbers"):
@@ -117,9 +119,23 @@ class FaissIndex:
     def __copy__(self) -> Self:
         return deepcopy(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        self._shared = True
+        shared = (self._index, self._stored, self._live, self._selector, self._watched)
+        memo.update((id(part), part) for part in shared)
+        other = type(self).__new__(type(self))
+        other.__dict__.update(deepcopy(self.__dict__, memo))
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is in memory.
-        return self.__dict__ | {"_watched": None, "_selector": None, "_digests": {}}
+        # A pickle does not depend on the file that the index is mapped from.
+        independent = {"_watched": None, "_shared": False, "_selector": None, "_digests": {}}
+        return self.__dict__ | independent | {"_index": faiss.serialize_index(self._index)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        reader = faiss.VectorIOReader()
+        faiss.copy_array_to_vector(state["_index"], reader.data)
+        self.__dict__.update(state | {"_index": faiss.read_index(reader, COPIED_FLAGS)})
 
     def __len__(self) -> int:
         return int(self._index.ntotal) if self._live is None else len(self._live)
@@ -132,7 +148,7 @@ class FaissIndex:
                 self._stored.check(batch)
         if not len(vectors):
             return
-        self._unmap()
+        self._stop_sharing()
         if not self._index.is_trained:
             self._train(vectors)
         first = int(self._index.ntotal)
@@ -171,19 +187,26 @@ class FaissIndex:
         lists = faiss.try_extract_index_ivf(self._index)
         least = max(self.options.least_to_train, 0 if lists is None else int(lists.nlist))
         sample = check_vectors(draw_sample(vectors, self.options, least), self.dim)
+        if isinstance(lists := faiss.downcast_index(lists), faiss.IndexIVFPQ):
+            # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes.
+            # Files lack them, and distances are rounded differently without them.
+            lists.use_precomputed_table = -1
         with _faiss_errors(f"FAISS cannot train this index on {len(sample)} vectors"):
             self._index.train(sample)
 
-    def _unmap(self) -> None:
-        """Copy a mapped index into memory: FAISS ends a process that adds to a mapped one."""
-        if self._watched is None:
+    def _stop_sharing(self) -> None:
+        """Copy what is shared: other copies must not grow, and FAISS ends a process that adds to a
+        mapped index.
+        """
+        if not self._shared:
             return
         with tempfile.TemporaryFile() as file:  # unnamed, so that a killed process leaves no file
             path = f"/dev/fd/{file.fileno()}"
             faiss.write_index(self._index, path)
             file.seek(0)
-            self._index = faiss.read_index(path, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
-        self._watched, self._digests = None, {}
+            self._index = faiss.read_index(path, COPIED_FLAGS)
+        self._stored = copy(self._stored)
+        self._shared, self._watched, self._digests = False, None, {}
 
     def _set_live(self, live: NDArray[np.int64] | None) -> None:
         self._live, self._selector = live, None
@@ -367,7 +390,7 @@ class FaissIndex:
     def load(cls, folder: Path, options: Any) -> Self:
         path, state = folder / INDEX_FILE, json.loads((folder / STATE_FILE).read_text())
         index = cls(int(state["dim"]), options)
-        index._watched = WatchedFile(path)
+        index._watched, index._shared = WatchedFile(path), True
         if checksum(path) != state["sha256"]:
             raise InvalidData(
                 f"{INDEX_FILE} was changed since it was written: build the index again"

@@ -146,10 +146,8 @@ class IvfPqOptions(IvfOptions):
         super().configure(index)
         # More points than 64 would dominate the time to build.
         configure_clustering(index.pq.cp, self.random_seed, max_points=64)
-        # Tables for codes of residuals would take nlist m 2^nbits numbers, more than the codes.
-        # Codes of the vectors themselves need none, and suffice where vectors rank the candidates.
+        # Codes of the vectors themselves are faster, and suffice where vectors rank the candidates.
         index.by_residual = not self.exact
-        index.use_precomputed_table = -1
 
     @property
     def least_to_train(self) -> int:  # type: ignore[override]

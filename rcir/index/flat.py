@@ -129,14 +129,14 @@ class FlatIndex:
     """Exact search: all vectors are compared one by one.
 
     Attributes:
-        vectors: (n, d), read-only, because their digests are cached.
+        vectors: (n, d), read-only: changes replace the array, which copies share.
     """
 
     Options: ClassVar[type] = FlatOptions
 
     def __init__(self, dim: int, options: Any) -> None:
         self.options = options
-        self.vectors = np.empty((0, dim), np.float32)  # owned, so that it can grow in place
+        self.vectors = np.empty((0, dim), np.float32)
         # Of the first chunks. A change of the vectors replaces the list, so that a thread that is
         # still digesting the old vectors extends the old list.
         self._digests: list[str] = []
@@ -148,12 +148,18 @@ class FlatIndex:
         index.add(vectors)
         return index
 
-    def __copy__(self) -> Self:
-        return deepcopy(self)  # each may grow in place
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self.vectors)] = self.vectors
+        other = type(self).__new__(type(self))
+        other.__setstate__(deepcopy(self.__getstate__(), memo))
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.vectors.setflags(write=False)  # copies are writable
+        self.vectors.setflags(write=False)  # unpickled ones are writable
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -161,12 +167,7 @@ class FlatIndex:
     def add(self, vectors: NDArray[np.float32]) -> None:
         n, dim = self.vectors.shape
         vectors = check_vectors(vectors, dim)
-        if not self.vectors.flags.owndata:
-            self.vectors = self.vectors.copy()
-        self.vectors.setflags(write=True)
-        # FAISS's own index would copy the vectors, and reserve twice their memory.
-        self.vectors.resize((n + len(vectors), dim), refcheck=False)
-        self.vectors[n:] = vectors
+        self.vectors = np.concatenate([self.vectors, vectors])
         self.vectors.setflags(write=False)
         self._digests = self._digests[: n // self._chunk_rows]
 

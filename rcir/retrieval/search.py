@@ -111,7 +111,7 @@ class Searcher:
     ) -> Searcher:
         """Return the search of this gallery with further items, see `Retriever.add`.
 
-        An index in memory is copied once; one on a server grows in place.
+        It has a copy of an index in memory; one on a server grows in place.
         """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
@@ -152,7 +152,7 @@ class Searcher:
     def without(self, ids: Sequence[str]) -> Searcher:
         """Return the search of this gallery without some items, see `Retriever.remove`.
 
-        An index in memory is copied once; one on a server shrinks in place.
+        It has a copy of an index in memory; one on a server shrinks in place.
         """
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
@@ -583,4 +583,15 @@ def _changeable(index: Index) -> Index:
 
     Once the copy has changed the table, searches of the index itself raise `StaleCalibration`.
     """
-    return copy(index) if isinstance(index, IsRemote) else deepcopy(index)
+    if isinstance(index, IsRemote):
+        return copy(index)
+    try:
+        return deepcopy(index)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InvalidConfig(
+            f"an index of class {type(index).__name__} cannot be copied, and items are added to and "
+            f"removed from a copy ({error}): implement its __deepcopy__, or __getstate__ and "
+            "__setstate__; see rcir.index.Index"
+        ) from error

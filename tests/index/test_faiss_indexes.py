@@ -174,6 +174,33 @@ def test_a_copy_of_a_loaded_index_grows_alone(config, folder, duplicate):
     assert other.search(GALLERY[300:302], 1)[1].tolist() == [[300], [301]]
 
 
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["built", "loaded"])
+def test_deep_copies_change_alone(config, folder, is_loaded):
+    index = load(folder, config) if is_loaded else build_index(GALLERY[:300], config)
+    version, before = index.version, index.search(QUERIES, 20)
+    smaller, larger = deepcopy(index), deepcopy(index)
+    smaller.remove(np.array([0, 5]))
+    larger.add(GALLERY[:100])
+    both = deepcopy(smaller)
+    both.add(GALLERY[100:200])
+    for after, expected in zip(index.search(QUERIES, 20), before, strict=True):
+        np.testing.assert_array_equal(after, expected)
+    assert index.version == version
+    index.add(GALLERY[200:203])
+    grown = build_index(GALLERY[:300], config)
+    grown.add(GALLERY[:100])
+    assert larger.version == grown.version
+    slack = 5 if config.kind == "factory" else 0  # one of 8 bits
+    for other, rows in (
+        (index, [*range(300), *range(200, 203)]),
+        (smaller, [*range(1, 5), *range(6, 300)]),
+        (larger, [*range(300), *range(100)]),
+        (both, [*range(1, 5), *range(6, 300), *range(100, 200)]),
+    ):
+        vectors = other.vectors_at(np.arange(len(other)))
+        np.testing.assert_allclose(vectors, GALLERY[rows], atol=slack)
+
+
 class Interrupting(logging.Handler):
     """Interrupts an addition, which logs its progress."""
 
@@ -213,12 +240,37 @@ def test_removed_vectors_stay_removed_after_saving(config, tmp_path):
     assert loaded.version == index.version
 
 
+RESIDUALS = {
+    "ivf-pq": IndexConfig("ivf-pq", CASES["ivf-pq"][0] | {"exact": False}),
+    **{
+        factory: IndexConfig("factory", {"factory": factory, "search": "nprobe=8"})
+        for factory in ("IVF16,PQ8x4np", "OPQ8,IVF16,PQ8x4", "IVF16,PQ8x4fs", "IVF16,PQ8+8")
+    },
+}
+
+
+@pytest.mark.parametrize("config", RESIDUALS.values(), ids=RESIDUALS, indirect=True)
+def test_distances_to_codes_of_residuals_survive_copies_and_folders(config, tmp_path):
+    index = build_index(GALLERY[:1500], config)
+    for changes in ("none", "added"):
+        place = tmp_path / changes
+        place.mkdir()
+        index.save(place)
+        expected = index.search(QUERIES, 20)
+        for other in (load(place, config), deepcopy(index), loads(dumps(index))):
+            for after, before in zip(other.search(QUERIES, 20), expected, strict=True):
+                np.testing.assert_array_equal(after, before)
+        index = deepcopy(index)
+        index.add(GALLERY[1500:])
+
+
 @pytest.mark.slow
-def test_a_loaded_index_is_shared_memory_until_it_grows(tmp_path):
+def test_a_loaded_index_and_a_smaller_copy_are_shared_memory_until_they_grow(tmp_path):
     """Other processes share no anonymous memory."""
     build_index(normal(20_000, 128), LISTS).save(tmp_path)
     code = f"""
 import re
+from copy import deepcopy
 from pathlib import Path
 import numpy as np
 from rcir.index import find_index
@@ -227,13 +279,16 @@ def anonymous():
 kind, before = find_index("ivf"), anonymous()
 index = kind.load(Path({str(tmp_path)!r}), kind.Options(nlist=16, nprobe=8))
 index.search(np.zeros((3, 128), np.float32), 5)
+copied = deepcopy(index)
+copied.remove(np.arange(3))
+copied.search(np.zeros((3, 128), np.float32), 5)
 print(anonymous() - before)
 index.add(np.ones((1, 128), np.float32))
 print(anonymous() - before)
 """
     output = subprocess.check_output([sys.executable, "-c", code], text=True)
-    mapped, grown = map(int, output.split())
-    assert mapped < 20_000 * 128 * 4 / 3 < 20_000 * 128 * 4 * 0.9 < grown
+    mapped, smaller, grown = map(int, output.split())
+    assert mapped <= smaller < 20_000 * 128 * 4 / 3 < 20_000 * 128 * 4 * 0.9 < grown
 
 
 @pytest.mark.parametrize("name", ["index.faiss", "vectors.npy"])

@@ -1,5 +1,6 @@
 """Galleries that grow and shrink, and the calibration that follows them."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,10 @@ from scipy.spatial.distance import cdist
 import rcir
 from rcir.data.relevance import SameLabel, SharedLabel, WithinRadius
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage, StaleCalibration
+from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults
+from tests.index.brute import BruteIndex
 from tests.retrieval.retrievers import build, calibrate, guarantee, plain, retrieve, search
 from tests.retrieval.whole_numbers import CALIBRATION, FURTHER, GALLERY, STEP, TEST, TUNING, Part
 
@@ -153,6 +156,39 @@ def test_the_last_item_cannot_be_removed(own):
         own.remove(own.ids.tolist())
     own.remove(own.ids[1:].tolist())
     assert own.depth == len(own.index) == 1
+
+
+class LockedIndex(BruteIndex):
+    def __init__(self, vectors, options):
+        super().__init__(vectors, options)
+        self.lock = threading.Lock()
+
+
+class CopiedIndex(LockedIndex):
+    def __deepcopy__(self, memo):
+        return type(self)(self.vectors, self.options)
+
+
+def changes_with(index):
+    retriever = build(index=IndexConfig(f"{__name__}:{index.__name__}"))
+    return (
+        lambda: retriever.add(new_items(1).vectors, ["new"], [1], [1]),
+        lambda: retriever.remove(["0"]),
+        lambda: len(retriever.index),
+    )
+
+
+def test_an_index_that_cannot_be_copied_cannot_change_before_it_says_how():
+    add, remove, n_items = changes_with(LockedIndex)
+    for change in (add, remove):
+        with pytest.raises(InvalidConfig, match=r"LockedIndex .*lock.*__deepcopy__"):
+            change()
+    assert n_items() == 300
+    add, remove, n_items = changes_with(CopiedIndex)
+    add()
+    assert n_items() == 301
+    remove()
+    assert n_items() == 300
 
 
 # What follows from a change
