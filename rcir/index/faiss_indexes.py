@@ -129,8 +129,8 @@ class FaissIndex:
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickle does not depend on the file that the index is mapped from.
-        independent = {"_watched": None, "_shared": False, "_selector": None, "_digests": {}}
-        return self.__dict__ | independent | {"_index": faiss.serialize_index(self._index)}
+        state = self.__dict__ | {"_watched": None, "_shared": False, "_selector": None}
+        return state | {"_digests": {}, "_index": faiss.serialize_index(self._index)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         reader = faiss.VectorIOReader()

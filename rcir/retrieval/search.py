@@ -591,7 +591,7 @@ def _changeable(index: Index) -> Index:
         raise
     except Exception as error:
         raise InvalidConfig(
-            f"an index of class {type(index).__name__} cannot be copied, and items are added to and "
-            f"removed from a copy ({error}): implement its __deepcopy__, or __getstate__ and "
-            "__setstate__; see rcir.index.Index"
+            f"an index of class {type(index).__name__} cannot be copied ({error}), and a retriever "
+            "adds items to a copy and removes them from a copy: implement its __deepcopy__, or "
+            "__getstate__ and __setstate__; see rcir.index.Index"
         ) from error

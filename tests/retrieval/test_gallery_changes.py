@@ -178,7 +178,7 @@ def changes_with(index):
     )
 
 
-def test_an_index_that_cannot_be_copied_cannot_change_before_it_says_how():
+def test_an_index_that_cannot_be_copied_is_refused_before_it_changes():
     add, remove, n_items = changes_with(LockedIndex)
     for change in (add, remove):
         with pytest.raises(InvalidConfig, match=r"LockedIndex .*lock.*__deepcopy__"):
