@@ -62,7 +62,7 @@ def measure(
     if retriever.encoder is not None:
         encoder = retriever.encoder.config.method
     share = _share_with_calibrated_labels(calibration, test)
-    calibrated = calibration.miss_rule.calibration.population
+    calibrated = calibration.miss_rule.evidence.population
     in_clusters = calibrated.clusters is not None
     headline = find_headline(rows)
     return Evaluation(
@@ -147,7 +147,7 @@ def measure_guarantees(
 
 def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     """Return options of requests beside the miss risk, by the guarantee in words."""
-    population = calibration.miss_rule.calibration.population
+    population = calibration.miss_rule.evidence.population
     required = calibration.required_options
     options: dict[str, RequestOptions] = {}
     if "label" in calibration.distinct:

@@ -254,9 +254,9 @@ def collect_results(evaluation: Evaluation, splits: SearchedSplits) -> RunResult
     calibration = splits.retriever.require_calibration()
     rule, parts = calibration.miss_rule, []
     # `Certified` sizes are those of independent queries that certify one moment.
-    if rule.calibration.population.clusters is None and not calibration.sequential:
+    if rule.evidence.population.clusters is None and not calibration.sequential:
         scores = splits.scored_test.require("scores")
-        parts = [Certified(rule.calibration.match_score, scores)]
+        parts = [Certified(rule.evidence.match_score, scores)]
     return RunResults(
         "test",
         digest_names([*splits.calibration_ids, *splits.images.ids]),

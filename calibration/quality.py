@@ -62,7 +62,7 @@ def assess(splits: SearchedSplits) -> Quality:
     """
     retriever, test, images = splits.retriever, splits.test, splits.images
     searcher = retriever.searcher
-    tuning = retriever.require_calibration().miss_rule.tuning.require("uncertainty")
+    tuning = retriever.require_calibration().miss_rule.tuned.require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.n_relevant > 0)

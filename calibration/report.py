@@ -101,10 +101,10 @@ def estimate_curve_sizes(
     Sizes certified by clusters of queries, for every moment (`sequential`) or by another bound than
     the binomial have no interval.
     """
-    clustered = rule.calibration.population.clusters is not None
+    clustered = rule.evidence.population.clusters is not None
     if clustered or sequential or rule.bound != "binomial":
         return [Estimate(float(row.mean_size or 0), None, None) for row in curve]
-    parts = [Certified(rule.calibration.match_score, test.require("scores"))]
+    parts = [Certified(rule.evidence.match_score, test.require("scores"))]
     return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
 
 

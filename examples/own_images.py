@@ -54,7 +54,7 @@ def main() -> None:
 def _run(options: argparse.Namespace) -> None:
     retriever = build(find_run(options.run), read_class_folders(options.images, tell=print))
     retriever.save(options.output)
-    smallest = minimum_alpha(0.1, retriever.require_calibration().miss_rule.calibration)
+    smallest = minimum_alpha(0.1, retriever.require_calibration().miss_rule.evidence)
     print(
         f"{options.output}: {len(retriever.ids)} images; smallest alpha at delta 0.1: "
         f"{'none' if smallest is None else round(smallest, 4)}"

@@ -178,7 +178,7 @@ def test_example_makes_a_retriever_of_a_folder_of_images(
     assert f"{len(calibration) // 2} images" in capsys.readouterr().out
 
     retriever = rcir.load(output)
-    alpha = minimum_alpha(0.1, retriever.calibration.miss_rule.calibration) + 0.05
+    alpha = minimum_alpha(0.1, retriever.calibration.miss_rule.evidence) + 0.05
     query = next(images.glob("*/*.png"))
     answer = retriever.retrieve(query, alpha, 0.1)
     assert len(set(answer.ids)) == answer.size

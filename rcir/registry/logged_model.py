@@ -201,10 +201,10 @@ def write_card(retriever: Retriever, results: Mapping[str, Any]) -> str:
         raise InvalidData(
             f"the results come from another version of rcir ({error!r}): calibrate again"
         ) from error
-    if n_calibration != len(rule.calibration):
+    if n_calibration != len(rule.evidence):
         raise InvalidData(
             f"the results have {n_calibration} calibration queries, the retriever "
-            f"{len(rule.calibration)}: calibrate again"
+            f"{len(rule.evidence)}: calibrate again"
         )
     facts |= {
         f"fingerprint of {part}": f"`{digest[:FINGERPRINT_LENGTH]}`"
@@ -221,7 +221,7 @@ def require_measured(
     retriever: Retriever, measured: RunResults, results: Mapping[str, Any]
 ) -> None:
     """Raise `InvalidData` unless the results are those of this retriever."""
-    scores = retriever.require_calibration().miss_rule.calibration.match_score
+    scores = retriever.require_calibration().miss_rule.evidence.match_score
     same = all(np.array_equal(part.scores, scores) for part in measured.parts)
     if not measured.parts:  # queries in clusters have levels only
         rows = results.get("rows", [])

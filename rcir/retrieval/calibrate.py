@@ -248,7 +248,7 @@ def check_recent(
     check_searched(searcher, recent)
     recent = one_of_each_unit(searcher, recent, [])
     require_alike(queries_of(recent), calibration.calibration_queries)
-    cluster = rule.calibration.population.cluster_word or recent.population.cluster_word
+    cluster = rule.evidence.population.cluster_word or recent.population.cluster_word
     if cluster is not None:
         raise InvalidData(
             f"queries come in clusters ({cluster}), and are compared as independent ones: "
@@ -257,7 +257,7 @@ def check_recent(
     request = make_request(alpha, delta, anytime=calibration.sequential)
     threshold = calibration.guarantee(request).threshold
     scored = score(rule.score_function, with_uncertainty(searcher, recent, calibration.uncertainty))
-    return check_exchangeability(rule.calibration, scored, certified=(threshold, alpha))
+    return check_exchangeability(rule.evidence, scored, certified=(threshold, alpha))
 
 
 def queries_to_store(searcher: Searcher, results: LabelledResults, uncertainty: str) -> Queries:

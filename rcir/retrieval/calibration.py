@@ -133,9 +133,9 @@ class Calibration:
         if RuleKind(tuned_on=self.tuned_on) not in self.rules:
             raise InvalidData(f"there is no rule that the {self.tuned_on} tuned")
         for rule in (rule for rules in self.rules.values() for rule in rules.fitted.values()):
-            if len(rule.calibration) != len(self.calibration_queries):
+            if len(rule.evidence) != len(self.calibration_queries):
                 raise InvalidData(
-                    f"a rule has {len(rule.calibration)} calibration queries; expected "
+                    f"a rule has {len(rule.evidence)} calibration queries; expected "
                     f"{len(self.calibration_queries)}"
                 )
             if rule.uncertainty not in QUERY_UNCERTAINTIES:
@@ -238,7 +238,7 @@ class Calibration:
         current = searcher.fingerprints()
         parts = dict.fromkeys([*current, *self.fingerprints])
         changes = [part for part in parts if current.get(part) != self.fingerprints.get(part)]
-        if self.miss_rule.calibration.depth != searcher.depth:
+        if self.miss_rule.evidence.depth != searcher.depth:
             changes.append("search depth")
         return changes
 
@@ -276,7 +276,7 @@ class Calibration:
     @property
     def can_cover_new_labels(self) -> bool:
         """True if requests for queries of new labels are possible."""
-        clustered = self.miss_rule.calibration.population.clusters is not None
+        clustered = self.miss_rule.evidence.population.clusters is not None
         return not (clustered or self.sequential or self._why_no_new_labels())
 
     def _why_no_new_labels(self) -> str | None:
@@ -324,7 +324,7 @@ class Calibration:
         """
         guarantee = self._guarantees.get(request)
         if guarantee is None:
-            cluster = self.miss_rule.calibration.population.cluster_word
+            cluster = self.miss_rule.evidence.population.cluster_word
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
             rule = self.rule_for(request)
@@ -364,9 +364,9 @@ class Calibration:
         rule = self.miss_rule
         request = make_request(alpha, self.options.delta, **self.required_options)
         size, least = None, None
-        constant = rule.constant_size(request, rule.calibration, self.chosen_among)
+        constant = rule.constant_size(request, rule.evidence, self.chosen_among)
         try:
-            size = float(rule.calibration.sizes(self.guarantee(request).threshold).mean())
+            size = float(rule.evidence.sizes(self.guarantee(request).threshold).mean())
         except RiskUnattainable as error:
             least = error.minimum_alpha
         return CertifiedSize(alpha, size, constant, least, self._new_labels_size(request))
@@ -379,7 +379,7 @@ class Calibration:
         except (InvalidConfig, RiskUnattainable):
             return None
         rule = self.rule_for(request)
-        return float(rule.calibration.sizes(threshold).mean())
+        return float(rule.evidence.sizes(threshold).mean())
 
     def with_queries(
         self, queries: LabelledResults, added: Queries, recurring: bool
@@ -437,7 +437,7 @@ class CalibrationReport:
     @property
     def n_tuning(self) -> int:
         """Number of queries that tuned, or of gallery items if these did."""
-        return len(self.calibration.miss_rule.tuning)
+        return len(self.calibration.miss_rule.tuned)
 
     @property
     def n_calibration(self) -> int:
@@ -482,7 +482,7 @@ class CalibrationReport:
         if calibration.left_out is not None:
             items = in_plural(calibration.left_out)
             queries = f"{self.n_calibration} {items} of the gallery calibrated"
-        population = calibration.miss_rule.calibration.population
+        population = calibration.miss_rule.evidence.population
         if population.cluster_word is not None:
             number, kind = population.n_units, population.cluster_word
             queries += f" by {kind}, {number} of them, each counted alike"

@@ -140,7 +140,7 @@ class Rules:
         Raises:
             InvalidData: the queries come in clusters, or some are of new groups.
         """
-        population, before = queries.population, self[MISS.name].calibration.population
+        population, before = queries.population, self[MISS.name].evidence.population
         if before.clusters is not None or population.clusters is not None:
             raise InvalidData("no queries can be added if they come in clusters: calibrate again")
         if new := set(population.group_names).difference(before.group_names):
@@ -151,5 +151,5 @@ class Rules:
         extended = {}
         for risk, rule in self.fit_all().items():
             added = score(rule.score_function, queries)
-            extended[risk] = replace(rule, calibration=rule.calibration.joined(added))
+            extended[risk] = replace(rule, evidence=rule.evidence.joined(added))
         return Rules(extended)

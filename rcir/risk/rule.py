@@ -23,7 +23,8 @@ class SetRule:
 
     Attributes:
         score_function: fitted on the tuning split.
-        tuning, calibration: the two splits, scored by it.
+        tuned: the queries of the tuning split, scored by it.
+        evidence: the calibration queries, scored by it; they alone certify.
         bound: of the miss risk, see `rcir.risk.certify`.
         uncertainty: name of the uncertainty of queries that both splits have.
 
@@ -44,14 +45,14 @@ class SetRule:
     """
 
     score_function: ScoreFunction
-    tuning: ScoredResults
-    calibration: ScoredResults
+    tuned: ScoredResults
+    evidence: ScoredResults
     bound: Bound = "binomial"
     uncertainty: str = "encoder"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        check_depths(self.tuning, self.calibration)
+        check_depths(self.tuned, self.evidence)
 
     def guarantee(self, request: Request, chosen_among: int = 1) -> Guarantee:
         """Certify a request.
@@ -66,7 +67,7 @@ class SetRule:
             RiskUnattainable: nothing certifies it.
         """
         if check_among(chosen_among) == 1:
-            certificate = certify(request, self.calibration, self.tuning, self.bound)
+            certificate = certify(request, self.evidence, self.tuned, self.bound)
         elif request.delta is None:
             raise InvalidConfig(
                 f"delta is None, but the retriever was chosen among {chosen_among}: an average "
@@ -77,9 +78,9 @@ class SetRule:
             at_delta = replace(request, delta=corrected(request.delta, chosen_among))
             among = f"chosen among {chosen_among} retrievers"
             with refused(f"{among}, each certified at delta / {chosen_among}"):
-                certificate = certify(at_delta, self.calibration, self.tuning, self.bound)
-        population = self.calibration.of_group(request.group).population
-        labels = None if self.calibration.population.single_labels is None else population.labels
+                certificate = certify(at_delta, self.evidence, self.tuned, self.bound)
+        population = self.evidence.of_group(request.group).population
+        labels = None if self.evidence.population.single_labels is None else population.labels
         return Guarantee(
             request=request,
             certificate=certificate,
@@ -104,10 +105,10 @@ class SetRule:
         Raises:
             InvalidData: the queries were searched to another depth.
         """
-        if results.depth != self.calibration.depth:
+        if results.depth != self.evidence.depth:
             raise InvalidData(
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
-                f"{self.calibration.depth}: search alike"
+                f"{self.evidence.depth}: search alike"
             )
         limit = guarantee.selection_threshold
         ranking = self.score_function.rank(results, guarantee.threshold)
@@ -132,8 +133,8 @@ class SetRule:
         """
         baseline = replace(
             self,
-            tuning=self.tuning.of_constant_size,
-            calibration=self.calibration.of_constant_size,
+            tuned=self.tuned.of_constant_size,
+            evidence=self.evidence.of_constant_size,
         )
         try:
             threshold = baseline.guarantee(request, chosen_among).threshold

@@ -125,7 +125,7 @@ def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
             f"calibration queries were added to {run.retriever}, but only retrievers that were "
             "calibrated once are compared: calibrate again"
         )
-    if not np.array_equal(rule.calibration.match_score, part.scores):
+    if not np.array_equal(rule.evidence.match_score, part.scores):
         raise InvalidData(f"the results in {run.folder} are of another retriever: calibrate again")
     if rule.bound != "binomial":
         raise InvalidData(

@@ -183,7 +183,7 @@ class Evidence:
         self._served, self._store = served, store
         calibration = served.calibration
         self._earlier = known_digests(served.retriever.searcher, calibration)
-        self._clustered = calibration.miss_rule.calibration.population.clusters is not None
+        self._clustered = calibration.miss_rule.evidence.population.clusters is not None
         self._recurring = calibration.options.recurring
         self._compared: tuple[Any, dict[str, Any]] | None = None  # the last comparison, with a key
         self.watch = GuaranteeWatch(self._losses, self._queries, wait, self._recurring)

@@ -179,7 +179,7 @@ class Served:
         rules = self.calibration.rules.items()
         of_items = [by_risk[MISS.name] for kind, by_risk in rules if kind.distinct is None]
         return {
-            rule.uncertainty: np.sort(rule.calibration.require("uncertainty")) for rule in of_items
+            rule.uncertainty: np.sort(rule.evidence.require("uncertainty")) for rule in of_items
         }
 
     @cached_property
@@ -189,7 +189,7 @@ class Served:
         @lru_cache(MAX_MEAN_SIZES)
         def compute(threshold: float, distinct: Distinct, group: str | None) -> float:
             rule = self.calibration.rule_for(make_request(distinct=distinct))
-            return float(rule.calibration.of_group(group).sizes(threshold).mean())
+            return float(rule.evidence.of_group(group).sizes(threshold).mean())
 
         return compute
 
@@ -197,7 +197,7 @@ class Served:
     def guarantees(self) -> dict[str, Any]:
         """The levels that can be certified, with mean set sizes, as plain values."""
         calibration = self.calibration
-        main, coverage = calibration.miss_rule, calibration.coverage
+        miss_rule, coverage = calibration.miss_rule, calibration.coverage
         counts, edges = np.histogram(
             self._ascending_uncertainty[calibration.uncertainty], UNCERTAINTY_BINS
         )
@@ -206,17 +206,17 @@ class Served:
             labels = asdict(coverage) | {"sentence": calibration.sentence_of(coverage)}
         return {
             "calibrated": True,
-            "n_calibration": len(main.calibration),
+            "n_calibration": len(miss_rule.evidence),
             "n_items": len(self.retriever.ids),
             "labels": labels,
             "new_labels": calibration.can_cover_new_labels,
-            "score_function": main.score_function.name,
+            "score_function": miss_rule.score_function.name,
             "uncertainty": calibration.uncertainty,
             "depth": self.retriever.depth,
             "takes": "vector" if self.retriever.encoder is None else "picture",
             "risks": list(RISKS),
             "distinct": [name for name in calibration.distinct if name is not None],
-            "groups": main.calibration.population.group_names,
+            "groups": miss_rule.evidence.population.group_names,
             "anytime": calibration.sequential,
             "delta": DELTA,
             "levels": {

@@ -140,7 +140,7 @@ def test_clusters_that_are_not_named_are_warned_of_and_never_extended(run, tmp_p
     assert re.match(r"warning: the \d+ calibration queries come in \d+ clusters \(cluster\)", error)
     assert "--cluster cluster" in error
     loaded = rcir.load(outcome.folder)
-    assert loaded.calibration.miss_rule.calibration.population.clusters is None
+    assert loaded.calibration.miss_rule.evidence.population.clusters is None
     # The test queries of the data set may have extended the calibration.
     with pytest.warns(UserWarning, match="cluster='cluster'"):
         loaded.extend_calibration(loaded.search_labelled(outcome.splits.data.test))

@@ -143,7 +143,7 @@ def expected_numbers(case):
     totals, right = rankings.sum(axis=1), rankings[:, 0].astype(float)
     uncertainty, items = test.results.uncertainty[rows], retriever.searcher.gallery.uncertainty
     pair = uncertainty if items is None else uncertainty + items[order[:, 0]]
-    tuning = retriever.calibration.miss_rule.tuning.uncertainty
+    tuning = retriever.calibration.miss_rule.tuned.uncertainty
     inside = (uncertainty >= tuning.min()) & (uncertainty <= tuning.max())
     expected = {
         "ece": reliability(confidence(uncertainty, tuning.min(), tuning.max()), right > 0).error,
@@ -233,7 +233,7 @@ def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
 def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
     case = cases["places"]
     assert (case.splits.test.n_relevant > 0).all()
-    tuning = case.splits.retriever.calibration.miss_rule.tuning.uncertainty
+    tuning = case.splits.retriever.calibration.miss_rule.tuned.uncertainty
     uncertainty = np.full(125, np.median(tuning))
     uncertainty[:20], uncertainty[20:50] = tuning.max() + 1, tuning.min() - 1
     uncertainty[100], uncertainty[101] = tuning.max(), tuning.min()

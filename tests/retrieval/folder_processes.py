@@ -31,7 +31,7 @@ LIMIT = 60  # seconds to wait for another process, at most
 def state(retriever):
     """All that distinguishes retrievers: gallery, queries, calibration, and answers."""
     calibration = retriever.require_calibration()
-    parts = (*calibration.query_digests, *encode(calibration.miss_rule.calibration)[1].values())
+    parts = (*calibration.query_digests, *encode(calibration.miss_rule.evidence)[1].values())
     answers = [answer.to_dict() for answer in retriever.retrieve(QUERIES, 0.3, 0.1)]
     return tuple(retriever.ids), *(part.tobytes() for part in map(np.asarray, parts)), str(answers)
 

@@ -81,7 +81,7 @@ def test_nothing_is_tuned_on_queries_that_calibrate():
         retriever, report = made(rows, "auto", tuning="gallery")
         calibration = retriever.require_calibration()
         rule = calibration.rule_for(make_request(distinct="label"))
-        states.append((calibration.uncertainty, encode(rule.score_function), rule.tuning.scores))
+        states.append((calibration.uncertainty, encode(rule.score_function), rule.tuned.scores))
         assert (report.n_calibration, report.calibration.tuned_on_gallery) == (300, True)
     np.testing.assert_equal(*states)
 
@@ -223,7 +223,7 @@ def test_the_calibration_and_tuning_splits_of_whole_numbers_are_still_apart():
     assert len(calibration.tuning_queries) == len(TUNING)
     rule = calibration.rules[RuleKind(tuned_on="gallery")]["miss"]
     assert rule is calibration.rule_for(make_request(query_labels="new"))
-    assert rule.calibration.population.labels.tolist() == CALIBRATION.labels.tolist()
+    assert rule.evidence.population.labels.tolist() == CALIBRATION.labels.tolist()
 
 
 def test_a_choice_among_retrievers_counts_for_all_requests(tmp_path):
@@ -346,8 +346,8 @@ def test_cells_of_a_grid_stand_for_the_labels_of_places(tmp_path):
         return in_population(scored, clusters=cells, cluster_word="cell")
 
     rule = calibration.miss_rule
-    calibrated = in_cells(rule.calibration, calibration.calibration_queries)
-    expected = certify(request, calibrated, in_cells(rule.tuning, calibration.tuning_queries))
+    calibrated = in_cells(rule.evidence, calibration.calibration_queries)
+    expected = certify(request, calibrated, in_cells(rule.tuned, calibration.tuning_queries))
     loaded = rcir.load(own.save(tmp_path / "places"))
     for retriever in (own, loaded):
         guarantee = retriever.guarantee(0.4, 0.1, query_labels="new")

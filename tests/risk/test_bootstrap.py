@@ -199,7 +199,7 @@ def rule(labelled):
 def test_misses_of_a_chosen_retriever_are_allowed_at_delta_over_k(rule, among):
     allowed = naive_allowed_misses(600, 0.3, 0.1 / among)
     guarantee = rule.guarantee(make_request(0.3, 0.1), among)
-    assert guarantee.threshold == np.sort(rule.calibration.match_score)[::-1][allowed]
+    assert guarantee.threshold == np.sort(rule.evidence.match_score)[::-1][allowed]
     assert guarantee.n_calibration == 600
 
 

@@ -140,7 +140,7 @@ def test_its_score_function_can_be_chosen_automatically(register):
 
 
 def test_a_calibrated_retriever_answers_requests_for_it(register, retriever, splits):
-    calibration = retriever.calibration.miss_rule.calibration
+    calibration = retriever.calibration.miss_rule.evidence
     answer = retriever.retrieve(splits.test.images[0], 0.9, DELTA, risk="fewer-than-two")
     assert answer.to_dict()["guarantee"]["risk"] == "fewer-than-two"
     included = calibration.scores <= answer.guarantee.threshold

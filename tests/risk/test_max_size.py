@@ -38,7 +38,7 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
     tuning, calibration, test = (queries(rng, n) for n in (300, 400, 200))
     fitted = kind.fit(tuning.results, tuning.ranks)
     rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
-    scores = rule.calibration.match_score
+    scores = rule.evidence.match_score
     lost = calibration.ranks > size
     thresholds = [
         threshold

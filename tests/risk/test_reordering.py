@@ -315,7 +315,7 @@ def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one
             hits = [calibration.relevant[i, order[i, :size]].any() for i in range(300)]
             if binom.cdf(hits.count(False), 300, alpha) <= 0.1:
                 break
-        sizes = np.minimum(size, np.isfinite(rule.calibration.scores).sum(axis=1))
-        constant = rule.constant_size(make_request(alpha, 0.1), rule.calibration)
+        sizes = np.minimum(size, np.isfinite(rule.evidence.scores).sum(axis=1))
+        constant = rule.constant_size(make_request(alpha, 0.1), rule.evidence)
         assert constant == pytest.approx(sizes.mean())
-    assert rule.constant_size(make_request(0.001, 0.1), rule.calibration) is None
+    assert rule.constant_size(make_request(0.001, 0.1), rule.evidence) is None

@@ -625,7 +625,7 @@ def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
     said = capsys.readouterr().out
     assert [f"{count} " in said for count in (400, missed.sum(), 3)] == [True] * 3
     loaded = rcir.load(place)
-    scores = loaded.calibration.miss_rule.calibration.match_score[::-1]  # the latest first
+    scores = loaded.calibration.miss_rule.evidence.match_score[::-1]  # the latest first
     np.testing.assert_array_equal(np.isinf(scores), missed)
     assert missed.mean() > 1.3 * ALPHA
     with pytest.raises(RiskUnattainable):

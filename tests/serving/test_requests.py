@@ -126,7 +126,7 @@ def test_guarantees_and_ranks_are_those_of_the_calibration(vectors, place, servi
     assert rows[0.2]["mean_size"] == pytest.approx(np.mean([one.size for one in answers]))
     assert sum(found["histogram"]["counts"]) == found["n_calibration"] == 630
     assert rows[0.01]["certified"] is (rows[0.01]["mean_size"] is not None)
-    uncertainties = vectors.calibration.miss_rule.calibration.uncertainty
+    uncertainties = vectors.calibration.miss_rule.evidence.uncertainty
     share = np.mean(uncertainties < vectors.retrieve(VECTOR, 0.2, 0.1).uncertainty)
     assert response["uncertainty_rank"] == pytest.approx(share)
 

@@ -47,7 +47,7 @@ def warned(queries, items):
 
 
 def test_the_test_of_independence_is_exact(monkeypatch, excess):
-    monkeypatch.setattr(repeats, "MATES", 0)  # warns of every p-value that is small enough
+    monkeypatch.setattr(repeats, "MIN_MATES", 0)  # warns of every p-value that is small enough
     rng = np.random.default_rng(1)
     kinds = islice(cycle(product(INDEPENDENT, (40, 150, 400))), DRAWS)
     alarms = [warned(draw(rng, 200), draw(rng, items)) for draw, items in kinds]
