@@ -181,7 +181,7 @@ def write_card(retriever: Retriever, results: Mapping[str, Any]) -> str:
             f"Searches {len(retriever.ids)} gallery items by {embedded}, {retriever.depth} deep. "
             f"Measured on {printable(str(results['dataset']))}.",
             "",
-            *_guarantee(retriever, rows),
+            *_guarantee(retriever, rows, results["chosen_among"]),
             "",
             f"Measured on {results['n_test']} test queries that neither fitted nor calibrated it:",
             CARD_HEAD,
@@ -240,19 +240,25 @@ def _threshold(retriever: Retriever, row: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _guarantee(retriever: Retriever, rows: list[Mapping[str, Any]]) -> list[str]:
-    """Return the sentence of the first certified level, and the effect of a choice on it."""
+def _guarantee(
+    retriever: Retriever, rows: list[Mapping[str, Any]], measured_among: int
+) -> list[str]:
+    """Return the sentence of the first certified level, and the effect of a choice on it.
+
+    The rows are of levels whose delta was divided by `measured_among`.
+    """
     calibration = retriever.require_calibration()
     required, lines = calibration.required_options, []
     for row in rows:
         with suppress(RiskUnattainable):
-            request = make_request(row["alpha"], row["delta"], **required)
+            request = make_request(row["alpha"], measured_among * row["delta"], **required)
             lines = [f"> {calibration.guarantee(request)}"]
             break
-    if calibration.chosen_among > 1:
+    if calibration.chosen_among > measured_among:
         lines += [
             "",
-            f"It answers at delta / {calibration.chosen_among}; it was measured at delta.",
+            f"It answers at delta / {calibration.chosen_among}; it was measured at delta"
+            + (f" / {measured_among}." if measured_among > 1 else "."),
         ]
     return lines or ["None of the requested levels is certified."]
 

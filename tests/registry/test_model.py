@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shutil
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -246,6 +248,17 @@ def test_the_card_reports_unattainable_levels_and_refuses_other_results(certific
     for changed, message in (({"n_calibration": 5}, "calibration"), ({"rows": 3}, "version")):
         with pytest.raises(InvalidData, match=message):
             write_card(one.retriever, results | changed)
+
+
+def test_the_card_states_the_requested_delta_of_a_retriever_chosen_before(certifications):
+    one, results = certifications["fine"], read_results(certifications["fine"].folder)
+    chosen = copy(one.retriever)
+    chosen.calibration = replace(chosen.calibration, chosen_among=4)
+    alpha = 2 * results["rows"][-1]["alpha"]
+    row = results["rows"][-1] | {"alpha": alpha, "delta": 0.1 / 4}
+    text = write_card(chosen, results | {"rows": [row], "chosen_among": 4})
+    assert str(chosen.guarantee(alpha, 0.1)) in text
+    assert "measured at delta" not in text
 
 
 # MLflow's server
