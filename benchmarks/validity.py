@@ -28,6 +28,7 @@ from scipy.stats import norm
 from rcir.data.repeats import warn_of_twins
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index.flat import find_nearest
+from rcir.metrics.labels import NO_CANDIDATE
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,
@@ -139,7 +140,8 @@ def drawn_world(name: str, rng: Generator, distinct: bool = False) -> World:
         uncertainty, distances = np.ceil(4 * uncertainty) / 4, np.ceil(8 * distances) / 8
     if rng.uniform() < 0.3:  # a gallery in which some queries have fewer candidates
         beyond = number > rng.integers(2, depth + 1, size=(n, 1)) + depth // 2
-        distances[beyond], candidate_labels[beyond], match[beyond] = np.inf, -1, False
+        distances[beyond], match[beyond] = np.inf, False
+        candidate_labels[beyond] = NO_CANDIDATE
     results = SearchResults(uncertainty, depth, distances, candidate_labels)
     labelled = LabelledResults(results, match, match.sum(axis=1))
     return World(name, labelled.first_of_each_label() if distinct else labelled)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-UNMATCHED = np.iinfo(np.int64).min  # the label of a query that matches no gallery item
+# No image has this label: it is that of a query that matches no gallery item, and of no candidate.
+UNMATCHED = NO_CANDIDATE = int(np.iinfo(np.int64).min)
 VOTERS = 30  # candidates whose labels are counted as votes
 MAX_TABLE_RATIO = 8  # range of labels, per column, up to which a table is used
 
@@ -16,7 +17,7 @@ def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the candidates (n, depth) before each candidate that share its label."""
     depth = labels.shape[1]
     bits = depth.bit_length()
-    lowest, span = _span(labels)
+    (labels,), lowest, span = _spanned(labels)
     if span.bit_length() + bits > 63:
         labels, lowest = np.unique(labels, return_inverse=True)[1].reshape(labels.shape), 0
     # Label and column in one number, since sorting numbers is much faster than an argsort.
@@ -34,7 +35,7 @@ def earlier_of_same_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return columns (n, depth) of the nearest candidate of each label, ascending, then -1."""
-    first = _is_first(labels) & (labels >= 0)
+    first = _is_first(labels) & (labels != NO_CANDIDATE)
     rows, columns = np.nonzero(first)
     counts = np.count_nonzero(first, axis=1)
     nearest = np.full(labels.shape, -1)
@@ -45,7 +46,7 @@ def first_of_each_label(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 def _is_first(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return (n, depth) True where no earlier candidate has the same label."""
     n, depth = labels.shape
-    lowest, span = _span(labels)
+    (labels,), lowest, span = _spanned(labels)
     if span > MAX_TABLE_RATIO * depth:
         return np.asarray(earlier_of_same_label(labels) == 0)
     # The column of each label, written from the last candidate to the first. One-dimensional and
@@ -65,7 +66,7 @@ def count_votes(
     By default, these are the labels of all candidates.
     """
     voting, counted = labels[:, :VOTERS], labels if counted is None else counted
-    lowest, span = _span(voting, counted)
+    (voting, counted), lowest, span = _spanned(voting, counted)
     voting, counted = voting - lowest, counted - lowest
     if span <= MAX_TABLE_RATIO * max(1, counted.shape[1]):
         counts = np.bincount(cells(voting, span).ravel(), minlength=span * len(labels))
@@ -91,10 +92,19 @@ def cells(columns: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return columns + width * np.arange(len(columns))[:, None]
 
 
-def _span(*arrays: NDArray[np.int64]) -> tuple[int, int]:
-    """Return the lowest label, and the number of integers from it to the highest."""
-    arrays = tuple(labels for labels in arrays if labels.size)
-    if not arrays:
-        return 0, 1
-    lowest = min(int(labels.min()) for labels in arrays)
-    return lowest, max(int(labels.max()) for labels in arrays) - lowest + 1
+def _spanned(*arrays: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], int, int]:
+    """Return labels, the lowest of them, and the number of integers from it to the highest.
+
+    No candidate gets the integer below the lowest label, so that the range remains small.
+    """
+    filled = [labels for labels in arrays if labels.size]
+    if not filled:
+        return list(arrays), 0, 1
+    lowest = min(int(labels.min()) for labels in filled)
+    highest = max(int(labels.max()) for labels in filled)
+    if lowest == NO_CANDIDATE < highest:
+        lowest = -1 + min(
+            int(labels.min(where=labels != NO_CANDIDATE, initial=highest)) for labels in filled
+        )
+        arrays = tuple(np.where(labels == NO_CANDIDATE, lowest, labels) for labels in arrays)
+    return list(arrays), lowest, highest - lowest + 1

@@ -310,7 +310,7 @@ def check_ids(ids: object, images: int, present: Collection[str] = ()) -> NDArra
         )
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidData(f"ids occur more than once: {_abbreviated(repeated)}")
-    return np.array(names, object)
+    return np.array([str(name) for name in names], object)  # not `np.str_`
 
 
 def _read_only_copy(relevance: Relevance) -> Relevance:

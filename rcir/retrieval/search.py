@@ -28,7 +28,7 @@ from rcir.index import (
     lengths,
     one_minus_cosine,
 )
-from rcir.metrics.labels import VOTERS
+from rcir.metrics.labels import NO_CANDIDATE, VOTERS
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import moments_of
@@ -210,12 +210,12 @@ class Searcher:
         return tuple(names.get(label, str(label)) if names else label for label in labels)
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the labels at positions (n, depth), -1 for no candidate; None without labels."""
+        """Return labels at positions (n, depth), or `NO_CANDIDATE` at -1; None without labels."""
         if self.labels is None:
             return None
         labels = self.labels.take(positions)
         if len(positions) and positions[:, -1].min() < 0:  # missing candidates come last
-            labels[positions < 0] = -1
+            labels[positions < 0] = NO_CANDIDATE
         return labels
 
     def nearest(

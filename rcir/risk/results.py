@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidData
 from rcir.metrics.labels import (
+    NO_CANDIDATE,
     count_votes,
     earlier_of_same_label,
     first_of_each_label,
@@ -43,7 +44,7 @@ class SearchResults:
         depth: number of candidates of each query; no set is larger.
         distances: (n, depth) ascending; infinite where there is no candidate.
         labels: (n, depth) integers; candidates with the same label show the same class, place or
-            product; -1 where there is no candidate.
+            product; the least integer of 64 bits where there is no candidate.
         candidate_uncertainty: (n, depth) of the candidates.
         votes: (n, depth) how many of the first 30 candidates match a candidate, itself included;
             counted from the labels if they are known and this is not.
@@ -78,7 +79,7 @@ class SearchResults:
     # The arrays (n, depth), and their value where there is no candidate.
     FILLERS: ClassVar[Mapping[str, float]] = {
         "distances": np.inf,
-        "labels": -1,
+        "labels": NO_CANDIDATE,
         "candidate_uncertainty": 0.0,
         "votes": 0,
         "positions": -1,
@@ -133,7 +134,7 @@ class SearchResults:
         if self.distances is not None:
             return ~np.isposinf(self.distances)
         if self.labels is not None:
-            return np.asarray(self.labels >= 0)
+            return np.asarray(self.labels != NO_CANDIDATE)
         return np.ones((len(self), self.depth), bool)
 
     def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
@@ -164,7 +165,7 @@ class SearchResults:
     def label_columns(self) -> NDArray[np.int64]:
         """(n, depth) columns of the nearest candidate of each label, ascending, then -1."""
         if self.one_per_label:
-            return np.where(self._labels >= 0, np.arange(self.depth), -1)
+            return np.where(self._labels != NO_CANDIDATE, np.arange(self.depth), -1)
         return first_of_each_label(self._labels)
 
     @cached_property

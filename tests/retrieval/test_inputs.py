@@ -74,6 +74,34 @@ def test_labels_may_be_whole_numbers(numbers):
     assert again.labels.tolist() == codes.tolist()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"distinct": "label"}, {"distinct": "label", "risk": "recall"}],
+    ids=["items", "labels", "all labels"],
+)
+def test_negative_labels_are_labels_as_others(options):
+    codes = np.searchsorted(np.sort(KINDS), LABELS)
+
+    def retrieve(labels):
+        retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=labels[:200])
+        retriever.calibrate(VECTORS[200:590], labels[200:590], "reranked")
+        return [
+            (answer.ids, answer.size)
+            for answer in retriever.retrieve(VECTORS[590:], 0.3, 0.1, **options)
+        ]
+
+    assert retrieve(codes - 1) == retrieve(codes - 5) == retrieve(codes)
+
+
+@pytest.mark.parametrize(
+    "column", [np.asarray, lambda x: list(np.array(x))], ids=["array", "list of np.str_"]
+)
+def test_ids_of_numpy_can_be_saved(column, tmp_path):
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:2], ids=column(["a", "b"]))
+    retriever.add(VECTORS[2:3], column(["c"]))
+    assert rcir.load(retriever.save(tmp_path / "r")).ids.tolist() == ["a", "b", "c"]
+
+
 def test_labels_may_be_an_arrow_column_of_lists():
     lists = [["red", "small"], ["red"], ["blue"], []]
     retriever = rcir.Retriever.from_embeddings(VECTORS[:4], labels=pa.array(lists))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from rcir.metrics.labels import NO_CANDIDATE
 from rcir.risk import Constant, LabelledResults, SearchResults, score
 
 
@@ -100,7 +101,7 @@ def _one_key(n, seed, depth=9, labels=6):
     candidates = rng.normal(size=(n, depth)) - relevant
     ends = np.where(rng.uniform(size=n) < 0.2, rng.integers(1, max(depth, 2), n), depth)
     padding = np.arange(depth) >= ends[:, None]
-    distances[padding], keys[padding], relevant[padding] = np.inf, -1, False
+    distances[padding], keys[padding], relevant[padding] = np.inf, NO_CANDIDATE, False
     results = SearchResults(uncertainty, depth, distances, keys, candidates)
     return results, relevant, relevant.sum(axis=1) + rng.integers(0, 2, n)
 

@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
+from rcir.metrics.labels import NO_CANDIDATE
 from rcir.risk import (
     Constant,
     LabelledResults,
@@ -42,7 +43,7 @@ def fitted(request, split):
 def nearest(results, i):
     """Columns of the nearest candidate of each key of query i, in their order."""
     row = results.labels[i].tolist()
-    return [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
+    return [k for k, key in enumerate(row) if key != NO_CANDIDATE and key not in row[:k]]
 
 
 def label_features(results, i, describe, split):

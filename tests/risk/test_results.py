@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidData
-from rcir.metrics.labels import count_votes, earlier_of_same_label, first_of_each_label
+from rcir.metrics.labels import (
+    NO_CANDIDATE,
+    count_votes,
+    earlier_of_same_label,
+    first_of_each_label,
+)
 from rcir.risk import (
     Constant,
     LabelledResults,
@@ -24,11 +29,11 @@ PER_CANDIDATE = ("distances", "labels", "candidate_uncertainty", "votes")
 
 
 def draw_keys(shape, labels=5, seed=0, stretch=1_000_003):
-    """Keys of candidates; some rows end early."""
+    """Keys of candidates, from -2 on; some rows end early."""
     rng = np.random.default_rng(seed)
-    keys = rng.integers(0, labels, shape) * stretch
+    keys = rng.integers(-2, labels - 2, shape) * stretch
     ends = rng.integers(1, shape[1] + 1, shape[0])
-    keys[np.arange(shape[1]) >= ends[:, None]] = -1
+    keys[np.arange(shape[1]) >= ends[:, None]] = NO_CANDIDATE
     return keys
 
 
@@ -37,7 +42,7 @@ def results():
     """Twenty queries with everything that can accompany a candidate."""
     rng = np.random.default_rng(0)
     keys = draw_keys((20, 40))
-    distances = np.where(keys < 0, np.inf, np.sort(rng.uniform(size=(20, 40)), axis=1))
+    distances = np.where(keys == NO_CANDIDATE, np.inf, np.sort(rng.uniform(size=(20, 40)), axis=1))
     return SearchResults(rng.uniform(size=20), 40, distances, keys, rng.uniform(size=(20, 40)))
 
 
@@ -51,7 +56,7 @@ def test_keys_are_located_and_counted_as_by_loops(shape, labels, stretch, layout
     earlier, first = earlier_of_same_label(keys), first_of_each_label(keys)
     votes, few = count_votes(keys), count_votes(keys, keys[:, :3])
     for i, row in enumerate(keys.tolist()):
-        columns = [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
+        columns = [k for k, key in enumerate(row) if key != NO_CANDIDATE and key not in row[:k]]
         assert earlier[i].tolist() == [row[:k].count(row[k]) for k in range(len(row))]
         assert first[i].tolist() == columns + [-1] * (len(row) - len(columns))
         assert votes[i].tolist() == [row[:30].count(key) for key in row]
@@ -60,7 +65,7 @@ def test_keys_are_located_and_counted_as_by_loops(shape, labels, stretch, layout
 
 @pytest.mark.parametrize("power", [8, 15, 16, 17, 31, 32, 62])
 def test_keys_with_equal_last_digits_are_different(power):
-    keys = np.array([[0, 2**power, -1, 2**power - 1, 0, 2**power, -1, 2**power - 1]])
+    keys = np.array([[0, 2**power, NO_CANDIDATE, -1, 0, 2**power, NO_CANDIDATE, -1]])
     assert earlier_of_same_label(keys).tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
     assert first_of_each_label(keys).tolist() == [[0, 1, 3, -1, -1, -1, -1, -1]]
 
@@ -71,12 +76,12 @@ def test_distinct_results_hold_the_nearest_candidate_of_each_key(results):
     assert (len(distinct), distinct.depth) == (20, 40)
     assert distinct.uncertainty.tolist() == results.uncertainty.tolist()
     for i, row in enumerate(results.labels.tolist()):
-        firsts = [k for k, key in enumerate(row) if key >= 0 and key not in row[:k]]
+        firsts = [k for k, key in enumerate(row) if key != NO_CANDIDATE and key not in row[:k]]
         missing = 40 - len(firsts)
         uncertainty = results.candidate_uncertainty[i]
         expected = {
             "distances": [*(results.distances[i, k] for k in firsts), *[np.inf] * missing],
-            "labels": [*(row[k] for k in firsts), *[-1] * missing],
+            "labels": [*(row[k] for k in firsts), *[NO_CANDIDATE] * missing],
             "candidate_uncertainty": [*(uncertainty[k] for k in firsts), *[0.0] * missing],
             "votes": [*(row[:30].count(row[k]) for k in firsts), *[0] * missing],
         }

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.metrics.labels import NO_CANDIDATE
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Constant,
@@ -124,7 +125,7 @@ def test_no_threshold_includes_candidates_that_do_not_exist(kind):
     distances = np.tile(np.arange(6.0), (40, 1))
     ends = np.arange(40) % 6 + 1
     distances[np.arange(6) >= ends[:, None]] = np.inf
-    keys = np.where(np.isfinite(distances), np.arange(6), -1)
+    keys = np.where(np.isfinite(distances), np.arange(6), NO_CANDIDATE)
     queries = SearchResults(np.linspace(0, 1, 40), 6, distances, keys)
     fitted = kind.fit(queries, np.minimum(ends, np.arange(40) % 3 + 1))
     for threshold in (1e30, 1e300):  # the second is beyond single precision
