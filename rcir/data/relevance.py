@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.sparse import block_diag, csr_array, eye_array, vstack
 from scipy.spatial import KDTree
 
 from rcir.data.overlaps import count_overlaps, products, row_pointers
+from rcir.embedding import as_vectors
 from rcir.errors import InvalidData
 from rcir.store.codec import NOT_STORED, Array, convert, encode, register
 
@@ -86,7 +88,8 @@ class WithinRadius:
     """Images match if they were taken within a distance of each other.
 
     Args:
-        places: (n, d) coordinates, d = 2 for easting and northing in metres.
+        places: (n, d) coordinates, d = 2 for easting and northing in metres; an array, a list, a
+            tensor or a frame.
         radius: distance up to which images match, in the same unit; above 0.
         near: distance up to which images are positives of each other in training, at most and by
             default the radius. Other matches are not negatives either.
@@ -110,6 +113,22 @@ class WithinRadius:
     single: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        try:
+            places = np.asarray(as_vectors(self.places), np.float64)
+        except InvalidData:
+            places = np.empty(0)
+        radius: Any = self.radius
+        is_number = isinstance(radius, Real) and not isinstance(radius, bool)
+        radius = float(radius) if is_number else np.nan
+        if places.ndim != 2 or not np.isfinite(places).all() or not 0 < radius < np.inf:
+            shape = getattr(self.places, "shape", None)
+            kind = type(self.places).__name__ if shape is None else f"shape {tuple(shape)}"
+            raise InvalidData(
+                f"places are of {kind} and radius is {self.radius!r}; give (n, d) finite "
+                "coordinates and a radius that is a finite number above 0"
+            )
+        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "radius", radius)
         if self.near is not None and not 0 < self.near <= self.radius:
             raise InvalidData(
                 f"near is {self.near}; it must be above 0 and at most the radius, {self.radius}"
@@ -117,11 +136,6 @@ class WithinRadius:
         if self.database is not None and self.database.shape != (len(self.places),):
             raise InvalidData(
                 f"database has shape {self.database.shape}; it must be ({len(self.places)},)"
-            )
-        if self.places.ndim != 2 or not np.isfinite(self.places).all() or not self.radius > 0:
-            raise InvalidData(
-                f"places have shape {self.places.shape} and radius is {self.radius}; give (n, d) "
-                "finite coordinates and a radius above 0"
             )
 
     def __len__(self) -> int:

@@ -193,11 +193,12 @@ def no_neighbours(n: int, k: int) -> Neighbours:
     return np.full((n, k), np.inf, np.float32), np.full((n, k), -1, np.int64)
 
 
-def check_depth(depth: int) -> None:
-    """Raise `InvalidConfig` unless the depth is a whole number of candidates, at least 1."""
+def check_depth(depth: int) -> int:
+    """Return a number of candidates, or raise `InvalidConfig` unless it is whole and at least 1."""
     number: Any = depth
     if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
-        raise InvalidConfig(f"depth is {depth!r}; at least 1 candidate must be searched")
+        raise InvalidConfig(f"depth is {depth!r}; it must be a whole number, at least 1")
+    return int(number)  # FAISS accepts no integers of NumPy
 
 
 def check_vectors(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,7 +83,7 @@ class Searcher:
             from rcir.encoders import require_encoder
 
             require_encoder(self.encoder)
-        check_depth(self.max_depth)
+        object.__setattr__(self, "max_depth", check_depth(self.max_depth))
         if self.options.leave_one_out and self.gallery.digests is None:
             raise InvalidData("leave_one_out needs the digests of the gallery's vectors")
         if self.depth < 1:
@@ -115,10 +115,12 @@ class Searcher:
         """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
-        if self.encoder is None and not isinstance(images, Embedding | Queries):
+        if len(images) and self.encoder is None and not isinstance(images, Embedding | Queries):
             images = as_vectors(images)
             check_shape(images)
         new_ids = check_ids(ids, len(images), self.gallery.ids.tolist())
+        if not len(new_ids) and not (isinstance(labels, Sized) and len(labels)):
+            return self
         numbered = self.encoder is not None  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         require_utf8(names.values(), "the labels")

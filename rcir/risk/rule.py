@@ -115,7 +115,8 @@ class SetRule:
         if limit is not None:
             return ranking, (ranking.selection_score <= limit).astype(np.int64)
         sizes = set_sizes(ranking.scores, guarantee.threshold)
-        return ranking, np.minimum(sizes, guarantee.request.max_size or results.depth)
+        max_size = guarantee.request.max_size or results.depth
+        return ranking, np.minimum(sizes, min(max_size, results.depth))
 
     def constant_size(
         self, request: Request, queries: ScoredResults, chosen_among: int = 1

@@ -5,7 +5,9 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from rcir.data import ImageSet, overlaps
 from rcir.data.labelling import gallery_relevance, reported_relevance
@@ -226,14 +228,28 @@ def test_candidates_totals_and_pairs_agree_on_the_radius():
 
 
 @pytest.mark.parametrize(
+    "form", [list, pd.DataFrame, torch.tensor], ids=["list", "frame", "tensor"]
+)
+def test_places_may_be_of_any_library(form):
+    place = WithinRadius(form([[0.0, 1.0], [2.0, 3.0]]), np.int64(10))
+    assert (place.places.tolist(), type(place.radius)) == ([[0.0, 1.0], [2.0, 3.0]], float)
+
+
+@pytest.mark.parametrize(
     ("places", "radius"),
     [
-        *[(np.zeros(3), 1.0), (np.zeros((3, 2, 1)), 1.0), (np.array([[0.0, np.nan]]), 1.0)],
-        *[(np.array([[np.inf]]), 1.0), (np.zeros((3, 2)), 0.0), (np.zeros((3, 2)), np.nan)],
+        *((np.zeros((2, 2)), radius) for radius in (0.0, np.nan, np.inf, "10", None, True)),
+        *((np.zeros((2, 2)), np.array(radius)) for radius in ([10.0], [1.0, 2.0])),
+        *(
+            (places, 1.0)
+            for places in (np.zeros(3), None, "home", [["a", "b"]], [[1.0], [1.0, 2.0]])
+        ),
+        (np.array([[np.inf, 0.0]]), 1.0),
     ],
+    ids=repr,
 )
-def test_places_and_radius_must_be_finite(places, radius):
-    with pytest.raises(InvalidData, match="finite"):
+def test_other_places_and_radii_are_refused(places, radius):
+    with pytest.raises(InvalidData, match="finite coordinates and a radius"):
         WithinRadius(places, radius)
 
 

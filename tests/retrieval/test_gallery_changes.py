@@ -52,6 +52,20 @@ def state(retriever):
     }
 
 
+@pytest.mark.parametrize("kind", ["numbers", "texts", "lists"])
+@pytest.mark.parametrize("images", [np.empty((0, 2)), []], ids=["array", "list"])
+def test_adding_nothing_changes_nothing(kind, images):
+    labels = {"numbers": [1, 2], "texts": ["a", "b"], "lists": [["a"], ["a", "b"]]}[kind]
+    own = rcir.Retriever.from_embeddings(np.eye(2), labels=labels)
+    before = own.searcher
+    own.add(images, [], np.array([], int))
+    own.add(images, [])
+    own.remove([])
+    assert own.searcher.fingerprints() == before.fingerprints()
+    with pytest.raises(InvalidData, match="labels"):
+        own.add(images, [], labels)
+
+
 # Items that cannot be added or removed
 
 
@@ -117,9 +131,9 @@ def test_vectors_that_cannot_be_added_are_refused(change, word):
 def test_images_that_cannot_be_added_change_nothing(loaded, splits):
     image = splits.test.images[0]
     before, answer = state(loaded), loaded.retrieve(image, 0.3, 0.1).to_dict()
-    for images, ids, labels in (([], [], []), ([np.zeros((3,), np.uint8)], ["a"], [1])):
-        with pytest.raises(InvalidImage):
-            loaded.add(images, ids, labels)
+    loaded.add([], [], [])
+    with pytest.raises(InvalidImage):
+        loaded.add([np.zeros((3,), np.uint8)], ["a"], [1])
     assert state(loaded) == before
     assert loaded.retrieve(image, 0.3, 0.1).to_dict() == answer
 

@@ -102,6 +102,13 @@ def test_ids_of_numpy_can_be_saved(column, tmp_path):
     assert rcir.load(retriever.save(tmp_path / "r")).ids.tolist() == ["a", "b", "c"]
 
 
+def test_the_depth_may_be_an_integer_of_numpy():
+    depth = np.int64(50)
+    retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=LABELS[:200], depth=depth)
+    retriever.calibrate(VECTORS[200:590], LABELS[200:590], "constant")
+    assert retriever.retrieve(VECTORS[590], 0.1, 0.1).size >= 1
+
+
 def test_labels_may_be_an_arrow_column_of_lists():
     lists = [["red", "small"], ["red"], ["blue"], []]
     retriever = rcir.Retriever.from_embeddings(VECTORS[:4], labels=pa.array(lists))

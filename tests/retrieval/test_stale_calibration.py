@@ -157,7 +157,7 @@ def test_an_empty_gallery_or_search_and_a_lone_encoder_are_refused(retriever, sp
     parts = retriever.encoder, retriever.preprocessing
     with pytest.raises(InvalidData, match="at least one image"):
         Retriever.build(*parts, splits.gallery.subset(np.arange(0)))
-    with pytest.raises(InvalidConfig, match="at least 1 candidate"):
+    with pytest.raises(InvalidConfig, match="whole number, at least 1"):
         Retriever.build(*parts, splits.gallery, depth=0)
     for encoder, preprocessing in ((parts[0], None), (None, parts[1])):
         with pytest.raises(InvalidConfig, match="preprocessing"):

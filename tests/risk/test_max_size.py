@@ -94,3 +94,5 @@ def test_a_retriever_returns_no_larger_set(options):
     assert max(answer.size for answer in answers) == limit
     assert answers[0].guarantee.request.max_size == limit
     assert answers[0].guarantee.to_dict()["max_size"] == limit
+    huge = retriever.retrieve(vectors[800:], alpha, 0.1, max_size=10**30, **options)
+    assert [answer.size for answer in huge] == [answer.size for answer in unlimited]

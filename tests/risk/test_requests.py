@@ -113,7 +113,7 @@ def test_a_group_is_certified_by_its_own_queries(group, rule, calibration, group
 def test_labels_of_a_group_are_counted_if_all_queries_have_one(rule, groups):
     labels = np.arange(500) % 8
     for known, n_labels in ((labels, 2), (np.where(groups == "b", UNMATCHED, labels), None)):
-        labelled = replace(rule, calibration=in_population(rule.evidence, labels=known))
+        labelled = replace(rule, evidence=in_population(rule.evidence, labels=known))
         assert labelled.guarantee(make_request(0.3, 0.1, group="a")).n_labels == n_labels
 
 
