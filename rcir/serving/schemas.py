@@ -52,7 +52,7 @@ Numbers: TypeAlias = Annotated[list[float], FirstFault(), Field(max_length=MAX_D
 
 
 class Body(BaseModel):
-    """The fields of a request; other fields are refused."""
+    """The fields of a request or an answer; there are no others."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -208,7 +208,7 @@ class Refusal(Body):
     required_calibration: int | None = None
 
 
-class Answer(BaseModel):
+class Answer(Body):
     """A set, with its guarantee."""
 
     answer: str | None
@@ -225,7 +225,7 @@ class Answer(BaseModel):
     sentence: str
 
 
-class Answers(BaseModel):
+class Answers(Body):
     """A set for each query, in their order."""
 
     answers: list[Answer]
