@@ -109,6 +109,13 @@ def require_not_negative(options: object, *names: str) -> None:
             raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
 
 
+def require_text(name: str, value: object) -> str:
+    """Return a text, as Python's own, or raise `InvalidConfig` if it is not one."""
+    if not isinstance(value, str):
+        raise InvalidConfig(f"{name} is {value!r}; it must be a text")
+    return str(value)
+
+
 def require_choice(name: str, value: object, literal: Any) -> None:
     """Raise `InvalidConfig` unless a value is in a `Literal`."""
     if value not in get_args(literal):

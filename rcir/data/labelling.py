@@ -227,6 +227,15 @@ def _require_same_spelling(new: Sequence[Any], names: Collection[str]) -> None:
             )
 
 
+def _are_one_hot(labels: Sequence[Any] | NDArray[Any]) -> bool:
+    """Return whether each row is zero but for one 1, and rows have the same length, at least 2."""
+    rows = [list(row) for row in labels]
+    return len(rows[0]) > 1 and all(
+        len(row) == len(rows[0]) and row.count(1) == 1 and row.count(0) == len(row) - 1
+        for row in rows
+    )
+
+
 def _mismatch(values: object, gallery: Relevance) -> InvalidData:
     dtype = values.dtype if isinstance(values, np.ndarray) else "lists"
     return InvalidData(
@@ -248,6 +257,11 @@ def _read_labels(labels: object, as_ids: bool = False) -> NDArray[Any] | list[li
     plain = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind != "O"
     are_lists = [] if plain else [is_list(label) for label in labels]
     if any(are_lists):
+        if all(are_lists) and _are_one_hot(labels):
+            raise InvalidData(
+                f"labels are one-hot, {len(labels[0])} numbers for each image: give the number of "
+                "the label, such as labels.argmax(axis=1)"
+            )
         if not all(are_lists) or not all(isinstance(x, str) for names in labels for x in names):
             raise InvalidData(
                 f"labels are {str(labels)[:40]}: give {LABEL_KINDS}, one for each image"

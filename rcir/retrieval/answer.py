@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.embedding import Embedding, as_vectors
-from rcir.errors import StaleCalibration, printable
+from rcir.errors import InvalidConfig, StaleCalibration, printable
 from rcir.metrics.ranking import Floats
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries, require_alike
@@ -222,7 +222,14 @@ class State:
         model: str | None = None,
     ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
-        guarantees = self.valid_calibration().attainable(requests)
+        calibration = self.valid_calibration()
+        if calibration.sequential:
+            raise InvalidConfig(
+                "at_levels is not available, because calibration queries were added one by one: "
+                "no guarantee holds for several alphas at every moment. Request one alpha with "
+                "`retrieve` and anytime=True, or calibrate again"
+            )
+        guarantees = calibration.attainable(requests)
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []

@@ -311,7 +311,8 @@ class Calibration:
         kind = RuleKind(request.distinct, tuned_on)
         if kind not in self.rules:
             raise InvalidConfig(
-                f"distinct is {request.distinct!r}, but the gallery has no labels: it can be None"
+                f"distinct is {request.distinct!r}, but the gallery's items have no single label "
+                "each: it can be None"
             )
         return self.rules[kind][(request.risk or MISS).name]
 

@@ -73,7 +73,8 @@ class Gallery:
         for field in fields(self):
             values = getattr(self, field.name)
             if values is not None and len(values) != n:
-                name = "labels" if field.name == "relevance" else field.name
+                names = {"relevance": "labels", "uncertainty": "uncertainties"}
+                name = names.get(field.name, field.name)
                 raise InvalidData(f"{len(values)} {name} for {n} vectors: pass one per vector")
         for name in ("norms", "uncertainty"):
             values = getattr(self, name)

@@ -96,7 +96,7 @@ def cluster_items(
             "clusters of gallery items are for leave_one_out=True; pass the clusters of other "
             "queries to `calibrate`"
         )
-    return names, replace(options, clusters="passed", cluster=str(cluster))
+    return names, replace(options, clusters="passed", cluster=cluster)
 
 
 def moments_of(

@@ -15,6 +15,7 @@ from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
+from rcir.options import require_text
 from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
 from rcir.risk.results import TOLERANCE, LabelledResults
 from rcir.store.codec import NOT_STORED, Array
@@ -58,6 +59,10 @@ class VectorOptions:
             raise InvalidConfig(
                 f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
             )
+        object.__setattr__(self, "metric", str(self.metric))
+        if self.model is not None:
+            object.__setattr__(self, "model", require_text("model", self.model))
+        object.__setattr__(self, "cluster", require_text("cluster", self.cluster))
 
     @property
     def left_out(self) -> str | None:
@@ -197,7 +202,8 @@ class Queries:
         set_population(self)
         for name, values in self._parts().items():
             if len(values) != len(self.vectors):
-                raise InvalidData(f"got {len(values)} {name} for {len(self.vectors)} queries")
+                what = "uncertainties" if name == "uncertainty" else name
+                raise InvalidData(f"got {len(values)} {what} for {len(self.vectors)} queries")
         if self.uncertainty is not None and not np.isfinite(self.uncertainty).all():
             wrong = np.flatnonzero(~np.isfinite(self.uncertainty))
             raise InvalidData(

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast, overload
 
 import numpy as np
@@ -233,8 +234,8 @@ class Retriever:
 
     @property
     def label_names(self) -> Mapping[int, str]:
-        """Names of the labels, by label."""
-        return self.searcher.label_names
+        """Names of the labels, by label; they cannot be changed."""
+        return MappingProxyType(self.searcher.label_names)
 
     @property
     def ids(self) -> NDArray[np.object_]:
@@ -509,6 +510,7 @@ class Retriever:
         Raises:
             InvalidConfig: an option is wrong, or the queries were searched already.
             InvalidData: the queries are unsuitable, see `calibrate_splits`.
+            SaveConflict: the retriever was changed otherwise meanwhile.
 
         Example:
             >>> import numpy as np, rcir
@@ -560,6 +562,7 @@ class Retriever:
             InvalidData: the queries are unsuitable; or some of them are images of the gallery, of
                 the tuning split too, or the same (by digests; for images that were encoded again it
                 warns, but not for those in templates, whose vectors combine several images).
+            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         chosen, before = make_options(score_function, **options), self._state
         made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
@@ -652,6 +655,7 @@ class Retriever:
             delta, distinct, group, uncertainty, model: as for `retrieve`.
 
         Raises:
+            InvalidConfig: queries were added to the calibration (`extend_calibration`).
             RiskUnattainable: nothing certifies any of the alphas.
             RcirError: as `retrieve`.
 
@@ -720,6 +724,7 @@ class Retriever:
             StaleCalibration: not calibrated, or the encoder has changed, so that the vectors of the
                 queries are no longer its own.
             InvalidData: it is not known which queries some gallery items match.
+            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         before = self._state
         made, report = recalibrate(before.searcher, before.require_calibration())
@@ -760,6 +765,7 @@ class Retriever:
             InvalidData: the calibration queries come in clusters, or have groups and these do not;
                 or some are of new groups, because `mix="any"` divides delta by their number; or
                 some queries are items of the gallery, of those before, or the same.
+            SaveConflict: the retriever was changed otherwise meanwhile.
 
         Example:
             >>> import numpy as np, rcir

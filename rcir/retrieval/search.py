@@ -29,6 +29,7 @@ from rcir.index import (
     one_minus_cosine,
 )
 from rcir.metrics.labels import NO_CANDIDATE, VOTERS
+from rcir.options import require_text
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import moments_of
@@ -115,9 +116,10 @@ class Searcher:
         """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
-        if len(images) and self.encoder is None and not isinstance(images, Embedding | Queries):
+        if self.encoder is None and not isinstance(images, Embedding | Queries):
             images = as_vectors(images)
-            check_shape(images)
+            if len(images):
+                check_shape(images)
         new_ids = check_ids(ids, len(images), self.gallery.ids.tolist())
         if not len(new_ids) and not (isinstance(labels, Sized) and len(labels)):
             return self
@@ -481,6 +483,7 @@ class Searcher:
         """
         if isinstance(vectors, LabelledResults):
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
+        cluster = require_text("cluster", cluster)
         queries: Any = vectors
         embedded = self.prepare(queries, None, uncertainty, model)
         _require_queries(embedded)

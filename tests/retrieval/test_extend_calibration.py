@@ -72,6 +72,11 @@ def test_anytime_guarantees_rest_on_all_queries_so_far(own, alpha):
     assert "every moment since this gallery was calibrated" in str(after)
 
 
+def test_several_levels_are_refused_with_what_to_do(extended):
+    with pytest.raises(InvalidConfig, match=r"at_levels is not available.*`retrieve`"):
+        extended.at_levels(TEST.vectors, [0.2, 0.3], DELTA, uncertainty=TEST.uncertainty)
+
+
 def test_more_queries_certify_what_fewer_did_not(own):
     with pytest.raises(RiskUnattainable) as refused:
         guarantee(own, 0.001, distinct="label", anytime=True)

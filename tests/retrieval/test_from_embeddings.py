@@ -126,7 +126,7 @@ def test_uncertainties_that_calibrated_are_required_of_every_query(built, tmp_pa
 def test_an_uncertainty_that_did_not_calibrate_is_refused(calibrated):
     with pytest.raises(InvalidData, match="without uncertainties"):
         calibrated.retrieve(QUERIES[0], 0.3, 0.1, uncertainty=0.5)
-    with pytest.raises(InvalidData, match="1 uncertainty"):
+    with pytest.raises(InvalidData, match="1 uncertainties"):
         calibrated.retrieve(QUERIES[:2], 0.3, 0.1, uncertainty=0.5)
 
 
@@ -236,9 +236,12 @@ def test_a_table_of_matches_does_not_know_new_items():
         ({"labels": LABELS[:7]}, "7 labels for"),
         ({"labels": LABELS / 2}, "whole numbers"),
         ({"labels": [*KINDS[LABELS[:299]], 5]}, "whole numbers"),
+        ({"labels": np.eye(CLASSES, dtype=int)[LABELS]}, r"one-hot.*argmax\(axis=1\)"),
+        ({"labels": np.eye(CLASSES)[LABELS].tolist()}, "one-hot"),
+        ({"labels": np.arange(600).reshape(300, 2)}, r"labels are \[\[ *0 "),
         ({"labels": "kind"}, "str"),
         ({"uncertainty": ["high"] * 300}, "number"),
-        ({"uncertainty": np.ones(5)}, "5 uncertainty"),
+        ({"uncertainty": np.ones(5)}, "5 uncertainties"),
         ({"uncertainty": np.full(300, np.inf)}, "infinite"),
     ],
 )
@@ -250,11 +253,35 @@ def test_an_invalid_gallery_is_refused(change, word):
 
 @pytest.mark.parametrize(
     ("option", "word"),
-    [({"metric": "dot"}, "cosine"), ({"index": "hnsw"}, "IndexConfig"), ({"depth": 0}, "at least")],
+    [
+        ({"metric": "dot"}, "cosine"),
+        ({"index": "hnsw"}, "IndexConfig"),
+        ({"depth": 0}, "at least"),
+        ({"depth": "x"}, "whole number"),
+        ({"model": 3}, "model is 3; it must be a text"),
+        ({"leave_one_out": True, "clusters": LABELS, "cluster": 3}, "cluster is 3"),
+    ],
+    ids=["metric", "index", "depth 0", "depth of a text", "model", "cluster"],
 )
 def test_an_invalid_option_is_refused(option, word):
     with pytest.raises(InvalidConfig, match=word):
         rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, **option)
+
+
+def test_options_may_be_texts_of_numpy(tmp_path):
+    options = {"metric": np.str_("euclidean"), "model": np.str_("clip-1")}
+    own = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, **options)
+    assert rcir.load(own.save(tmp_path / "r")).searcher.options == own.searcher.options
+
+
+def test_the_word_for_a_cluster_must_be_a_text(built):
+    with pytest.raises(InvalidConfig, match="cluster is 3"):
+        built.calibrate(QUERIES, KINDS[QUERY_LABELS], clusters=np.arange(500), cluster=3)
+
+
+def test_the_names_of_labels_cannot_be_changed(built):
+    with pytest.raises(TypeError):
+        built.label_names[0] = "another"
 
 
 REPEATED = np.r_[np.arange(500), np.arange(300)]
@@ -271,7 +298,7 @@ REPEATED = np.r_[np.arange(500), np.arange(300)]
         ({"labels": [["kind 1"]] * 500}, "lists"),
         ({"labels": WithinRadius(np.zeros((500, 2)), 1.0)}, "places"),
         ({"uncertainty": ["high"] * 500}, "number"),
-        ({"uncertainty": [1.0]}, "1 uncertainty"),
+        ({"uncertainty": [1.0]}, "1 uncertainties"),
         ({"uncertainty": np.full(500, np.nan)}, "NaN"),
         ({"groups": ["a"]}, r"groups.*\(1,\)"),
         ({"labels": ["unheard of"] * 500, "groups": ["a"]}, r"groups.*\(1,\)"),

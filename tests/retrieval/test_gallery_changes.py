@@ -114,7 +114,7 @@ def test_labels_of_another_kind_or_number_are_refused(own, labels):
         ({"images": np.full((2, 4), np.nan)}, "NaN"),
         ({"images": "ab"}, "list"),
         ({"uncertainty": None}, "uncertainties"),
-        ({"uncertainty": [1.0]}, "uncertainty"),
+        ({"uncertainty": [1.0]}, "1 uncertainties"),
         ({"model": "clip-2"}, "clip-1"),
     ],
     ids=str,

@@ -160,7 +160,7 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
     with pytest.raises(InvalidData, match="label"):
         unlabelled.calibrate_splits(*parts, "reranked")
     unlabelled.calibrate_splits(*parts, "quantile", query_uncertainty="encoder")
-    with pytest.raises(InvalidConfig, match="labels"):
+    with pytest.raises(InvalidConfig, match="no single label each"):
         unlabelled.retrieve(query, 0.3, 0.1, distinct="label")
     # Requests that need no labels get the answers of the labelled gallery.
     for one in (unlabelled, Retriever.load(unlabelled.save(tmp_path / "unlabelled"))):
