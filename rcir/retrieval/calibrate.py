@@ -26,7 +26,7 @@ from rcir.retrieval.query_checks import (
     check_clusters,
     check_matches,
     check_searched,
-    one_of_each_unit,
+    keep_independent,
     vector_distances,
     warn_of_gallery,
     warn_of_likeness,
@@ -73,7 +73,7 @@ def calibrate(
     Raises:
         StaleCalibration: the searcher has changed since it searched.
         InvalidConfig: the gallery's items cannot tune.
-        InvalidData: the queries are unsuitable, see `Retriever.calibrate`, or none has a match.
+        InvalidData: the queries are unsuitable, see `Retriever.calibrate_splits`, or none has a match.
     """
     check_searched(searcher, calibration)
     check_matches(searcher, calibration)
@@ -90,9 +90,9 @@ def calibrate(
         check_clusters(tuning.population, calibration.population)
     tuned_digests = digests([]) if tuned is None else tuned.digests
     require_no_repeats(searcher.foreign_digests, tuned_digests, queries.digests, options.recurring)
-    calibration = one_of_each_unit(searcher, calibration, [] if tuned is None else [tuned])
+    calibration = keep_independent(searcher, calibration, [] if tuned is None else [tuned])
     if tuning is not None:
-        tuning = one_of_each_unit(searcher, tuning, [])
+        tuning = keep_independent(searcher, tuning, [])
         if not searcher.options.leave_one_out:
             distances = vector_distances(searcher, tuning)
             warn_of_copies("queries of the tuning split", distances, searcher.digests is not None)
@@ -219,7 +219,7 @@ def extend(
     check_matches(searcher, queries, are_added=True)
     before = [calibration.tuning_queries, calibration.calibration_queries]
     require_alike(queries_of(queries), calibration.calibration_queries)
-    queries = one_of_each_unit(searcher, queries, [] if recurring else before)
+    queries = keep_independent(searcher, queries, [] if recurring else before)
     if are_items(searcher, queries_of(queries)) != (calibration.left_out is not None):
         raise InvalidData(
             "the retriever was calibrated on items of its gallery, or the queries to add are "
@@ -246,7 +246,7 @@ def check_recent(
     """Compare recent queries with those of a calibration, see `Retriever.check`."""
     rule = calibration.miss_rule
     check_searched(searcher, recent)
-    recent = one_of_each_unit(searcher, recent, [])
+    recent = keep_independent(searcher, recent, [])
     require_alike(queries_of(recent), calibration.calibration_queries)
     cluster = rule.evidence.population.cluster_word or recent.population.cluster_word
     if cluster is not None:

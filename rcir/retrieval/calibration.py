@@ -284,7 +284,7 @@ class Calibration:
         tuned = self.tuning_queries.population.single_labels
         calibrated = self.calibration_queries.population.single_labels
         if calibrated is None:
-            return "not each calibration query has a known, single label: calibrate by clusters"
+            return "some calibration queries have no known, single label: calibrate by clusters"
         if RuleKind(tuned_on="gallery") in self.rules:
             return None
         if tuned is None or np.isin(tuned, calibrated).any():
@@ -361,7 +361,7 @@ class Calibration:
         return guarantees
 
     def certified_size(self, alpha: float) -> CertifiedSize:
-        """Return the mean size of the calibration queries' sets for misses, at its delta."""
+        """Return the mean size of the calibration queries' sets for misses, at the delta of the options."""
         rule = self.miss_rule
         request = make_request(alpha, self.options.delta, **self.required_options)
         size, least = None, None
@@ -486,7 +486,7 @@ class CalibrationReport:
         population = calibration.miss_rule.evidence.population
         if population.cluster_word is not None:
             number, kind = population.n_units, population.cluster_word
-            queries += f" by {kind}, {number} of them, each counted alike"
+            queries += f" in {number} clusters ({kind}), each counted alike"
         others = "items of the gallery" if calibration.tuned_on_gallery else "others"
         new_labels = any(row.new_labels_size is not None for row in self.rows)
         how = f"{self.score_function} sizes, {queries}; {self.n_tuning} {others} fitted the sizes"
@@ -510,7 +510,11 @@ class CalibrationReport:
             if row.mean_size is None:
                 least = row.minimum_alpha
                 line += "  not certified"
-                line += "" if least is None else f"; on new queries from {least:.4g} on"
+                line += (
+                    ""
+                    if least is None
+                    else f"; the smallest alpha to certify on new queries is {least:.4g}"
+                )
             lines.append(line)
         if self.coverage_sentence is not None:
             lines.append(self.coverage_sentence)

@@ -55,10 +55,11 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
     """
     n, is_unmatched = len(queries), queries.n_relevant == 0
     unmatched = int(np.count_nonzero(is_unmatched))
+    name = "queries to add" if are_added else "calibration queries"
     if are_added and n < MIN_ADDED_TO_CHECK:
         return
     if 2 * unmatched <= n:
-        _warn_of_missing_labels(searcher, queries)
+        _warn_of_missing_labels(searcher, queries, name)
         return
     relevance, gallery = queries_of(queries).relevance, searcher.relevance
     reason = ""
@@ -82,13 +83,14 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
             f"none of the {n} calibration queries has a match in the gallery{reason}. Pass labels "
             "or places of both in the same form, or a gallery with items that match"
         )
+    consequence = f", so that no alpha below {unmatched / n:.2f} can be expected to be certified"
     warn(
-        f"{unmatched} of {n} calibration queries have no match in the gallery{reason}. No set "
-        f"serves them, so that no alpha below {unmatched / n:.2f} can be expected to be certified"
+        f"{unmatched} of {n} {name} have no match in the gallery{reason}. No set serves them"
+        + ("" if are_added else consequence)
     )
 
 
-def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults) -> None:
+def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults, name: str) -> None:
     """Warn if queries have labels that no gallery item has, where each has one label."""
     relevance, gallery = queries_of(queries).relevance, searcher.relevance
     if relevance is None or gallery is None or relevance.single is None or gallery.single is None:
@@ -98,8 +100,8 @@ def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults) -> Non
     if len(rows):
         examples = example_labels(relevance.subset(rows), searcher.label_names)
         warn(
-            f"{len(rows)} of {len(queries)} calibration queries have labels that no gallery item "
-            f"has ({examples}); they count as misses"
+            f"{len(rows)} of {len(queries)} {name} have labels that no gallery item has "
+            f"({examples}); they count as misses"
         )
 
 
@@ -133,17 +135,21 @@ def are_items(searcher: Searcher, queries: Queries) -> bool:
     return n_items > 0
 
 
-def one_of_each_unit(
+def keep_independent(
     searcher: Searcher, queries: LabelledResults, others: Sequence[Queries]
 ) -> LabelledResults:
-    """Return one query of each unit that a search leaves out, or raise if others are of one."""
+    """Return one query of each unit with leave_one_out, and all queries without.
+
+    Raises:
+        InvalidData: a query shares its unit with one of `others`.
+    """
     if not searcher.options.leave_one_out:
         return queries
     added = queries_of(queries)
     if others and len(shared := np.flatnonzero(searcher.share_units(added, others))):
         kind = searcher.options.left_out
         raise InvalidData(
-            f"{len(shared)} of {len(added)} calibration queries are of a {kind} that tuned or "
+            f"{len(shared)} of {len(added)} queries are of a {kind} that tuned or "
             f"calibrated before (first row {shared[0]}), so that they are not independent: "
             f"divide the queries by {kind}"
         )
@@ -191,9 +197,9 @@ def warn_of_likeness(
 
 
 def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
-    """(n, k) ascending distances of queries to the nearest vectors of gallery items, k >= 2.
+    """Return (n, k) ascending distances of queries to the nearest vectors of gallery items.
 
-    Distances that an encoder re-ranks by are not comparable with those among queries.
+    k is at least 2 unless the search depth is 1. Distances that an encoder re-ranks by are not comparable with those among queries.
     """
     if searcher.gallery.items is not None:
         return searcher.nearest(queries_of(results).vectors, min(2, searcher.depth))[0]

@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.batches import Embed
 
 _SWAP = threading.RLock()  # held while a state is replaced
-Several: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
+QueryBatch: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 
 
 class Retriever:
@@ -331,8 +331,13 @@ class Retriever:
                 has been saved to it since.
         """
         state = self._state
-        parts = state.searcher, state.calibration, self.origin, self.version_folder
-        self.version_folder = storage.save(storage.StoredRetriever(*parts), folder)
+        stored = storage.StoredRetriever(
+            searcher=state.searcher,
+            calibration=state.calibration,
+            origin=self.origin,
+            version_folder=self.version_folder,
+        )
+        self.version_folder = storage.save(stored, folder)
         return Path(folder)
 
     @staticmethod
@@ -575,12 +580,16 @@ class Retriever:
     ) -> Retrieval: ...
     @overload
     def retrieve(
-        self, query: Several, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
+        self,
+        query: QueryBatch,
+        alpha: Alpha,
+        delta: float | None,
+        **options: Unpack[RequestOptions],
     ) -> list[Retrieval]: ...
 
     def retrieve(
         self,
-        query: ImageLike | Several,
+        query: ImageLike | QueryBatch,
         alpha: Alpha,
         delta: float | None,
         *,
@@ -636,7 +645,7 @@ class Retriever:
 
     def at_levels(
         self,
-        query: Several,
+        query: QueryBatch | NDArray[Any],
         alphas: Sequence[float],
         delta: float,
         *,
@@ -752,8 +761,7 @@ class Retriever:
         Args:
             queries: exchangeable with the calibration queries, searched by this retriever; or
                 vectors (n, d). With groups if those had some. Add them in the order in which they
-                were asked, none left out before the last: if the order depends on the outcome, no
-                guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
+                arrived, without gaps: if the order depends on the outcome, no guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
                 that is fixed beforehand, and then add it as one that matches nothing. Queries by
                 which this retriever was chosen among others must not be added.
             labels, uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.

@@ -44,6 +44,8 @@ class RuleSource:
         uncertainty: name of the uncertainty that both have.
         score_functions: names of the score functions by risk, if they were chosen before; the
             options decide for the others.
+        risks: names of the risks registered when it was made; later ones get the rule of the miss
+            risk.
     """
 
     fits: Fits

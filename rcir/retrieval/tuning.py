@@ -132,8 +132,8 @@ def choose_uncertainty(
 ) -> ChosenUncertainty:
     """Return the uncertainty of queries that the options name, or that needs the smallest sets.
 
-    "auto" compares each alone (`smallest_uncertainty`). That of the encoder is taken even if it is
-    not the best alone, if it makes sets that also depend on the neighbourhood at least 3% smaller.
+    "auto" compares each alone (`smallest_uncertainty`). It prefers the encoder's uncertainty to the
+    best one if sets that also depend on the neighbourhood are then at least 3% smaller.
     """
     if options.query_uncertainty != "auto":
         return ChosenUncertainty(options.query_uncertainty)

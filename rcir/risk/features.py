@@ -68,8 +68,8 @@ class Features:
         """Return an array per feature of the first candidates; they broadcast to (n, columns)."""
         self.check(results)
         number = np.log(np.arange(1.0, columns + 1))[None, :]
-        # Standard normal quantiles of the places of the uncertainties in the tuning split. They are
-        # Widened, so that an image of the split itself counts, however it is rounded.
+        # Standard normal quantiles of the places of the uncertainties in the tuning split. The
+        # uncertainties are widened, so that an image of the split counts in spite of rounding.
         below = np.searchsorted(self.sample, widen(results.uncertainty), side="right")
         normal = ndtri((below + 0.5) / (len(self.sample) + 1))[:, None]
         features: list[Numbers] = [number, normal, number * normal]

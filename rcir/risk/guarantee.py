@@ -185,7 +185,7 @@ class Guarantee:
 def _opening(delta: float | None, conditions: Sequence[str] = (), chosen_among: int = 1) -> str:
     """Return the beginning of the sentence of a guarantee."""
     sure = (
-        "On average over calibrations, of which one that certifies nothing counts as none wrong"
+        "On average over calibrations (one that certifies nothing counts as free of errors)"
         if delta is None
         else f"With probability at least {_stated_confidence(delta)}"
     )
@@ -218,8 +218,8 @@ def promise(
 ) -> str:
     """State the guarantee of the miss risk in numbers of 100 queries.
 
-    `clusters` are number and kind of the clusters that calibrated, `other_labels` is what labels
-    are called if other queries have such that did not calibrate.
+    `clusters` are the number and the kind of the clusters that calibrated. `other_labels` is the
+    plural of what labels are called, if no test query has the label of a calibration query.
     """
     covered, calibrated = "future queries", f"{n_calibration} calibration queries"
     if clusters is not None:

@@ -195,10 +195,9 @@ def register_risk(risk: Risk) -> None:
     if not isinstance(risk, Risk):
         raise InvalidConfig(f"got a {type(risk).__name__}: pass an instance of rcir.risk.Risk")
     valid = isinstance(risk.name, str) and re.fullmatch(r"[a-z][a-z0-9-]*", risk.name)
-    if not valid or risk.name == "main":
+    if not valid:
         raise InvalidConfig(
-            f"the name of a risk is {risk.name!r}; use lower-case letters, digits and hyphens, and "
-            "not 'main'"
+            f"the name of a risk is {risk.name!r}; use lower-case letters, digits and hyphens"
         )
     if risk.abstains or (risk.first_match and not risk.binary):
         raise InvalidConfig(

@@ -57,8 +57,8 @@ class RiskMonitor:
     a few percent of alpha may never be detected.
 
     The order of the losses must not depend on them: pass them in the order in which the queries
-    were asked, none left out before the last. If misses become known sooner than hits, an order by
-    the time at which they do raises false alarms. Wait for a loss that is unknown yet, up to a
+    arrived, without gaps. If misses become known sooner than hits, an order by the time at which
+    they do raises false alarms. Wait for a loss that is unknown yet, up to a
     limit that is fixed beforehand, and then pass 1; an alarm can then also mean that too many
     losses stay unknown.
 
@@ -118,8 +118,8 @@ class RiskMonitor:
         """Add the losses of further queries and return `alarm`.
 
         Args:
-            losses: a number or (m,) numbers in [0, 1], in the order in which the queries were
-                asked, none left out before the last; a miss is 1 or True.
+            losses: a number or (m,) numbers in [0, 1], in the order in which the queries
+                arrived, without gaps; a miss is 1 or True.
 
         Raises:
             InvalidData: a loss is not a number in [0, 1]; the state is then unchanged.

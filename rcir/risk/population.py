@@ -117,7 +117,7 @@ class Population:
         """Return the queries with those of each label as one cluster.
 
         Raises:
-            InvalidConfig: not each query has a known, single label.
+            InvalidConfig: some queries have no known, single label.
         """
         if self.single_labels is None:
             raise InvalidConfig(

@@ -77,7 +77,9 @@ def refusal(
     advice, n, unit = [], calibration.population.n_units, calibration.population.unit_word
     rounded = _rounded_up(minimum_alpha or 1)
     if rounded < 1:
-        advice.append(f"ask for alpha >= {rounded:.4f} (chosen after looking: on new queries)")
+        advice.append(
+            f"request alpha >= {rounded:.4f} (on new queries, as it is chosen after looking)"
+        )
     if required_calibration is not None and required_calibration > n:
         advice.append(
             f"calibrate on about {required_calibration} new {unit}"
@@ -91,7 +93,7 @@ def refusal(
         advice.append(
             "put matches of the queries into the gallery"
             if absent
-            else f"ask for a larger alpha and calibrate on more {unit}"
+            else f"request a larger alpha and calibrate on more {unit}"
         )
     of = "calibration" if unit == "queries" else f"{unit} of calibration"
     at = "on average" if delta is None else f"at delta = {float(delta):g}"

@@ -1,4 +1,4 @@
-"""Requests: what a guarantee is asked to hold for, made from keywords and checked."""
+"""Requests: what a guarantee must cover, made from keywords and checked."""
 
 from __future__ import annotations
 
@@ -177,10 +177,8 @@ def make_request(
     levels = alpha if isinstance(alpha, Mapping) else {options["risk"]: alpha}
     if not levels:
         raise InvalidConfig("alpha names no risk: give a level, or risks with levels")
-    if levels is alpha and (
-        options["risk"] != MISS.name or (len(levels) > 1 and options["abstain"])
-    ):
-        raise InvalidConfig("alpha names several risks: leave risk and abstain as they are")
+    if levels is alpha and options["risk"] != MISS.name:
+        raise InvalidConfig("alpha names the risks itself: leave out risk")
     mix, group = options["mix"], options["group"]
     groups: Groups = "all" if group is None else Group(group)
     if mix is not None:

@@ -184,7 +184,10 @@ def score_ranks(
 
 @dataclass(frozen=True, eq=False)
 class ScaledScore(ScoreFunction):
-    """Scores (k - 1) / scale, hence K = 1 + floor(threshold * scale(u)), scale in (0, 1] of u."""
+    """The k-th candidate has the score (k - 1) / scale(u), u the uncertainty of the query.
+
+    The set at a threshold then has 1 + floor(threshold * scale(u)) candidates; scale is in (0, 1].
+    """
 
     @abstractmethod
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:

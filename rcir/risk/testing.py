@@ -113,8 +113,8 @@ def learn_then_test(
         unit, units = population.unit_word, population.n_units
         of_units = f"{units} {'' if unit == 'queries' else f'{unit} of '}calibration queries"
         raise RiskUnattainable(
-            f"{requested} at delta = {delta:g} cannot be certified with {of_units}: ask for more "
-            f"(the smallest alpha that can be certified{each}: {alone}), or calibrate on more "
+            f"{requested} at delta = {delta:g} cannot be certified with {of_units}: request a "
+            f"larger alpha (the smallest alpha that can be certified{each}: {alone}), or calibrate on more "
             f"{unit}",
             minimum_alpha=next(iter(smallest.values())) if len(alphas) == 1 else None,
             required_calibration=None,
@@ -191,7 +191,7 @@ def selective(
     if len(chosen) == 0:
         smallest = _smallest_of_steps(lambda level: len(certified(level)) > 0)
         needed = required_calibration(alpha, delta) or "half a billion"
-        advice = "" if smallest is None else f"ask for alpha >= {smallest:.4f} on new queries, or "
+        advice = "" if smallest is None else f"request alpha >= {smallest:.4f} on new queries, or "
         raise RiskUnattainable(
             f"alpha = {alpha:g} at delta = {delta:g} cannot be certified among answered queries, "
             f"however few of the {len(calibration)} are answered: {advice}calibrate on more (at "

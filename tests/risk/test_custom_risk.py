@@ -99,7 +99,7 @@ def test_the_table_is_read_only_and_names_are_unique(register):
     with pytest.raises(InvalidConfig, match="Risk"):
         register_risk("fewer-than-three")
     risk = with_fewer_matches_than(3)
-    for changes in ({"name": "main"}, {"name": "a.b"}, {"name": "other", "abstains": True}):
+    for changes in ({"name": "a.b"}, {"name": "other", "abstains": True}):
         with pytest.raises(InvalidConfig, match=r"name|abstain"):
             register_risk(replace(risk, **changes))
 

@@ -250,5 +250,5 @@ def test_too_many_unmatched_queries_are_advised_to_search_deeper():
 def test_nothing_is_advised_that_cannot_be_certified(served, unmatched, bound, alpha):
     error = refusal(alpha, 0.1, matched(served, unmatched), bound)
     assert (error.minimum_alpha, error.required_calibration) == (None, None)
-    assert "ask for alpha >=" not in str(error)
-    assert "ask for alpha >=" not in str(refusal(0.5, 1e-6, matched(1)))  # 1 after rounding
+    assert "request alpha >=" not in str(error)
+    assert "request alpha >=" not in str(refusal(0.5, 1e-6, matched(1)))  # 1 after rounding

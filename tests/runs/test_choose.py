@@ -109,7 +109,7 @@ def test_an_invalid_choice_is_refused_and_marks_nothing(copies, trained, compare
     assert "each named once" in refused(one, two, one)
     assert "no calibrated retriever" in refused(one, trained.path)
     assert "alpha is 2.0" in refused(one, two, alphas=["2"])
-    assert "ask for alpha >= " in refused(one, two, alphas=["0.001", "0.3"])
+    assert "request alpha >= " in refused(one, two, alphas=["0.001", "0.3"])
     measured = RunResults.read(two / TEST)
     replace(measured, queries="others").write(two / TEST)
     assert "queries differ" in refused(one, two)
