@@ -73,7 +73,8 @@ def calibrate(
     Raises:
         StaleCalibration: the searcher has changed since it searched.
         InvalidConfig: the gallery's items cannot tune.
-        InvalidData: the queries are unsuitable, see `Retriever.calibrate_splits`, or none has a match.
+        InvalidData: the queries are unsuitable, see `Retriever.calibrate_splits`, or none has a
+            match.
     """
     check_searched(searcher, calibration)
     check_matches(searcher, calibration)

@@ -361,7 +361,7 @@ class Calibration:
         return guarantees
 
     def certified_size(self, alpha: float) -> CertifiedSize:
-        """Return the mean size of the calibration queries' sets for misses, at the delta of the options."""
+        """Return the mean size of the calibration queries' sets for misses, at their delta."""
         rule = self.miss_rule
         request = make_request(alpha, self.options.delta, **self.required_options)
         size, least = None, None

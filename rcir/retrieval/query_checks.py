@@ -199,7 +199,8 @@ def warn_of_likeness(
 def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
     """Return (n, k) ascending distances of queries to the nearest vectors of gallery items.
 
-    k is at least 2 unless the search depth is 1. Distances that an encoder re-ranks by are not comparable with those among queries.
+    k is at least 2 unless the search depth is 1. Distances that an encoder re-ranks by are not
+    comparable with those among queries.
     """
     if searcher.gallery.items is not None:
         return searcher.nearest(queries_of(results).vectors, min(2, searcher.depth))[0]

@@ -761,9 +761,10 @@ class Retriever:
         Args:
             queries: exchangeable with the calibration queries, searched by this retriever; or
                 vectors (n, d). With groups if those had some. Add them in the order in which they
-                arrived, without gaps: if the order depends on the outcome, no guarantee holds. Wait for a query whose true matches are unknown yet, up to a limit
-                that is fixed beforehand, and then add it as one that matches nothing. Queries by
-                which this retriever was chosen among others must not be added.
+                arrived, without gaps: if the order depends on the outcome, no guarantee holds. Wait
+                for a query whose true matches are unknown yet, up to a limit that is fixed
+                beforehand, and then add it as one that matches nothing. Queries by which this
+                retriever was chosen among others must not be added.
             labels, uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.

@@ -114,8 +114,8 @@ def learn_then_test(
         of_units = f"{units} {'' if unit == 'queries' else f'{unit} of '}calibration queries"
         raise RiskUnattainable(
             f"{requested} at delta = {delta:g} cannot be certified with {of_units}: request a "
-            f"larger alpha (the smallest alpha that can be certified{each}: {alone}), or calibrate on more "
-            f"{unit}",
+            f"larger alpha (the smallest that can be certified{each}: {alone}), or calibrate on "
+            f"more {unit}",
             minimum_alpha=next(iter(smallest.values())) if len(alphas) == 1 else None,
             required_calibration=None,
         )
