@@ -160,7 +160,7 @@ def test_vectors_are_divided_and_counted_by_whole_clusters():
     report = own.calibrate(
         CALIBRATION.vectors, CALIBRATION.labels, clusters=np.arange(400) // 5, cluster="video"
     )
-    assert "280 calibration queries by video, 56 of them" in str(report)
+    assert "280 calibration queries in 56 clusters (video)" in str(report)
     tuned, calibrated = (
         set(one.population.clusters.tolist())
         for one in (own.calibration.tuning_queries, own.calibration.calibration_queries)

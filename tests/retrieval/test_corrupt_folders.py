@@ -151,7 +151,7 @@ INCONSISTENT = {
     "-1 of 2": lambda values, _: set_coverage(values, -1, 2),
     "0 of 0": lambda values, _: set_coverage(values, 0, 0),
     "'doubt'": lambda _, rule: rule.update(uncertainty="doubt"),
-    "calibration queries": lambda _, rule: rule.update(calibration=rule["tuning"]),
+    "calibration queries": lambda _, rule: rule.update(evidence=rule["tuned"]),
 }
 
 

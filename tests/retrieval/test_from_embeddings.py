@@ -83,7 +83,7 @@ def test_sizes_are_certified_on_queries_that_did_not_calibrate(built):
         "at least 0.9",
         "350 calibration queries",
         "150 others",
-        "not certified; on new queries",
+        "not certified; the smallest",
     ):
         assert part in text
     further, labels = draw(2000, 9)
