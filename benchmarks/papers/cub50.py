@@ -28,11 +28,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from tables import Searched, markdown, options, retrieval_scores, search, show, sized, spread
 
 # isort: split
-from birds import KINDS, MODEL, class_folders, halves, weights
+from birds import KINDS, MODEL, class_folders, weights
 
 import rcir
 from rcir.config import parse
@@ -177,9 +178,8 @@ def of_division(
     retriever = rcir.Retriever.from_embeddings(
         vectors[gallery], labels=labels[gallery], uncertainty=first
     )
-    results = retriever.search_labelled(
-        retriever.labelled(vectors[queries], labels[queries], uncertainty=second)
-    )
+    labelled = retriever.labelled(vectors[queries], labels[queries], uncertainty=second)
+    results = retriever.search_labelled(labelled)
     calibration, left = np.split(np.arange(len(queries)), [CALIBRATION])
     tuning, test = np.split(left, [len(left) // 2])
     for rule, (score_function, uncertainty, bound) in RULES.items():
@@ -194,13 +194,20 @@ def of_division(
             query_uncertainty=uncertainty,
         )
         made = retriever.require_calibration()
-        main = made.miss_rule
-        judged = with_uncertainty(retriever.searcher, results[test], made.uncertainty)
-        measured = score(main.score_function, judged)
-        yield from at_levels(rule, bound, main.calibration, measured)
+        searched = with_uncertainty(retriever.searcher, results[test], made.uncertainty)
+        evidence = made.miss_rule.evidence
+        measured = score(made.miss_rule.score_function, searched)
+        yield from at_levels(rule, bound, evidence, measured)
         if rule == "auto":
-            one_size = main.calibration.of_constant_size
-            yield from at_levels(FAIR, bound, one_size, measured.of_constant_size)
+            yield from at_levels(FAIR, bound, evidence.of_constant_size, measured.of_constant_size)
+
+
+def halves(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of half of the photographs of each kind, and of the others, in random order."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    kinds = pd.Series(order).groupby(labels[order])
+    in_half = (kinds.cumcount() < kinds.transform("size") / 2).to_numpy()
+    return order[in_half], order[~in_half]
 
 
 def at_levels(
