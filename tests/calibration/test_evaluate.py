@@ -247,7 +247,7 @@ def test_images_without_one_label_are_retrieved_with_the_guarantee(table):
         *("miss, abstaining", "recall", "false discovery", "miss, whatever alpha"),
         *("miss, group left", "miss, group right", "miss, any mix of groups"),
     }
-    with pytest.raises(InvalidConfig, match="labels"):
+    with pytest.raises(InvalidConfig, match="single label"):
         loaded.retrieve(test.images[0], 0.5, 0.1, distinct="label")
 
 
