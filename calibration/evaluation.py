@@ -24,7 +24,7 @@ class RiskResult:
     """One guarantee, certified and measured: a row on the screen, in the report, MLflow and JSON.
 
     Attributes:
-        guarantee: what is controlled, in words.
+        guarantee: the controlled risk, in words.
         alpha: the requested level.
         delta: the level that certifies it: that of the evaluation, divided by `chosen_among`.
         score_function, bound: how sizes are chosen.
@@ -170,7 +170,7 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Return the numbers to compare retrievers by in MLflow, see docs/mlflow.md.
 
-        They are of the three levels nearest to `ALPHA`. What is not certified is left out.
+        They are of the three levels nearest to `ALPHA`; levels that are not certified are left out.
         """
         numbers: dict[str, float | None] = {}
         for row in sorted(self.rows, key=lambda row: abs(row.alpha - ALPHA))[:HEADLINE_LEVELS]:

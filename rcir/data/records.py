@@ -150,6 +150,6 @@ class Source:
     def from_halves(
         cls, images: ImageSet, trains: NDArray[np.bool_], notes: tuple[str, ...] = ()
     ) -> Source:
-        """Make a zero-shot set of images of which some train, (n,), and the others evaluate."""
+        """Split images by a mask (n,): some train, those of other labels evaluate."""
         train, queries = (images.subset(np.flatnonzero(half)) for half in (trains, ~trains))
         return cls(train, queries, "queries", notes)
