@@ -1,0 +1,154 @@
+"""A fusion of experts, each of which gives every candidate of a query a number.
+
+Each expert becomes a probability by a temperature of its own; the fusion is a weighted product of
+these probabilities. Temperatures and weights are fitted by maximum likelihood on a tuning split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcir.store.codec import Array
+
+MIN_LOG_PROBABILITY = -40.0  # of one expert: none rules out a candidate on its own
+RIDGE = 50.0
+MAX_LOG_TEMPERATURE = 12.0  # relative to the scale of an expert
+
+
+@dataclass(frozen=True, eq=False)
+class Fusion:
+    """A fitted fusion of experts: softmax of the weighted sum of their log probabilities.
+
+    The log probability of expert f is F = max(log softmax(b f), -40) with temperature b, and the
+    fusion is softmax(sum of w F) with weights w >= 0. This is a logarithmic opinion pool (Genest
+    and Zidek, Statistical Science 1986).
+
+    Attributes:
+        temperatures: (e,) b of each expert.
+        weights: (e,) w of each expert.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> right = np.arange(5) == rng.integers(5, size=400)[:, None]
+        >>> experts = np.stack([right + s * rng.normal(size=right.shape) for s in (0.5, 1, 100)])
+        >>> fusion = Fusion.fit(experts, right)
+        >>> bool(fusion.weights[0] > fusion.weights[2])
+        True
+        >>> fusion.log_probabilities(experts).shape
+        (400, 5)
+    """
+
+    temperatures: Annotated[NDArray[np.float64], Array(1)]
+    weights: Annotated[NDArray[np.float64], Array(1)]
+
+    def __post_init__(self) -> None:
+        for name in ("temperatures", "weights"):
+            copy = np.array(getattr(self, name), np.float64)
+            copy.setflags(write=False)
+            object.__setattr__(self, name, copy)
+
+    @classmethod
+    def fit(
+        cls, experts: NDArray[np.float64], right: NDArray[np.bool_], ridge: float = RIDGE
+    ) -> Self:
+        """Fit on queries of a tuning split.
+
+        The weights minimise the sum of negative log likelihoods + ridge |w - t 1|^2, where t is the
+        temperature of the sum of all experts. The likelihood of a query is the probability of all
+        its right candidates together; queries without one are left out.
+
+        Args:
+            experts: (e, n, k) numbers, larger for likelier candidates; -inf where there is no
+                candidate, for all experts alike.
+            right: (n, k) True where a candidate is right.
+            ridge: how strongly the weights are drawn to a common one.
+        """
+        from scipy.optimize import minimize  # slow to import
+
+        usable = (right & np.isfinite(experts[0])).any(axis=1)
+        experts, right = experts[:, usable], right[usable]
+        temperatures = np.array([fit_temperature(expert, right) for expert in experts])
+        logs = expert_log_probabilities(experts, temperatures)
+        common = fit_temperature(logs.sum(axis=0), right)
+        finite = np.where(np.isfinite(logs), logs, 0.0)
+
+        def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            logits = np.where(np.isfinite(logs[0]), np.tensordot(weights, finite, 1), -np.inf)
+            value, gradient = _likelihood(logits, right)
+            return (
+                value + ridge * float(((weights - common) ** 2).sum()),
+                np.tensordot(finite, gradient, 2) + 2 * ridge * (weights - common),
+            )
+
+        start = np.full(len(experts), common)
+        bounds = [(0.0, None)] * len(experts)
+        options = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 500}
+        result = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return cls(temperatures, result.x)
+
+    def log_probabilities(self, experts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, k) log probabilities of candidates by experts (e, n, k), -inf where there is none."""
+        logs = expert_log_probabilities(experts, self.temperatures)
+        total = np.zeros(experts.shape[1:])
+        for weight, expert in zip(self.weights, logs, strict=True):
+            total += np.where(np.isfinite(expert), weight * expert, -np.inf)
+        return log_softmax(total)
+
+
+def expert_log_probabilities(
+    experts: NDArray[np.float64], temperatures: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(e, n, k) log probabilities of each expert, at least -40 where there is a candidate."""
+    logs = log_softmax(
+        np.where(np.isneginf(experts), experts, temperatures[:, None, None] * experts)
+    )
+    return np.where(np.isneginf(experts), -np.inf, np.maximum(logs, MIN_LOG_PROBABILITY))
+
+
+def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
+    """Return the factor b > 0 of numbers (n, k) that makes softmax(b f) likeliest.
+
+    The likelihood of right candidates together need not be concave, so that the search begins on a
+    grid. Experts that do not distinguish candidates get 0.
+    """
+    from scipy.optimize import minimize_scalar
+
+    finite = np.isfinite(expert)
+    gaps = np.where(finite, expert, -np.inf).max(axis=1, keepdims=True, initial=-np.inf) - expert
+    scale = float(np.mean(gaps, where=finite)) if finite.any() else 0.0
+    if not scale > 0:
+        return 0.0
+
+    def loss(log_factor: float) -> float:
+        return _likelihood(np.where(finite, np.exp(log_factor) / scale * -gaps, -np.inf), right)[0]
+
+    grid = np.linspace(-4, MAX_LOG_TEMPERATURE, 17)
+    best = grid[int(np.argmin([loss(value) for value in grid]))]
+    found = minimize_scalar(
+        loss, bounds=(best - 1, best + 1), method="bounded", options={"xatol": 1e-6}
+    )
+    return float(np.exp(found.x) / scale)
+
+
+def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log softmax over the last axis; -inf remains."""
+    highest = logits.max(axis=-1, keepdims=True)
+    shifted: NDArray[np.float64] = logits - np.where(np.isfinite(highest), highest, 0.0)
+    with np.errstate(divide="ignore"):
+        shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def _likelihood(
+    logits: NDArray[np.float64], right: NDArray[np.bool_]
+) -> tuple[float, NDArray[np.float64]]:
+    """Return the sum of negative log likelihoods and its gradient (n, k) by the logits."""
+    logs = log_softmax(logits)
+    highest = np.where(right, logs, -np.inf).max(axis=1, keepdims=True)
+    shares = np.exp(np.where(right, logs - highest, -np.inf))
+    sums = shares.sum(axis=1, keepdims=True)
+    return -float((highest + np.log(sums)).sum()), np.exp(logs) - shares / sums

@@ -1,0 +1,139 @@
+"""Moments, shrinkage and discriminants against scikit-learn, and galleries at the limits."""
+
+import numpy as np
+import pytest
+from sklearn.covariance import ledoit_wolf_shrinkage
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from rcir.label_model import Items, LabelModel
+from rcir.label_model import items as items_module
+from rcir.label_model.discriminants import Discriminants
+from rcir.label_model.items import Moments, shrinkage
+from rcir.store.codec import read, write
+
+
+def gallery(labels, d=6, seed=0, noise=0.7):
+    """Items around the means of their labels, and their vectors."""
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(labels.max() + 1, d))
+    spread = noise * np.linspace(0.3, 1.5, d)
+    vectors = (means[labels] + spread * rng.normal(size=(len(labels), d))).astype(np.float32)
+    return Items(labels, np.arange(len(labels)), vectors.__getitem__), vectors
+
+
+def others(items, vectors, k=50):
+    """The nearest items of other units of all items."""
+    distances = np.linalg.norm(vectors[:, None] - vectors, axis=2)
+    distances[items.units[:, None] == items.units] = np.inf
+    order = np.argsort(distances, axis=1)[:, :k]
+    return np.where(np.isinf(np.take_along_axis(distances, order, axis=1)), -1, order)
+
+
+def fit(items, vectors):
+    return LabelModel.fit(items, np.arange(len(items)), others(items, vectors))
+
+
+@pytest.mark.parametrize(("n", "d"), [(300, 5), (40, 90), (3, 2)])
+def test_shrinkage_is_scikit_learns(n, d):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, d)) * np.linspace(0.1, 3, d)
+    expected = ledoit_wolf_shrinkage(x, assume_centered=True)
+    assert shrinkage(iter(np.array_split(x, 3))) == pytest.approx(expected, rel=1e-9)
+
+
+def test_moments_do_not_depend_on_blocks(monkeypatch):
+    labels = np.random.default_rng(0).integers(9, size=200)
+    items, vectors = gallery(labels)
+    moments = Moments.of(items)
+    monkeypatch.setattr(items_module, "BLOCK_VALUES", 50)
+    blocks = Moments.of(items)
+    for name in ("centre", "means", "within", "total"):
+        np.testing.assert_allclose(getattr(blocks, name), getattr(moments, name), atol=1e-9)
+    assert blocks.within_shrinkage(items) == pytest.approx(moments.within_shrinkage(items))
+    x = vectors.astype(float)
+    np.testing.assert_allclose(moments.total, np.cov(x.T, bias=True) * 200, atol=1e-8)
+    for label in range(9):
+        np.testing.assert_allclose(
+            moments.means[label] + moments.centre, x[labels == label].mean(axis=0), atol=1e-9
+        )
+
+
+def test_discriminants_are_scikit_learns():
+    """With equally many items per label, and its covariance, which divides by N, not N - L."""
+    labels = np.arange(120) % 6
+    items, vectors = gallery(labels)
+    model = Discriminants.fit(items, Moments.of(items))
+    logs = model.scores(model.project(vectors.astype(float)))
+    for expert, r in zip(logs, model.shrinkages, strict=True):
+        lda = LinearDiscriminantAnalysis(
+            solver="lsqr", covariance_estimator=Pooled(r, vectors, labels), priors=np.full(6, 1 / 6)
+        )
+        decision = lda.fit(vectors.astype(float), labels).decision_function(vectors)
+        difference = expert * (1 + 1 / 20) - decision
+        np.testing.assert_allclose(difference, difference[:, :1].repeat(6, axis=1), atol=1e-8)
+
+
+class Pooled:
+    """The shrunk covariance of all residuals, whatever scikit-learn passes."""
+
+    def __init__(self, r, vectors, labels):
+        self.r, self.vectors, self.labels = r, vectors.astype(float), labels
+
+    def get_params(self, deep=True):
+        return {"r": self.r, "vectors": self.vectors, "labels": self.labels}
+
+    def fit(self, _):
+        x, names = self.vectors, np.unique(self.labels)
+        residuals = np.concatenate(
+            [x[self.labels == k] - x[self.labels == k].mean(axis=0) for k in names]
+        )
+        s = residuals.T @ residuals / (len(x) - len(names))
+        self.covariance_ = (1 - self.r) * s + self.r * np.trace(s) / len(s) * np.eye(len(s))
+        return self
+
+
+GALLERIES = {
+    "more dimensions than items": (np.arange(60) % 12, 150, 0.7),
+    "one item per label": (np.arange(60), 6, 0.7),
+    "one label": (np.zeros(40, np.int64), 6, 0.7),
+    "one item": (np.zeros(1, np.int64), 6, 0.7),
+    "copies of one vector per label": (np.arange(60) % 12, 6, 0.0),
+    "few labels with two items": (np.concatenate([np.arange(30), np.arange(12)]), 6, 0.7),
+    "two items of one label": (np.concatenate([np.arange(30), [3]]), 6, 0.7),
+}
+
+
+@pytest.mark.parametrize("name", GALLERIES)
+def test_galleries_at_the_limits(name):
+    labels, d, noise = GALLERIES[name]
+    items, vectors = gallery(labels, d, noise=noise)
+    model = fit(items, vectors)
+    candidates = others(items, vectors)
+    queries = vectors[:5] + np.float32(0.01)
+    for left_out in (None, items.units[:5]):
+        logs = model.log_probabilities(items, queries, candidates[:5], left_out)
+        assert logs.shape == (5, len(np.unique(labels)))[0:2] or len(labels) == 1
+        assert not np.isnan(logs).any()
+        possible = np.isfinite(logs).any(axis=1)
+        np.testing.assert_allclose(np.exp(logs).sum(axis=1)[possible], 1)
+        assert possible.all() or len(np.unique(labels)) == 1
+
+
+def test_constant_vectors_and_no_candidates():
+    labels = np.arange(60) % 12
+    vectors = np.ones((60, 4), np.float32)
+    items = Items(labels, np.arange(60), vectors.__getitem__)
+    model = fit(items, vectors)
+    logs = model.log_probabilities(items, vectors[:3], np.full((3, 4), -1))
+    np.testing.assert_allclose(logs, -np.log(12))
+
+
+@pytest.mark.parametrize("name", ["two items of one label", "few labels with two items"])
+def test_stored_models_answer_alike(name, tmp_path):
+    labels, d, noise = GALLERIES[name]
+    items, vectors = gallery(labels, d, noise=noise)
+    model = fit(items, vectors)
+    write(model, tmp_path, "model")
+    restored = read(LabelModel, tmp_path, "model")
+    logs = [m.log_probabilities(items, vectors, others(items, vectors)) for m in (model, restored)]
+    np.testing.assert_array_equal(*logs)
