@@ -141,7 +141,7 @@ class LabelModel:
         )
         codes = self._codes(items.labels[candidates])
         nearest = nearest_of_labels(distances, codes, candidates >= 0, len(self.labels))
-        half = -(nearest[1] ** 2)[None]
+        half: Floats = -(nearest[1:2] ** 2)
         if model is None:
             return half
         scores = model.scores(model.project(vectors), removal)

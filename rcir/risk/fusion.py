@@ -36,7 +36,7 @@ class Fusion:
         >>> right = np.arange(5) == rng.integers(5, size=400)[:, None]
         >>> experts = np.stack([right + s * rng.normal(size=right.shape) for s in (0.5, 1, 100)])
         >>> fusion = Fusion.fit(experts, right)
-        >>> bool(fusion.weights[0] > fusion.weights[2])
+        >>> bool(fusion.temperatures[0] > fusion.temperatures[2])
         True
         >>> fusion.log_probabilities(experts).shape
         (400, 5)
