@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-HELPERS = {"cai2025", "common", "loops", "papers/tables"}  # modules that scripts share
+HELPERS = {"cai2025", "common", "loops", "recipes", "papers/tables"}  # modules that scripts share
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
