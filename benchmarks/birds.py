@@ -73,6 +73,7 @@ def main() -> None:
             "upper end": row.risk_high,
             "mean size": row.mean_size,
             "one size": row.constant_size,
+            "logistic": row.logistic_size,
         }
         for name, value in values.items():
             if row.certified and value is not None:

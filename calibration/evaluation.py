@@ -17,6 +17,7 @@ HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ece", "ood
 # Attributes of `Evaluation` that are plain values in `results.json`.
 PLAIN = [*("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth")]
 PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_among", "left_out"]
+PLAIN += ["logistic"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class RiskResult:
         risk_low, risk_high: 95% confidence interval of the risk, see `rcir.risk.risk_interval`.
         mean_size: mean set size over the test queries that got an answer.
         constant_size: size at the same alpha and delta if all sets had the same.
+        logistic_size: mean size of the sets of a logistic regression at the same alpha and delta,
+            see `calibration.logistic`; None where it was not fitted.
         answered: share of test queries that got an answer.
         refusal: why it is not certified, and what would help.
     """
@@ -48,6 +51,7 @@ class RiskResult:
     risk_high: float | None = None
     mean_size: float | None = None
     constant_size: float | None = None
+    logistic_size: float | None = None
     answered: float | None = None
     refusal: str | None = None
 
@@ -56,18 +60,19 @@ class RiskResult:
         """True if some threshold certifies the guarantee."""
         return self.threshold is not None
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of a table: certified, risk, interval, mean size, one size for all."""
+    def cells(self) -> dict[str, str]:
+        """Return the cells of a table by the names of their columns."""
         interval = ""
         if self.risk_low is not None and self.risk_high is not None:
             interval = f"{self.risk_low:.4f} to {self.risk_high:.4f}"
-        return (
-            "yes" if self.certified else "no",
-            "" if self.test_risk is None else f"{self.test_risk:.4f}",
-            interval,
-            "" if self.mean_size is None else f"{self.mean_size:.2f}",
-            "" if self.constant_size is None else f"{self.constant_size:.4g}",
-        )
+        return {
+            "certified": "yes" if self.certified else "no",
+            "measured risk": "" if self.test_risk is None else f"{self.test_risk:.4f}",
+            "95% interval": interval,
+            "mean size": "" if self.mean_size is None else f"{self.mean_size:.2f}",
+            "one size": "" if self.constant_size is None else f"{self.constant_size:.4g}",
+            "logistic": "" if self.logistic_size is None else f"{self.logistic_size:.2f}",
+        }
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class Evaluation:
             or "moment"; None if queries are not gallery items.
         other_labels: the plural of what the labels are called, if no test query has the label of a
             calibration query.
+        logistic: how `RiskResult.logistic_size` was measured, or why it was not, in a sentence.
     """
 
     dataset: str
@@ -151,6 +157,7 @@ class Evaluation:
     labels: str | None
     left_out: str | None
     other_labels: str | None
+    logistic: str
 
     @property
     def certified(self) -> list[RiskResult]:

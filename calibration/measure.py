@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.evaluation import Evaluation, Part, RiskResult, find_headline
+from calibration.logistic import Logistic, score_by_logistic
 from calibration.quality import assess
 from calibration.splits import SearchedSplits
 from rcir.errors import InvalidConfig, RiskUnattainable
@@ -53,7 +54,8 @@ def measure(
     """
     retriever, test = splits.retriever, splits.test
     calibration = retriever.require_calibration()
-    rows, others, curve = measure_guarantees(splits, alphas, delta)
+    logistic = score_by_logistic(splits)
+    rows, others, curve = measure_guarantees(splits, alphas, delta, logistic)
     quality = assess(splits)
     uncertainties = {} if report is None else dict(report.chosen.sizes)
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
@@ -89,11 +91,12 @@ def measure(
         labels=_state_labels(calibration, share),
         left_out=calibration.left_out,
         other_labels=f"{test.population.label_word}s" if share == 0 else None,
+        logistic=logistic.sentence,
     )
 
 
 def measure_guarantees(
-    splits: SearchedSplits, alphas: Sequence[float], delta: float
+    splits: SearchedSplits, alphas: Sequence[float], delta: float, logistic: Logistic
 ) -> tuple[list[RiskResult], list[RiskResult], list[RiskResult]]:
     """Measure the miss risk at each alpha, and all else that the calibration queries certify.
 
@@ -131,6 +134,11 @@ def measure_guarantees(
             if not (request.abstain or impossible):
                 size = rule.constant_size(request, queries, calibration.chosen_among)
                 row = replace(row, constant_size=size)
+                scored, tested = logistic.calibration, logistic.test
+                if guarantee == MISS.key and scored is not None and tested is not None:
+                    baseline = replace(rule, tuned=scored, evidence=scored)
+                    size = baseline.mean_size(request, tested, calibration.chosen_among)
+                    row = replace(row, logistic_size=size)
             rows.append(row)
         return rows
 
@@ -140,7 +148,7 @@ def measure_guarantees(
         for row in measure_levels(guarantee, options, alphas)
     ]
     levels = sorted({*CURVE_ALPHAS, *alphas})
-    curve = measure_levels("miss", calibration.required_options, levels)
+    curve = measure_levels(MISS.key, calibration.required_options, levels)
     by_alpha = {row.alpha: row for row in curve}
     return [by_alpha[alpha] for alpha in alphas], others, [row for row in curve if row.certified]
 

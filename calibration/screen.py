@@ -33,15 +33,15 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 def print_table(evaluation: Evaluation) -> None:
     """Print the measured risk and size at each level, and what sizes the sets."""
-    table = Table("alpha", "certified", "measured risk", "95% interval", "mean size", "one size")
+    table = Table("alpha", *(name.replace(" ", "\n") for name in evaluation.rows[0].cells()))
     for column in table.columns:
         column.justify = "right"
     for row in evaluation.rows:
-        table.add_row(f"{row.alpha:g}", *(cell or "-" for cell in row.cells()))
+        table.add_row(f"{row.alpha:g}", *(cell or "-" for cell in row.cells().values()))
     console.print(table)
     console.print(
         "Mean size: images per query. One size: what every query would need if all sets were "
-        "equally large, of the same images in the same order."
+        "equally large, of the same images in the same order. " + evaluation.logistic
     )
     for sentence in (*remarks(evaluation), size_source(evaluation)):
         console.print(sentence)

@@ -137,8 +137,14 @@ class SetRule:
             tuned=self.tuned.of_constant_size,
             evidence=self.evidence.of_constant_size,
         )
+        return baseline.mean_size(request, queries.of_constant_size, chosen_among)
+
+    def mean_size(
+        self, request: Request, queries: ScoredResults, chosen_among: int = 1
+    ) -> float | None:
+        """Return the mean size of the sets of queries that the rule scored, see `constant_size`."""
         try:
-            threshold = baseline.guarantee(request, chosen_among).threshold
+            threshold = self.guarantee(request, chosen_among).threshold
         except RiskUnattainable:
             return None
-        return float(queries.of_constant_size.sizes(threshold).mean())
+        return float(queries.sizes(threshold).mean())

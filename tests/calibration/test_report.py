@@ -79,24 +79,26 @@ def assert_cells(cells, values, **tolerances):
 
 
 def assert_measured(cells, row):
-    """Compare cells with a row: certified, measured risk, interval, mean size, one size for all."""
+    """Compare cells with a row: certified, risk, interval, mean size, one size, logistic."""
     certified = "no" if row.threshold is None else "yes"
     assert_cells(cells[:2], [certified, row.test_risk], abs=6e-5)
     interval = cells[2].split(" to ") if cells[2] else ["", ""]
     assert_cells(interval, [row.risk_low, row.risk_high], abs=6e-5)
-    assert_cells(cells[3:], [row.mean_size, row.constant_size], abs=6e-3, rel=1e-3)
+    sizes = row.mean_size, row.constant_size, row.logistic_size
+    assert_cells(cells[3:], sizes, abs=6e-3, rel=1e-3)
 
 
 def test_the_first_tables_state_what_was_measured(outcome, tables):
     rows, others, *_ = tables
     for cells, row in zip(rows[1:], outcome.evaluation.rows, strict=True):
         assert_cells(cells[:1], [row.alpha])
-        assert_measured(cells[1:6], row)
-        assert_cells(cells[6:], [row.threshold], rel=1e-3)
+        assert_measured(cells[1:7], row)
+        assert_cells(cells[7:], [row.threshold], rel=1e-3)
+        assert (row.logistic_size is None) == (row.threshold is None)
     for cells, row in zip(others[1:], outcome.evaluation.others, strict=True):
         assert_cells(cells[:2], [row.guarantee, row.alpha])
-        assert_measured(cells[2:7], row)
-        assert_cells(cells[7:], [row.answered], abs=6e-4)
+        assert_measured(cells[2:8], row)
+        assert_cells(cells[8:], [row.answered], abs=6e-4)
 
 
 def test_a_table_states_how_the_score_function_was_chosen(chosen):
@@ -145,11 +147,12 @@ def test_the_screen_shows_the_same_numbers(outcome, capsys, monkeypatch):
     screen.print_evaluation(outcome.evaluation)
     shown = capsys.readouterr().out
     lines = [re.sub(r"[^\w.,-]+", " ", line) for line in shown.splitlines()]
-    assert any(line.split() == ["0.001", "no", "-", "-", "-", "-"] for line in lines)
+    assert any(line.split() == ["0.001", "no", "-", "-", "-", "-", "-"] for line in lines)
     for row in outcome.evaluation.certified:
         (line,) = (line for line in lines if f" {row.alpha:g} yes" in line)
         interval = f"{row.risk_low:.4f} to {row.risk_high:.4f}"
-        assert f"{row.test_risk:.4f} {interval} {row.mean_size:.2f} {row.constant_size:g}" in line
+        sizes = f"{row.mean_size:.2f} {row.constant_size:g} {row.logistic_size:.2f}"
+        assert f"{row.test_risk:.4f} {interval} {sizes}" in line
 
 
 def result(alpha=0.2, risk=0.15, low=0.1, high=0.2, size=1.5, **changed):
