@@ -18,7 +18,7 @@ from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
 from rcir.risk import Guarantee, Request, SearchResults
-from rcir.risk.results import set_sizes
+from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
 
 # Larger batches need more memory, smaller ones more time per query.
@@ -36,6 +36,10 @@ class Retrieval:
         ids: names of the items.
         distances: (size,) L2 distances in embedding space; ascending, unless the score function
             reorders candidates ("reranked", "match-probability").
+        probabilities: (size,) estimated probability of each item to be a true match, on average
+            over queries like those that calibrated; nothing is guaranteed of it, see
+            `rcir.risk.probability`.
+        match_probability: the same of the set, to hold a true match; None if it is empty.
         uncertainty: of the query; larger is less certain; comparable within one retriever only.
         guarantee: what is guaranteed of this set.
         labels: of the items, if the gallery has labels: names if its data set has them, else
@@ -48,15 +52,18 @@ class Retrieval:
 
     ids: tuple[str, ...]
     distances: NDArray[np.float32]
+    probabilities: NDArray[np.float64]
+    match_probability: float | None
     uncertainty: float
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
     label_calibrated: bool | None = None
 
     def __post_init__(self) -> None:
-        others = (len(self.distances), len(self.ids if self.labels is None else self.labels))
-        if others != (len(self.ids),) * 2:
-            raise ValueError(f"{len(self.ids)} ids, but distances and labels number {others}")
+        labels = self.ids if self.labels is None else self.labels
+        others = {len(values) for values in (self.distances, self.probabilities, labels)}
+        if others != {len(self.ids)}:
+            raise ValueError(f"{len(self.ids)} ids, but other values of items number {others}")
 
     @property
     def size(self) -> int:
@@ -75,18 +82,22 @@ class Retrieval:
         """Return the items as text, without the guarantee, which answers share."""
         if self.abstained:
             return f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
-        head = f"{self.size} image{'s' * (self.size > 1)}, uncertainty {self.uncertainty:.4g}"
+        head = (
+            f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
+            f"{_rounded(self.match_probability or 0.0)}, uncertainty {self.uncertainty:.4g}"
+        )
         names = ["id", *map(printable, self.ids)]
         labels = self.labels or ()
         if any(isinstance(label, str) for label in labels):  # numbers would tell a reader nothing
             width = max(map(len, names))
             columns = zip(names, ("label", *map(printable, labels)), strict=True)
             names = [f"{name:{width}}  {label}" for name, label in columns]
+        items = zip(names[1:], self.distances, self.probabilities, strict=True)
         rows = (
-            f"{rank:4d}  {distance:8.4f}  {name}"
-            for rank, (name, distance) in enumerate(zip(names[1:], self.distances, strict=True), 1)
+            f"{rank:4d}  {distance:8.4f}  {_rounded(probability):>11}  {name}"
+            for rank, (name, distance, probability) in enumerate(items, 1)
         )
-        return "\n".join([head, f"rank  distance  {names[0]}", *rows])
+        return "\n".join([head, f"rank  distance  probability  {names[0]}", *rows])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -94,15 +105,25 @@ class Retrieval:
 
     def own_values(self) -> dict[str, Any]:
         """Return plain values without the guarantee, which answers share."""
+        likely = self.match_probability
         return {
             "ids": list(self.ids),
             "labels": None if self.labels is None else list(self.labels),
             "distances": [round(float(distance), 6) for distance in self.distances],
+            "probabilities": self.probabilities.round(6).tolist(),
+            "match_probability": likely if likely is None else round(likely, 6),
             "size": self.size,
             "abstained": self.abstained,
             "label_calibrated": self.label_calibrated,
             "uncertainty": self.uncertainty,
         }
+
+
+def _rounded(probability: float) -> str:
+    """Return a probability with two digits, never as 0 or 1."""
+    if 0.005 <= probability <= 0.995:
+        return f"{probability:.2f}"
+    return "<0.01" if probability < 0.5 else ">0.99"
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +132,17 @@ class AtLevels:
 
     Attributes:
         alphas: the levels that are certified, ascending.
-        sizes: (m,) size of the set at each; it holds the first items of `largest`.
+        sizes: (m,) size of the set at each; it holds the first items of `largest`, with their
+            probabilities.
+        match_probabilities: (m,) that the set at each holds a true match; each is estimated by
+            itself, so that that of a larger set may be a little smaller.
         largest: the answer at the smallest alpha.
         guarantees: what is guaranteed of the set at each alpha.
     """
 
     alphas: tuple[float, ...]
     sizes: NDArray[np.int64]
+    match_probabilities: NDArray[np.float64]
     largest: Retrieval
     guarantees: tuple[Guarantee, ...]
 
@@ -234,10 +259,15 @@ class State:
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
         for results, ranking, largest in self._sets(queries, strictest, uncertainty, model):
-            sizes = [set_sizes(ranking.scores, each.threshold) for each in guarantees]
+            sizes = [sizes_of(ranking, each) for each in guarantees]
+            probabilities = [
+                calibration.match_probabilities(ranking, by_query, each)[1]
+                for by_query, each in zip(sizes, guarantees, strict=True)
+            ]
             sets = self._retrievals(results, ranking, largest, strictest)
-            for by_level, largest_set in zip(np.stack(sizes, axis=1), sets, strict=True):
-                answers.append(AtLevels(alphas, by_level, largest_set, tuple(guarantees)))
+            parts = (np.stack(sizes, axis=1), np.stack(probabilities, axis=1), sets)
+            for by_level, likely, largest_set in zip(*parts, strict=True):
+                answers.append(AtLevels(alphas, by_level, likely, largest_set, tuple(guarantees)))
         return answers
 
     def _sets(
@@ -272,8 +302,7 @@ class State:
     ) -> list[Retrieval]:
         """Return the answers that have ranked search results and set sizes."""
         # One look-up for all items; each answer is a slice of it.
-        row = np.repeat(np.arange(len(sizes)), sizes)
-        rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        row, rank = cells_of(sizes)
         column = rank if ranking.columns is None else ranking.columns[row, rank]
         positions = results.require("positions")[row, column]
         distances = results.require("distances")[row, column]
@@ -281,13 +310,17 @@ class State:
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0
         calibrated = self._label_calibrated(results, ranking)
-        parts = (sizes.tolist(), results.uncertainty.tolist(), calibrated)
-        for size, uncertainty, label_calibrated in zip(*parts, strict=True):
+        calibration = self.require_calibration()
+        likely, set_likely = calibration.match_probabilities(ranking, sizes, guarantee)
+        parts = (sizes.tolist(), set_likely.tolist(), results.uncertainty.tolist(), calibrated)
+        for size, probability, uncertainty, label_calibrated in zip(*parts, strict=True):
             part = slice(start, start := start + size)
             retrievals.append(
                 Retrieval(
                     tuple(ids[part]),
                     distances[part],
+                    likely[part],
+                    probability if size else None,
                     uncertainty,
                     guarantee,
                     None if labels is None else labels[part],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct, RequestOptions
+from rcir.risk.probability import MatchProbabilities
 from rcir.risk.request import conflict
+from rcir.risk.score_functions import Ranking
 from rcir.risk.selection import ComparedSizes
 from rcir.store.codec import Array
 
@@ -128,6 +130,9 @@ class Calibration:
     attempts: int = 1
     left_out: str | None = None
     _guarantees: dict[Request, Guarantee] = field(default_factory=dict, init=False, repr=False)
+    _probabilities: dict[Any, MatchProbabilities] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if RuleKind(tuned_on=self.tuned_on) not in self.rules:
@@ -343,6 +348,20 @@ class Calibration:
     def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""
         return request in self._guarantees
+
+    def match_probabilities(
+        self, ranking: Ranking, sizes: NDArray[np.int64], guarantee: Guarantee
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return probabilities of items and sets, see `MatchProbabilities.of_sets`.
+
+        They are fitted once for all levels of a request.
+        """
+        request = guarantee.request
+        rule = self.rule_for(request)
+        key = rule, request.group, request.labels
+        if key not in self._probabilities:
+            self._probabilities[key] = rule.match_probabilities(request)
+        return self._probabilities[key].of_sets(ranking, sizes, guarantee)
 
     def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:
         """Certify requests with ascending alphas; those that nothing certifies are left out.

@@ -11,9 +11,10 @@ from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify, check_depths
 from rcir.risk.guarantee import Guarantee
+from rcir.risk.probability import MatchProbabilities, sizes_of
 from rcir.risk.refusals import refused
 from rcir.risk.request import Request
-from rcir.risk.results import ScoredResults, SearchResults, set_sizes
+from rcir.risk.results import ScoredResults, SearchResults
 from rcir.risk.score_functions import Ranking, ScoreFunction
 
 
@@ -110,13 +111,15 @@ class SetRule:
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.evidence.depth}: search alike"
             )
-        limit = guarantee.selection_threshold
         ranking = self.score_function.rank(results, guarantee.threshold)
-        if limit is not None:
-            return ranking, (ranking.selection_score <= limit).astype(np.int64)
-        sizes = set_sizes(ranking.scores, guarantee.threshold)
-        max_size = guarantee.request.max_size or results.depth
-        return ranking, np.minimum(sizes, min(max_size, results.depth))
+        return ranking, sizes_of(ranking, guarantee)
+
+    def match_probabilities(self, request: Request) -> MatchProbabilities:
+        """Return the probabilities of candidates, for queries of those that a request covers."""
+        queries = self.evidence.of_group(request.group)
+        if request.labels == "new":
+            queries = queries.by_label()
+        return MatchProbabilities.fit(queries, self.tuned)
 
     def constant_size(
         self, request: Request, queries: ScoredResults, chosen_among: int = 1

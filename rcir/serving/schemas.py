@@ -216,6 +216,8 @@ class Answer(Body):
     ids: list[str]
     labels: list[int] | list[str] | None
     distances: list[float]
+    probabilities: list[float]
+    match_probability: float | None
     size: int
     abstained: bool
     label_calibrated: bool | None

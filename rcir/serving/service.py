@@ -126,6 +126,7 @@ class Service:
             "version": served.version,
             "alphas": list(levels.alphas),
             "sizes": levels.sizes.tolist(),
+            "match_probabilities": levels.match_probabilities.round(6).tolist(),
             "mean_sizes": means,
             "sentences": [str(guarantee) for guarantee in levels.guarantees],
             "uncertainty_rank": served.uncertainty_rank(levels.largest),

@@ -332,13 +332,14 @@ def changed(**changes):
 
 def retrieval(labels=(4, 7)):
     distances = np.array([0.25, 1.5], np.float32)
-    return Retrieval(("near", "far"), distances, 0.125, GUARANTEE, labels)
+    probabilities = np.array([0.75, 0.0004])
+    return Retrieval(("near", "far"), distances, probabilities, 0.998, 0.125, GUARANTEE, labels)
 
 
 def test_the_text_of_an_answer_lists_the_items_in_order():
     head, _, *rows, guarantee = str(retrieval()).splitlines()
-    assert head.startswith("2 images")
-    assert " ".join(rows).split() == ["1", "0.2500", "near", "2", "1.5000", "far"]
+    assert head.startswith("2 images, holds a match with probability >0.99")
+    assert " ".join(rows).split() == ["1", "0.2500", "0.75", "near", "2", "1.5000", "<0.01", "far"]
     assert guarantee == str(GUARANTEE)
 
 
@@ -350,6 +351,8 @@ def test_an_answer_survives_json(labels):
         "ids": ["near", "far"],
         "label_calibrated": None,
         "distances": [0.25, 1.5],
+        "probabilities": [0.75, 0.0004],
+        "match_probability": 0.998,
         "labels": None if labels is None else [4, 7],
         "size": 2,
         "uncertainty": 0.125,
@@ -359,10 +362,11 @@ def test_an_answer_survives_json(labels):
 
 def test_an_abstention_says_so_in_print_and_in_json():
     guarantee = changed(abstain=True, threshold=0.0, selection_threshold=0.25)
-    none = Retrieval((), np.zeros(0, np.float32), 3.5, guarantee, ())
+    none = Retrieval((), np.zeros(0, np.float32), np.zeros(0), None, 3.5, guarantee, ())
     assert none.abstained
     assert str(none).startswith("no answer")
     values = json.loads(json.dumps(none.to_dict()))
+    assert (values["probabilities"], values["match_probability"]) == ([], None)
     assert (values["ids"], values["size"], values["abstained"]) == ([], 0, True)
     assert "selection score of 0.25" in str(guarantee)
     assert "threshold" not in str(guarantee)
@@ -373,7 +377,9 @@ def test_an_abstention_says_so_in_print_and_in_json():
 )
 def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labels):
     with pytest.raises(ValueError, match="ids"):
-        Retrieval(ids, np.zeros(distances, np.float32), 0.1, GUARANTEE, labels)
+        Retrieval(
+            ids, np.zeros(distances, np.float32), np.ones(len(ids)), 0.5, 0.1, GUARANTEE, labels
+        )
 
 
 @pytest.mark.parametrize(
