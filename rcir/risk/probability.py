@@ -206,9 +206,7 @@ class MatchProbabilities:
         """Return probabilities (m,) of items, and sums (n,) of those to be the first match."""
         row, rank = cells_of(sizes)
         matches, first_matches = self.of_candidates(ranking, row, rank)
-        sums = np.zeros(len(sizes))
-        np.add.at(sums, row, first_matches)
-        return matches, sums
+        return matches, np.bincount(row, first_matches, len(sizes)).astype(np.float64)
 
 
 def sizes_of(ranking: Ranking, guarantee: Guarantee) -> NDArray[np.int64]:
