@@ -16,7 +16,6 @@ from calibration.quality import assess
 from calibration.splits import SearchedSplits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.calibration import Calibration, CalibrationReport
-from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.risk import (
     RISKS,
     Guarantee,
@@ -110,9 +109,7 @@ def measure_guarantees(
     def score_test_queries(rule: SetRule, distinct: Distinct) -> ScoredResults:
         if rule is calibration.miss_rule:
             return splits.scored_test
-        results = with_uncertainty(retriever.searcher, splits.test, rule.uncertainty)
-        if distinct is not None:
-            results = results.first_of_each_label()
+        results = calibration.arrange(retriever.searcher, splits.test, rule, distinct)
         return score(rule.score_function, results)
 
     def measure_levels(

@@ -62,7 +62,8 @@ def assess(splits: SearchedSplits) -> Quality:
     """
     retriever, test, images = splits.retriever, splits.test, splits.images
     searcher = retriever.searcher
-    tuning = retriever.require_calibration().miss_rule.tuned.require("uncertainty")
+    rule = retriever.require_calibration().miss_rule
+    tuning = (rule.tuned or rule.evidence).require("uncertainty")
     low, high = float(tuning.min()), float(tuning.max())
     scores = score_rankings(test.relevant, test.n_relevant, [k for k in KS if k <= retriever.depth])
     matched = np.flatnonzero(test.n_relevant > 0)

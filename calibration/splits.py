@@ -44,8 +44,9 @@ class SearchedSplits:
     @cached_property
     def scored_test(self) -> ScoredResults:
         """The test queries, scored by the main rule of the calibration."""
-        rule = self.retriever.require_calibration().miss_rule
-        test = with_uncertainty(self.retriever.searcher, self.test, rule.uncertainty)
+        calibration = self.retriever.require_calibration()
+        rule = calibration.miss_rule
+        test = calibration.arrange(self.retriever.searcher, self.test, rule)
         return score(rule.score_function, test)
 
     def with_calibrated_uncertainty(self) -> Self:

@@ -14,6 +14,7 @@ from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, StaleCalibration, printable
 from rcir.metrics.ranking import Floats
 from rcir.retrieval.calibration import Calibration
+from rcir.retrieval.label_ranking import nearest_of_labels
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
@@ -287,9 +288,7 @@ class State:
             candidates = self.searcher.candidates(prepared[rows])
             for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                 batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = with_uncertainty(self.searcher, batch, rule.uncertainty)
-                if request.distinct is not None:
-                    results = results.first_of_each_label()
+                results = calibration.arrange(self.searcher, batch, rule, request.distinct)
                 yield results, *rule.sets(results, guarantee)
         self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile
 
@@ -306,6 +305,12 @@ class State:
         column = rank if ranking.columns is None else ranking.columns[row, rank]
         positions = results.require("positions")[row, column]
         distances = results.require("distances")[row, column]
+        unknown = np.flatnonzero(positions < 0)  # no candidate has the label
+        if len(unknown):
+            assert results.labels is not None
+            positions[unknown], distances[unknown] = nearest_of_labels(
+                self.searcher, results, row[unknown], results.labels[row, column][unknown]
+            )
         ids = self.searcher.gallery.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0

@@ -14,12 +14,14 @@ from rcir.data.repeats import (
     warn_of_copies,
 )
 from rcir.errors import InvalidConfig, InvalidData, as_option
+from rcir.label_model import LabelModel
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
     coverage,
     needs_embeddings,
 )
+from rcir.retrieval.label_ranking import draw_items, fit_label_model, rank_labels
 from rcir.retrieval.queries import Queries, queries_of, require_alike
 from rcir.retrieval.query_checks import (
     are_items,
@@ -32,18 +34,20 @@ from rcir.retrieval.query_checks import (
     warn_of_likeness,
 )
 from rcir.retrieval.query_uncertainty import with_uncertainty
-from rcir.retrieval.rules import RuleKind, Rules, RuleSource, TunedOn
+from rcir.retrieval.rules import RankedLabels, RuleKind, Rules, RuleSource, TunedOn
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import (
     CalibrationOptions,
     ChosenUncertainty,
     choose_uncertainty,
+    models_labels,
     search_items,
     why_gallery_cannot_tune,
 )
 from rcir.risk import (
     Exchangeability,
     LabelledResults,
+    LabelScore,
     check_exchangeability,
     make_request,
     score,
@@ -108,11 +112,16 @@ def calibrate(
             f"{as_option('tuning', 'queries')}, or {as_option('tuning', 'labels')} for queries of "
             "new labels"
         )
-    splits: dict[TunedOn, LabelledResults] = {} if tuning is None else {"queries": tuning}
+    splits: dict[TunedOn, LabelledResults | None] = {} if tuning is None else {"queries": tuning}
     by_gallery = reason is None and calibration.population.clusters is None
     if tuning is None or (by_gallery and not (like is not None and like.sequential)):
-        splits["gallery"] = search_items(searcher, calibration)
-    result, chosen = _calibration_of(searcher, splits, calibration, options, like)
+        rows = draw_items(searcher)
+        splits["gallery"] = search_items(searcher, rows, calibration) if len(rows) else None
+    model = None
+    if models_labels(searcher, options):
+        held_out = tuning if searcher.options.leave_one_out else splits.get("gallery")
+        model = fit_label_model(searcher, held_out)
+    result, chosen = _calibration_of(searcher, splits, calibration, options, model, like)
     _ = result.miss_rule  # raises if the tuning split is unsuitable
     if after is not None:
         result = result.after(after)
@@ -121,29 +130,35 @@ def calibrate(
 
 def _calibration_of(
     searcher: Searcher,
-    splits: dict[TunedOn, LabelledResults],
+    splits: dict[TunedOn, LabelledResults | None],
     calibration: LabelledResults,
     options: CalibrationOptions,
+    model: LabelModel | None,
     like: Calibration | None,
 ) -> tuple[Calibration, ChosenUncertainty]:
     """Return a calibration tuned on each of `splits`, and the choice of its uncertainty.
 
-    Its rules are fitted when they are needed.
+    A split is None if the gallery tunes and no item can be left out. The rules are fitted when they
+    are needed.
     """
     before: Mapping[RuleKind, Rules] = {} if like is None else like.rules
     chosen = {
         tuned_on: ChosenUncertainty(before[RuleKind(tuned_on=tuned_on)][MISS.name].uncertainty)
         if RuleKind(tuned_on=tuned_on) in before
+        else ChosenUncertainty("encoder")
+        if split is None
         else choose_uncertainty(searcher, split, options)
         for tuned_on, split in splits.items()
     }
     choice = next(iter(chosen.values()))
     calibration_queries = queries_to_store(searcher, calibration, choice.name)
     tuning_queries = calibration_queries[:0]
-    if "queries" in splits:
-        tuning_queries = queries_to_store(searcher, splits["queries"], choice.name)
-        splits = splits | {"queries": _as_evidence(searcher, splits["queries"], tuning_queries)}
+    tuning = splits.get("queries")
+    if tuning is not None:
+        tuning_queries = queries_to_store(searcher, tuning, choice.name)
+        splits = splits | {"queries": _as_evidence(searcher, tuning, tuning_queries)}
     calibration = _as_evidence(searcher, calibration, calibration_queries)
+    by_label = None if model is None else rank_labels(searcher, model, calibration)
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -153,9 +168,22 @@ def _calibration_of(
             for kind in (items, labels)
             if kind in before
         }
+        calibrated = with_uncertainty(searcher, calibration, uncertainty)
+        split = None if split is None else with_uncertainty(searcher, split, uncertainty)
+        ranked = None
+        if model is not None and by_label is not None:
+            left_out = None
+            if tuned_on == "gallery" and split is not None:
+                left_out = searcher.gallery.units[draw_items(searcher)]
+            ranked = RankedLabels(
+                LabelScore(model.score_weight),
+                None if split is None else rank_labels(searcher, model, split, left_out),
+                by_label.with_uncertainty(calibrated.results.uncertainty),
+            )
         sources[items] = RuleSource(
-            Fits(with_uncertainty(searcher, split, uncertainty)),
-            with_uncertainty(searcher, calibration, uncertainty),
+            None if split is None else Fits(split),
+            ranked,
+            calibrated,
             options,
             uncertainty,
             names.get(items, {}),
@@ -169,6 +197,7 @@ def _calibration_of(
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
         coverage=coverage(searcher, calibration_queries),
+        label_model=model,
         left_out=searcher.options.left_out if are_items(searcher, calibration_queries) else None,
     )
     if like is not None:
@@ -226,7 +255,6 @@ def extend(
             "the retriever was calibrated on items of its gallery, or the queries to add are "
             "such, but not both: a guarantee covers either; calibrate anew"
         )
-    queries = with_uncertainty(searcher, queries, calibration.uncertainty)
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     queries = _as_evidence(searcher, queries, added)
     require_new(searcher.foreign_digests, calibration.query_digests, added.digests, recurring)
@@ -234,7 +262,7 @@ def extend(
     if not recurring:
         others = [queries.vectors for queries in before]
         warn_of_likeness(searcher, "queries to add", queries, others)
-    return calibration.with_queries(queries, added, recurring)
+    return calibration.with_queries(searcher, queries, added, recurring)
 
 
 def check_recent(
@@ -257,7 +285,7 @@ def check_recent(
         )
     request = make_request(alpha, delta, anytime=calibration.sequential)
     threshold = calibration.guarantee(request).threshold
-    scored = score(rule.score_function, with_uncertainty(searcher, recent, calibration.uncertainty))
+    scored = score(rule.score_function, calibration.arrange(searcher, recent, rule))
     return check_exchangeability(rule.evidence, scored, certified=(threshold, alpha))
 
 

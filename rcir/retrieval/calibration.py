@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from rcir.errors import (
     as_option,
     warn,
 )
+from rcir.label_model import LabelModel
+from rcir.retrieval.label_ranking import rank_labels
 from rcir.retrieval.queries import Queries
-from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
+from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_uncertainty
 from rcir.retrieval.rules import RuleKind, Rules, TunedOn
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
@@ -112,6 +114,7 @@ class Calibration:
             `anytime`.
         coverage: which labels of the gallery had calibration queries when this was made; None if
             items have no single label.
+        label_model: the probabilities of the gallery's labels that size sets; None if they do not.
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
@@ -126,6 +129,7 @@ class Calibration:
     chosen_among: int = 1
     sequential: bool = False
     coverage: Coverage | None = None
+    label_model: LabelModel | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     left_out: str | None = None
@@ -300,6 +304,16 @@ class Calibration:
             )
         return None
 
+    def arrange(
+        self, searcher: Searcher, results: Results, rule: SetRule, distinct: Distinct = None
+    ) -> Results:
+        """Return search results with the candidates that a rule scores, in their order."""
+        results = with_uncertainty(searcher, results, rule.uncertainty)
+        if rule.score_function.by_label_probability:
+            assert self.label_model is not None
+            results = rank_labels(searcher, self.label_model, results)
+        return results if distinct is None else results.first_of_each_label()
+
     def rule_for(self, request: Request) -> SetRule:
         """Return the rule that answers a request.
 
@@ -402,14 +416,14 @@ class Calibration:
         return float(rule.evidence.sizes(threshold).mean())
 
     def with_queries(
-        self, queries: LabelledResults, added: Queries, recurring: bool
+        self, searcher: Searcher, queries: LabelledResults, added: Queries, recurring: bool
     ) -> Calibration:
         """Return the calibration with further queries `added`, searched; it is then sequential."""
         rules = {}
         for kind in self.rules:
             if kind.tuned_on == self.tuned_on:  # the others do not certify for every moment
-                split = queries if kind.distinct is None else queries.first_of_each_label()
-                rules[kind] = self.rules[kind].with_queries(split)
+                arrange = partial(self.arrange, searcher, queries, distinct=kind.distinct)
+                rules[kind] = self.rules[kind].with_queries(queries.population, arrange)
         return replace(
             self,
             rules=rules,
@@ -457,7 +471,8 @@ class CalibrationReport:
     @property
     def n_tuning(self) -> int:
         """Number of queries that tuned, or of gallery items if these did."""
-        return len(self.calibration.miss_rule.tuned)
+        tuned = self.calibration.miss_rule.tuned
+        return 0 if tuned is None else len(tuned)
 
     @property
     def n_calibration(self) -> int:

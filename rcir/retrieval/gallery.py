@@ -165,6 +165,13 @@ class Gallery:
         order = np.argsort(self.units, kind="stable")
         return self.units[order], order
 
+    @cached_property
+    def by_label(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The labels in ascending order, and the position of each item in that order."""
+        assert self.labels is not None
+        order = np.argsort(self.labels, kind="stable")
+        return self.labels[order], order
+
     def members(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions (n, `largest_unit`) of the items of units (n,), then -1."""
         ascending, order = self._by_unit
@@ -188,9 +195,14 @@ class Gallery:
             names, first = np.unique(self.clusters, return_index=True)
             rows = np.minimum(np.searchsorted(names, clusters), len(names) - 1)
             units = np.where(names[rows] == clusters, self.units[first[rows]], units)
+        rows = self.rows_of(digests)
+        return np.where(rows >= 0, self.units[rows], units)
+
+    def rows_of(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
+        """Return the position (n,) of an item with each digest (n,), -1 if there is none."""
         ascending, order = self.by_digest
         rows = np.minimum(np.searchsorted(ascending, digests), len(ascending) - 1)
-        return np.where(ascending[rows] == digests, self.units[order[rows]], units)
+        return np.where(ascending[rows] == digests, order[rows], -1)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -507,8 +507,9 @@ class Retriever:
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
             tuning: "queries": a random three tenths tune. "labels": those of three tenths of the
                 labels. "gallery": the gallery's items tune, each left out of its own search, and
-                all queries calibrate. "auto": "gallery" for fewer than 200 queries without
-                clusters if its items can tune, else "queries".
+                all queries calibrate. "auto": "gallery" for queries without clusters if its items
+                can tune, and either their labels size the sets or there are fewer than 200 queries;
+                else "queries".
             uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
             score_function, options: see `calibrate_splits`.
 

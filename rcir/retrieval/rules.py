@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Literal
 
 from rcir.errors import InvalidData
 from rcir.retrieval.tuning import CalibrationOptions
-from rcir.risk import RISKS, LabelledResults, SetRule, fit_score_function, score
-from rcir.risk.losses import MISS
+from rcir.risk import (
+    RISKS,
+    LabelledResults,
+    LabelScore,
+    Population,
+    ScoreFunction,
+    SetRule,
+    fit_score_function,
+    score,
+)
+from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct
 from rcir.risk.selection import ComparedSizes, Fits
 from rcir.store.codec import NOT_STORED
@@ -34,11 +43,32 @@ class RuleKind:
 
 
 @dataclass(frozen=True, eq=False)
+class RankedLabels:
+    """Queries whose candidates are labels in the order of their probability.
+
+    Attributes:
+        score_function: scores the probabilities.
+        tuning, calibration: the two splits; tuning is None if nothing tunes.
+    """
+
+    score_function: LabelScore
+    tuning: LabelledResults | None
+    calibration: LabelledResults
+
+    def first_of_each_label(self) -> RankedLabels:
+        """Return the queries as they certify sets of labels."""
+        tuning = None if self.tuning is None else self.tuning.first_of_each_label()
+        return replace(self, tuning=tuning, calibration=self.calibration.first_of_each_label())
+
+
+@dataclass(frozen=True, eq=False)
 class RuleSource:
     """What the rules of one kind are fitted on; they depend on nothing else.
 
     Attributes:
-        fits: of the tuning split.
+        fits: of the tuning split; None if nothing tunes.
+        labels: the splits by the probabilities of labels, which size sets for misses; None if
+            these are unknown.
         calibration: the calibration queries, which are only scored.
         options: how to calibrate.
         uncertainty: name of the uncertainty that both have.
@@ -48,7 +78,8 @@ class RuleSource:
             risk.
     """
 
-    fits: Fits
+    fits: Fits | None
+    labels: RankedLabels | None
     calibration: LabelledResults
     options: CalibrationOptions
     uncertainty: str
@@ -59,34 +90,46 @@ class RuleSource:
         """Return the source of the rules that size sets of labels."""
         return replace(
             self,
-            fits=self.fits.first_of_each_label(),
+            fits=None if self.fits is None else self.fits.first_of_each_label(),
+            labels=None if self.labels is None else self.labels.first_of_each_label(),
             calibration=self.calibration.first_of_each_label(),
             score_functions=score_functions,
         )
 
     def has_own_rule(self, risk: str) -> bool:
         """Return True if a risk may have another rule than the miss risk."""
-        return risk in self.risks and RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
+        if self.fits is None or risk not in self.risks:
+            return False
+        return RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
 
     def fit(self, risk: str, fitted: Sequence[SetRule]) -> tuple[SetRule, ComparedSizes]:
         """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
-        split, names = self.fits.split, self.score_functions
-        score_function, compared = fit_score_function(
-            names.get(risk, names.get(MISS.name, self.options.score_function)),
-            split.results,
-            split.relevant,
-            self.options.alphas,
-            self.options.delta,
-            risk=risk,
-            n_relevant=split.n_relevant,
-            fits=self.fits,
-        )
+        names, labels = self.score_functions, self.labels
+        compared: ComparedSizes = {}
+        score_function: ScoreFunction
+        if labels is not None and find_risk(risk).first_match:
+            score_function, calibration = labels.score_function, labels.calibration
+            tuning = labels.tuning
+        else:
+            if self.fits is None:
+                raise InvalidData("no queries tune the sizes: calibrate with tuning queries")
+            tuning, calibration = self.fits.split, self.calibration
+            score_function, compared = fit_score_function(
+                names.get(risk, names.get(MISS.name, self.options.score_function)),
+                tuning.results,
+                tuning.relevant,
+                self.options.alphas,
+                self.options.delta,
+                risk=risk,
+                n_relevant=tuning.n_relevant,
+                fits=self.fits,
+            )
         for rule in fitted:
             if rule.score_function.name == score_function.name:
                 return rule, compared
-        tuning, calibration = (score(score_function, part) for part in (split, self.calibration))
-        bound = self.options.bound
-        return SetRule(score_function, tuning, calibration, bound, self.uncertainty), compared
+        tuned = None if tuning is None else score(score_function, tuning)
+        evidence, bound = score(score_function, calibration), self.options.bound
+        return SetRule(score_function, tuned, evidence, bound, self.uncertainty), compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +179,19 @@ class Rules:
         rules = {risk: self[risk] for risk in risks}
         return {MISS.name: main} | {risk: rule for risk, rule in rules.items() if rule is not main}
 
-    def with_queries(self, queries: LabelledResults) -> Rules:
+    def with_queries(
+        self, population: Population, arrange: Callable[[SetRule], LabelledResults]
+    ) -> Rules:
         """Return the rules with further calibration queries, all of them fitted.
+
+        Args:
+            population: of the queries.
+            arrange: returns their search results as a rule scores them.
 
         Raises:
             InvalidData: the queries come in clusters, or some are of new groups.
         """
-        population, before = queries.population, self[MISS.name].evidence.population
+        before = self[MISS.name].evidence.population
         if before.clusters is not None or population.clusters is not None:
             raise InvalidData("no queries can be added if they come in clusters: calibrate again")
         if new := set(population.group_names).difference(before.group_names):
@@ -152,6 +201,6 @@ class Rules:
             )
         extended = {}
         for risk, rule in self.fit_all().items():
-            added = score(rule.score_function, queries)
+            added = score(rule.score_function, arrange(rule))
             extended[risk] = replace(rule, evidence=rule.evidence.joined(added))
         return Rules(extended)

@@ -394,7 +394,7 @@ class Searcher:
             fingerprints: `self.fingerprints()`, stored in the results; calibration requires them.
         """
         distances, positions, cosine = self.nearest(
-            queries.vectors, left_out=self._left_out(queries)
+            queries.vectors, left_out=self.units_left_out(queries)
         )
         if (
             self.gallery.items is not None
@@ -526,7 +526,7 @@ class Searcher:
             population=self.options.as_evidence(queries.population),
         )
 
-    def _left_out(self, queries: Queries) -> NDArray[np.int64] | None:
+    def units_left_out(self, queries: Queries) -> NDArray[np.int64] | None:
         """Return the unit (n,) that the search of each query leaves out, -1 for none."""
         if not self.options.leave_one_out:
             return None
@@ -552,7 +552,7 @@ class Searcher:
 
     def _matches_left_out(self, queries: Queries, relevance: Relevance) -> NDArray[np.int64]:
         """Return how many matches (n,) the search of each query leaves out."""
-        units = self._left_out(queries)
+        units = self.units_left_out(queries)
         assert units is not None
         counts = np.zeros(len(queries), np.int64)
         step = max(1, MAX_BATCH_POSITIONS // self.gallery.largest_unit)

@@ -19,6 +19,7 @@ from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
+from rcir.retrieval.label_ranking import why_no_label_model
 from rcir.retrieval.queries import Queries, queries_of
 from rcir.retrieval.query_uncertainty import (
     QUERY_UNCERTAINTIES,
@@ -39,7 +40,6 @@ from rcir.risk.selection import ComparedSizes, score_function_class, size_ratio
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
-MAX_ITEMS = 500  # of the gallery that tune, drawn at random
 ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
@@ -153,6 +153,12 @@ def choose_uncertainty(
     return ChosenUncertainty("encoder" if ratio <= ENCODER_ADDS else name, sizes, ratio)
 
 
+def models_labels(searcher: Searcher, options: CalibrationOptions) -> bool:
+    """Return True if a model of the gallery's labels sizes sets for misses."""
+    named = options.score_function in ("auto", "reranked")
+    return named and why_no_label_model(searcher) is None
+
+
 def why_gallery_cannot_tune(
     searcher: Searcher, queries: Queries, options: CalibrationOptions
 ) -> str | None:
@@ -173,22 +179,23 @@ def why_gallery_cannot_tune(
     if queries.uncertainty is not None and searcher.gallery.uncertainty is None:
         return "the queries come with uncertainties, and the gallery's items without"
     counts = np.unique(searcher.labels, return_counts=True)[1]
-    if np.mean(counts > 1) <= 0.5:
+    if np.mean(counts > 1) <= 0.5 and not models_labels(searcher, options):
         return "most labels have one item only"
     return None
 
 
-def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledResults:
+def search_items(
+    searcher: Searcher, rows: NDArray[np.int64], calibration: LabelledResults
+) -> LabelledResults:
     """Search items of the gallery as queries, each without itself and its exact copies.
 
-    The gallery can tune, see `why_gallery_cannot_tune`. The items have uncertainties if those of
-    `calibration` have them.
+    The gallery can tune, see `why_gallery_cannot_tune`; `rows` are of `draw_items`. The items have
+    uncertainties if those of `calibration` have them.
     """
     gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
     assert labels is not None
     assert isinstance(index, HoldsVectors)
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:MAX_ITEMS]
     vectors, units = index.vectors_at(rows), gallery.units[rows]
     distances, positions, cosine = searcher.nearest(vectors, left_out=units)
     stated = queries_of(calibration).uncertainty is not None
@@ -268,9 +275,10 @@ def chosen_tuning(
             )
     if tuning != "auto":
         return tuning
-    few = len(queries) < FEW_QUERIES and population.clusters is None
-    by_gallery = few and why_gallery_cannot_tune(searcher, queries, options) is None
-    return "gallery" if by_gallery else "queries"
+    if population.clusters is not None or why_gallery_cannot_tune(searcher, queries, options):
+        return "queries"
+    few = len(queries) < FEW_QUERIES
+    return "gallery" if few or models_labels(searcher, options) else "queries"
 
 
 def divide_queries(

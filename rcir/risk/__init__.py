@@ -21,7 +21,7 @@ from rcir.risk.means import mean_loss
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.population import Population
-from rcir.risk.reordering import MatchProbability, Reranked
+from rcir.risk.reordering import LabelScore, MatchProbability, Reranked
 from rcir.risk.request import Request, make_request
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.rule import SetRule
@@ -50,6 +50,7 @@ __all__ = [
     "Constant",
     "Exchangeability",
     "Guarantee",
+    "LabelScore",
     "LabelledResults",
     "Learned",
     "MatchProbability",

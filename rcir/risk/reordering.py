@@ -197,6 +197,41 @@ class Reranked(ReorderingScore):
         return ranked, spread
 
 
+@dataclass(frozen=True, eq=False)
+class LabelScore(ScoreFunction):
+    """The likeliest label first, scored by its probability P from a model of the gallery's labels.
+
+    Candidates are the nearest item of each label, the likeliest label first. All but the first have
+    the score -log P + weight * log(largest P). With weight 1 it compares labels of one query alone;
+    with 1/2, a query whose likeliest label is unlikely gets a larger set, too. The first candidate
+    is in every set.
+
+    Attributes:
+        weight: from 0 to 1.
+
+    Example:
+        >>> log_p = np.log([[0.9, 0.1], [0.6, 0.4]])
+        >>> labels = np.array([[3, 5], [5, 3]])
+        >>> queries = SearchResults(np.ones(2), 2, labels=labels, log_probabilities=log_p)
+        >>> LabelScore().sizes(queries, threshold=1.0).tolist()
+        [1, 2]
+    """
+
+    name = "label-model"
+    by_label_probability = True
+    weight: float = 0.5
+
+    @classmethod
+    def _fit(cls, results: SearchResults, matches: Matches) -> Self:
+        return cls()
+
+    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+        log_p = results.require("log_probabilities")
+        scores = (self.weight * log_p[:, :1] - log_p).astype(np.float32)
+        scores[:, 0] = 0
+        return Ranking(scores, -np.expm1(log_p[:, 0].astype(np.float64)))
+
+
 def _with_repeats(
     nearest: NDArray[np.int64], order: NDArray[np.int64], depth: int
 ) -> NDArray[np.int64]:

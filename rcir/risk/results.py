@@ -48,7 +48,10 @@ class SearchResults:
         candidate_uncertainty: (n, depth) of the candidates.
         votes: (n, depth) how many of the first 30 candidates match a candidate, itself included;
             counted from the labels if they are known and this is not.
-        positions: (n, depth) positions in the gallery; -1 where there is no candidate.
+        positions: (n, depth) positions in the gallery; -1 where there is no candidate, and where
+            the nearest item of a label was not searched for.
+        log_probabilities: (n, depth) of the labels of the candidates, descending; minus infinity
+            where there is no candidate.
         one_per_label: True if no two candidates of a query share a label, see
             `first_of_each_label`.
         vectors: (n, d) embeddings of the queries.
@@ -71,6 +74,7 @@ class SearchResults:
     candidate_uncertainty: Floats | None = None
     votes: NDArray[np.int64] | None = None
     positions: NDArray[np.int64] | None = None
+    log_probabilities: NDArray[np.float64] | None = None
     one_per_label: bool = False
     vectors: NDArray[np.float32] | None = None
     queries: Any = None
@@ -83,6 +87,7 @@ class SearchResults:
         "candidate_uncertainty": 0.0,
         "votes": 0,
         "positions": -1,
+        "log_probabilities": -np.inf,
     }
 
     def __post_init__(self) -> None:
@@ -116,7 +121,9 @@ class SearchResults:
     @overload
     def require(self, name: Literal["positions", "labels", "votes"]) -> NDArray[np.int64]: ...
     @overload
-    def require(self, name: Literal["distances", "candidate_uncertainty"]) -> Floats: ...
+    def require(
+        self, name: Literal["distances", "candidate_uncertainty", "log_probabilities"]
+    ) -> Floats: ...
     @overload
     def require(self, name: Literal["vectors"]) -> NDArray[np.float32]: ...
     @overload
@@ -145,6 +152,8 @@ class SearchResults:
         Raises:
             InvalidData: the candidates have no labels.
         """
+        if self.one_per_label and columns is None:
+            return self
         columns = self.label_columns if columns is None else columns
         selected: dict[str, Any] = {
             name: take_columns(values, columns, filler)
@@ -247,10 +256,13 @@ class LabelledResults:
         recall is then understated.
         """
         n_relevant = self.n_relevant > 0 if self.one_label else self.n_relevant
+        relevant = self.relevant
+        if not self.results.one_per_label:
+            relevant = take_columns(relevant, self.results.label_columns, False)
         return replace(
             self,
             results=self.results.first_of_each_label(),
-            relevant=take_columns(self.relevant, self.results.label_columns, False),
+            relevant=relevant,
             n_relevant=n_relevant.astype(np.int64),
         )
 

@@ -24,7 +24,7 @@ class SetRule:
 
     Attributes:
         score_function: fitted on the tuning split.
-        tuned: the queries of the tuning split, scored by it.
+        tuned: the queries of the tuning split, scored by it; None if there is none.
         evidence: the calibration queries, scored by it; they alone certify.
         bound: of the miss risk, see `rcir.risk.certify`.
         uncertainty: name of the uncertainty of queries that both splits have.
@@ -46,14 +46,15 @@ class SetRule:
     """
 
     score_function: ScoreFunction
-    tuned: ScoredResults
+    tuned: ScoredResults | None
     evidence: ScoredResults
     bound: Bound = "binomial"
     uncertainty: str = "encoder"
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
-        check_depths(self.tuned, self.evidence)
+        if self.tuned is not None:
+            check_depths(self.tuned, self.evidence)
 
     def guarantee(self, request: Request, chosen_among: int = 1) -> Guarantee:
         """Certify a request.
@@ -137,7 +138,7 @@ class SetRule:
         """
         baseline = replace(
             self,
-            tuned=self.tuned.of_constant_size,
+            tuned=None if self.tuned is None else self.tuned.of_constant_size,
             evidence=self.evidence.of_constant_size,
         )
         return baseline.mean_size(request, queries.of_constant_size, chosen_among)

@@ -79,6 +79,7 @@ class ScoreFunction(ABC):
 
     name: ClassVar[str]
     ranks_labels: ClassVar[bool] = False  # True if it is fitted on the nearest item of each label
+    by_label_probability: ClassVar[bool] = False  # True if results need `log_probabilities`
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""The labels of a gallery in the order of their probability, each by its nearest item.
+
+A search finds the nearest items. A model of the gallery's labels, or probabilities that come with
+the queries, then put the labels in another order; labels that none of these items has compete, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from rcir.index import HoldsVectors
+from rcir.label_model import Items, LabelModel
+from rcir.metrics.labels import NO_CANDIDATE
+from rcir.retrieval.query_uncertainty import Results
+from rcir.retrieval.search import Searcher
+from rcir.risk import LabelledResults, SearchResults
+
+HELD_OUT = 500  # items that the weights of a label model are fitted on
+
+
+def why_no_label_model(searcher: Searcher) -> str | None:
+    """Return why the labels of a gallery cannot be modelled; None if they can."""
+    if searcher.labels is None:
+        return "the gallery's items have no single label each"
+    if searcher.gallery.items is not None:
+        return "the encoder re-ranks candidates"
+    if not isinstance(searcher.index, HoldsVectors):
+        return "the index gives no vectors back"
+    return None
+
+
+def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> LabelModel:
+    """Fit a model of the gallery's labels; see `why_no_label_model`.
+
+    Args:
+        searcher: the search of the gallery.
+        held_out: with leave_one_out, the queries that tune; else the items of `draw_items`, as
+            they were searched, or None if they were not.
+    """
+    items = _items(searcher)
+    if searcher.options.leave_one_out:
+        assert held_out is not None
+        rows = searcher.gallery.rows_of(held_out.results.require("queries").digests)
+        positions = held_out.results.require("positions")[rows >= 0]
+        return LabelModel.fit(items, rows[rows >= 0], positions)
+    rows = draw_items(searcher)
+    if held_out is not None:
+        return LabelModel.fit(items, rows, held_out.results.require("positions"))
+    if not len(rows):
+        return LabelModel.fit(items, rows, np.empty((0, searcher.depth), np.int64))
+    vectors, units = items.vectors_at(rows), searcher.gallery.units[rows]
+    return LabelModel.fit(items, rows, searcher.nearest(vectors, left_out=units)[1])
+
+
+def draw_items(searcher: Searcher) -> NDArray[np.int64]:
+    """Return positions of items that can stand for queries: their label has other items."""
+    assert searcher.labels is not None
+    _, number, counts = np.unique(searcher.labels, return_inverse=True, return_counts=True)
+    return np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:HELD_OUT]
+
+
+@overload
+def rank_labels(
+    searcher: Searcher,
+    model: LabelModel,
+    results: SearchResults,
+    left_out: NDArray[np.int64] | None = None,
+) -> SearchResults: ...
+@overload
+def rank_labels(
+    searcher: Searcher,
+    model: LabelModel,
+    results: LabelledResults,
+    left_out: NDArray[np.int64] | None = None,
+) -> LabelledResults: ...
+def rank_labels(
+    searcher: Searcher,
+    model: LabelModel,
+    results: Results,
+    left_out: NDArray[np.int64] | None = None,
+) -> Results:
+    """Return search results with the nearest item of each label, the likeliest label first.
+
+    There are as many labels as candidates were searched, or all labels. If none of the candidates
+    has a label, the position of its nearest item is -1 until `with_nearest` finds it, and its
+    distance that of the farthest candidate.
+
+    Args:
+        searcher: that searched.
+        model: of the labels of its gallery.
+        results: of n queries.
+        left_out: (n,) units of the gallery that were left out, by default those of the search.
+    """
+    if isinstance(results, LabelledResults):
+        ranked = rank_labels(searcher, model, results.results, left_out)
+        labels = results.population.labels
+        assert ranked.labels is not None
+        assert labels is not None
+        matches = (ranked.labels == labels[:, None]) & (ranked.labels != NO_CANDIDATE)
+        return replace(results, results=ranked, relevant=matches)
+    if left_out is None:
+        left_out = searcher.units_left_out(results.require("queries"))
+    log_probabilities = model.log_probabilities(
+        _items(searcher),
+        results.require("vectors").astype(np.float64),
+        results.require("positions"),
+        left_out,
+    )
+    return order_labels(results, model.labels, log_probabilities)
+
+
+def order_labels(
+    results: SearchResults, labels: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+) -> SearchResults:
+    """Return what `rank_labels` does, from (n, L) log probabilities of (L,) ascending labels."""
+    width = min(results.depth, len(labels))
+    order = _largest(log_probabilities, width)
+    candidates, columns = results.require("labels"), results.label_columns
+    rows, places = np.nonzero(columns >= 0)
+    nearest = columns[rows, places]
+    column_of = np.full(log_probabilities.shape, -1, np.int32)
+    column_of[rows, np.searchsorted(labels, candidates[rows, nearest])] = nearest
+    column = np.take_along_axis(column_of, order, axis=1)
+    log_p = np.take_along_axis(log_probabilities, order, axis=1)
+    found, is_label = column >= 0, log_p > -np.inf
+    positions, distances = results.require("positions"), results.require("distances")
+    farthest = np.where(np.isposinf(distances), -np.inf, distances).max(axis=1, keepdims=True)
+    distances = np.where(found, np.take_along_axis(distances, column, axis=1), farthest)
+    arrays = {
+        "labels": np.where(is_label, labels[order], NO_CANDIDATE),
+        "positions": np.where(found, np.take_along_axis(positions, column, axis=1), -1),
+        "distances": np.where(is_label, distances, np.inf),
+        "log_probabilities": log_p,
+    }
+    padding = ((0, 0), (0, results.depth - width))
+    padded: dict[str, Any] = {
+        name: np.pad(values, padding, constant_values=SearchResults.FILLERS[name])
+        for name, values in arrays.items()
+    }
+    return replace(results, one_per_label=True, votes=None, candidate_uncertainty=None, **padded)
+
+
+def _largest(values: NDArray[np.float64], number: int) -> NDArray[np.int64]:
+    """Return columns (n, number) of the largest values (n, m), in descending order."""
+    if values.shape[1] > 4 * number:  # several times as fast as sorting all
+        columns = np.sort(np.argpartition(-values, number - 1, axis=1)[:, :number], axis=1)
+        order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
+        return np.take_along_axis(columns, order, axis=1)
+    return np.argsort(-values, axis=1, kind="stable")[:, :number]
+
+
+def nearest_of_labels(
+    searcher: Searcher, results: SearchResults, rows: NDArray[np.int64], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the position and distance (m,) of the nearest item of a label, for queries (m,).
+
+    Args:
+        searcher: that searched; its index holds vectors.
+        results: of the search.
+        rows: (m,) rows of queries.
+        labels: (m,) a label for each.
+    """
+    assert isinstance(searcher.index, HoldsVectors)
+    vectors = results.require("vectors")
+    left_out = searcher.units_left_out(results.require("queries"))
+    ascending, by_label = searcher.gallery.by_label
+    positions, distances = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)
+    for label in np.unique(labels):
+        chosen = np.flatnonzero(labels == label)
+        first, last = np.searchsorted(ascending, [label, label + 1])
+        items = by_label[first:last]
+        far = cdist(vectors[rows[chosen]], searcher.index.vectors_at(items))
+        if left_out is not None:
+            far[searcher.gallery.units[items] == left_out[rows[chosen], None]] = np.inf
+        nearest = far.argmin(axis=1)
+        positions[chosen] = items[nearest]
+        distances[chosen] = far[np.arange(len(chosen)), nearest]
+    return positions, distances
+
+
+def _items(searcher: Searcher) -> Items:
+    """Return what a label model sees of a gallery; see `why_no_label_model`."""
+    assert searcher.labels is not None
+    assert isinstance(searcher.index, HoldsVectors)
+    return Items(searcher.labels, searcher.gallery.units, searcher.index.vectors_at)

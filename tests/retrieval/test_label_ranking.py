@@ -1,0 +1,133 @@
+"""Labels in the order of their probability: which items stand for them, and what sets hold."""
+
+import numpy as np
+import pytest
+
+import rcir
+from rcir.retrieval.label_ranking import order_labels
+from rcir.risk import LabelScore, SearchResults
+
+LABELS, DIM = 40, 8
+
+
+def draw(n, seed, spread=0.25):
+    """n unit vectors around the means of 40 labels, and their labels."""
+    rng = np.random.default_rng(seed)
+    means = np.random.default_rng(7).standard_normal((LABELS, DIM))
+    labels = rng.permutation(np.arange(n) % LABELS)
+    vectors = means[labels] + spread * np.abs(means).mean() * 3 * rng.standard_normal((n, DIM))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def retriever():
+    """Four items per label; only 8 candidates are searched."""
+    vectors, labels = draw(160, 0)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=8)
+    retriever.calibrate(*draw(600, 1))
+    return retriever
+
+
+def test_order_labels_puts_the_likeliest_label_first_with_its_nearest_candidate():
+    results = SearchResults(
+        np.zeros(1),
+        3,
+        distances=np.array([[0.1, 0.2, 0.3]], np.float32),
+        labels=np.array([[5, 9, 5]]),
+        positions=np.array([[40, 41, 42]]),
+    )
+    log_p = np.log([[0.2, 0.5, 0.3]])  # of labels 5, 7, 9
+    ordered = order_labels(results, np.array([5, 7, 9]), log_p)
+    assert ordered.labels.tolist() == [[7, 9, 5]]
+    assert ordered.positions.tolist() == [[-1, 41, 40]]  # no candidate has label 7
+    assert ordered.distances == pytest.approx(np.array([[0.3, 0.2, 0.1]]))
+    assert np.exp(ordered.log_probabilities) == pytest.approx(np.array([[0.5, 0.3, 0.2]]))
+
+
+def test_labels_without_an_item_that_is_left_in_are_no_candidates():
+    results = SearchResults(
+        np.zeros(1),
+        2,
+        distances=np.array([[0.1, 0.2]], np.float32),
+        labels=np.array([[5, 5]]),
+        positions=np.array([[1, 2]]),
+    )
+    ordered = order_labels(results, np.array([5, 7]), np.array([[0.0, -np.inf]]))
+    assert ordered.is_candidate.tolist() == [[True, False]]
+    assert LabelScore().rank(ordered).scores.tolist() == [[0.0, np.inf]]
+
+
+def test_auto_lets_all_queries_calibrate(retriever):
+    calibration = retriever.calibration
+    assert calibration.miss_rule.score_function.name == "label-model"
+    assert (len(calibration.tuning_queries), len(calibration.calibration_queries)) == (0, 600)
+
+
+def test_sets_hold_the_nearest_item_of_each_label_beyond_the_candidates(retriever):
+    queries, _ = draw(300, 2)
+    answers = retriever.retrieve(queries, 0.02, 0.1)
+    found = retriever.search(queries)
+    beyond = 0
+    for query, answer, candidates in zip(queries, answers, found.labels, strict=True):
+        far = np.linalg.norm(retriever.index.vectors_at(np.arange(160)) - query, axis=1)
+        nearest = [
+            np.where(retriever.labels == int(y), far, np.inf).argmin() for y in answer.labels
+        ]
+        assert retriever.ids[nearest].tolist() == list(answer.ids)
+        assert answer.distances == pytest.approx(far[nearest], abs=1e-5)
+        beyond += len(set(map(int, answer.labels)) - set(candidates.tolist()))
+    assert beyond > 0
+
+
+def test_the_miss_rate_is_close_to_alpha(retriever):
+    queries, labels = draw(4000, 3)
+    for alpha in (0.05, 0.2):
+        answers = retriever.retrieve(queries, alpha, 0.1)
+        missed = np.mean(
+            [str(y) not in map(str, a.labels) for a, y in zip(answers, labels, strict=True)]
+        )
+        assert missed < alpha + 3 * np.sqrt(alpha / 4000)
+        assert missed > alpha - 0.045  # 600 queries calibrate
+
+
+def test_answers_do_not_depend_on_the_batch(retriever):
+    queries, _ = draw(50, 4)
+    together = retriever.retrieve(queries, 0.1, 0.1)
+    for query, answer in zip(queries, together, strict=True):
+        alone = retriever.retrieve(query, 0.1, 0.1)
+        assert alone.ids == answer.ids
+        assert alone.distances == pytest.approx(answer.distances, abs=1e-6)
+
+
+def test_a_loaded_retriever_answers_alike(retriever, tmp_path):
+    queries, _ = draw(50, 5)
+    retriever.save(tmp_path / "retriever")
+    loaded = rcir.load(tmp_path / "retriever")
+    for request in ({}, {"distinct": "label"}):
+        assert [answer.ids for answer in loaded.retrieve(queries, 0.1, 0.1, **request)] == [
+            answer.ids for answer in retriever.retrieve(queries, 0.1, 0.1, **request)
+        ]
+
+
+def test_recalibrating_fits_the_model_of_the_new_gallery(retriever):
+    vectors, labels = draw(80, 6)
+    changed = rcir.Retriever(retriever.searcher, retriever.calibration)
+    changed.add(vectors, [f"new {n}" for n in range(80)], labels)
+    changed.recalibrate()
+    fresh = rcir.Retriever(changed.searcher)
+    fresh.calibrate(*draw(600, 1))
+    queries, _ = draw(50, 5)
+    assert [answer.ids for answer in changed.retrieve(queries, 0.1, 0.1)] == [
+        answer.ids for answer in fresh.retrieve(queries, 0.1, 0.1)
+    ]
+
+
+def test_galleries_with_one_item_per_label_are_calibrated_on_all_queries():
+    vectors, _ = draw(LABELS, 8, spread=0.0)
+    rng = np.random.default_rng(9)
+    labels = rng.integers(LABELS, size=100)
+    queries = vectors[labels] + 0.3 * rng.standard_normal((100, DIM))
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=np.arange(LABELS))
+    report = retriever.calibrate(queries, labels)
+    assert report.n_calibration == 100
+    assert np.mean([answer.size for answer in retriever.retrieve(queries, 0.2, 0.1)]) < 5
