@@ -115,8 +115,7 @@ def calibrate(
     splits: dict[TunedOn, LabelledResults | None] = {} if tuning is None else {"queries": tuning}
     by_gallery = reason is None and calibration.population.clusters is None
     if tuning is None or (by_gallery and not (like is not None and like.sequential)):
-        rows = draw_items(searcher)
-        splits["gallery"] = search_items(searcher, rows, calibration) if len(rows) else None
+        splits["gallery"] = search_items(searcher, calibration)
     model = None
     if models_labels(searcher, options):
         held_out = tuning if searcher.options.leave_one_out else splits.get("gallery")

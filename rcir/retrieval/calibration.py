@@ -28,7 +28,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
-from rcir.risk.losses import MISS
+from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions
 from rcir.risk.probability import MatchProbabilities
 from rcir.risk.request import conflict
@@ -333,7 +333,9 @@ class Calibration:
                 f"distinct is {request.distinct!r}, but the gallery's items have no single label "
                 "each: it can be None"
             )
-        return self.rules[kind][(request.risk or MISS).name]
+        counted = [name for name in request.levels if not find_risk(name).first_match]
+        risk = request.risk or find_risk(counted[0] if counted else MISS.name)
+        return self.rules[kind][risk.name]
 
     def guarantee(self, request: Request) -> Guarantee:
         """Certify a request, once: the answer is remembered.

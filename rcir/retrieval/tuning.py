@@ -19,7 +19,7 @@ from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
-from rcir.retrieval.label_ranking import why_no_label_model
+from rcir.retrieval.label_ranking import draw_items, why_no_label_model
 from rcir.retrieval.queries import Queries, queries_of
 from rcir.retrieval.query_uncertainty import (
     QUERY_UNCERTAINTIES,
@@ -184,17 +184,18 @@ def why_gallery_cannot_tune(
     return None
 
 
-def search_items(
-    searcher: Searcher, rows: NDArray[np.int64], calibration: LabelledResults
-) -> LabelledResults:
-    """Search items of the gallery as queries, each without itself and its exact copies.
+def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledResults | None:
+    """Search the items of `draw_items` as queries, each without itself and its exact copies.
 
-    The gallery can tune, see `why_gallery_cannot_tune`; `rows` are of `draw_items`. The items have
-    uncertainties if those of `calibration` have them.
+    The gallery can tune, see `why_gallery_cannot_tune`; None if no label has two items. The items
+    have uncertainties if those of `calibration` have them.
     """
     gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
     assert labels is not None
     assert isinstance(index, HoldsVectors)
+    rows = draw_items(searcher)
+    if not len(rows):
+        return None
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     vectors, units = index.vectors_at(rows), gallery.units[rows]
     distances, positions, cosine = searcher.nearest(vectors, left_out=units)

@@ -96,20 +96,13 @@ def test_an_unknown_group_or_cluster_is_refused_by_name(trained, monkeypatch):
     assert not Path("output").exists()
 
 
-def test_by_default_the_score_function_with_the_smallest_sets_is_chosen(chosen):
-    """Smallest on average over the levels, in ratio to equal sizes, and never above them."""
+def test_by_default_a_model_of_the_labels_sizes_the_sets(chosen):
+    """Nothing is compared for misses, so that no query tunes."""
     evaluation = chosen.evaluation
-    comparison = evaluation.comparison
-    constant = np.array(list(comparison["constant"].values()))
-    ratios = {name: np.array(list(each.values())) / constant for name, each in comparison.items()}
-    smallest = min(
-        (name for name, each in ratios.items() if each.max() <= 1),
-        key=lambda name: np.prod(ratios[name]),
-    )
-    assert {row.score_function for row in evaluation.rows} == {smallest}
-    assert rcir.load(chosen.folder).calibration.miss_rule.score_function.name == smallest
+    assert {row.score_function for row in evaluation.rows} == {"label-model"}
+    assert rcir.load(chosen.folder).calibration.label_model is not None
     results = json.loads((chosen.folder.parent / "results.json").read_text())
-    assert results["score_function_comparison"] == json.loads(json.dumps(comparison))
+    assert results["score_function_comparison"] == evaluation.comparison == {}
 
 
 def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(

@@ -201,7 +201,7 @@ def test_a_refused_calibration_leaves_the_previous_one(options, error, word):
     with pytest.raises(error, match=word):
         retriever.calibrate_splits(tuning, calibration, **options)
     with pytest.raises(InvalidData, match="at least 2"):
-        retriever.calibrate_splits(search(retriever, TUNING[:1]), calibration)
+        retriever.calibrate_splits(search(retriever, TUNING[:1]), calibration, "quantile")
     assert guarantee(retriever, 0.3) == before
     assert len(retrieve(retriever, 0.3)) == len(TEST)
 

@@ -126,7 +126,7 @@ def test_items_are_searched_without_themselves_and_their_copies():
 def test_some_galleries_cannot_tune(options, reason):
     searcher = build(**options).searcher
     queries = searcher.prepare(TEST.vectors, None, TEST.uncertainty)
-    assert reason in why_gallery_cannot_tune(searcher, queries, CalibrationOptions())
+    assert reason in why_gallery_cannot_tune(searcher, queries, CalibrationOptions("quantile"))
 
 
 def test_new_labels_need_rules_that_were_tuned_on_other_labels():
@@ -138,7 +138,7 @@ def test_new_labels_need_rules_that_were_tuned_on_other_labels():
     with pytest.raises(InvalidConfig, match="tuning"):
         retriever.guarantee(0.3, 0.1, query_labels="new")
     with pytest.raises(InvalidConfig, match="cannot tune"):
-        retriever.calibrate(draw(queries, 3), queries, tuning="gallery")
+        retriever.calibrate(draw(queries, 3), queries, "quantile", tuning="gallery")
     report = retriever.calibrate(draw(queries, 3), queries, "quantile", tuning="labels")
     assert retriever.guarantee(0.3, 0.1, query_labels="new").n_labels == 42
     assert report.coverage.uncalibrated == 18  # three tenths of the labels tuned

@@ -87,7 +87,7 @@ def test_a_retriever_returns_no_larger_set(options):
     vectors = np.eye(20)[labels] + 0.6 * rng.standard_normal((900, 20))
     retriever = rcir.Retriever.from_embeddings(vectors[:300], labels=labels[:300])
     retriever.calibrate(vectors[300:800], labels[300:800])
-    alpha, limit = (0.95, 12) if options.get("risk") == "recall" else (0.6, 4)
+    alpha, limit = (0.95, 12) if options.get("risk") == "recall" else (0.5, 4)
     unlimited = retriever.retrieve(vectors[800:], alpha, 0.1, **options)
     assert max(answer.size for answer in unlimited) > limit
     answers = retriever.retrieve(vectors[800:], alpha, 0.1, max_size=limit, **options)
