@@ -30,7 +30,7 @@ from rcir.errors import CorruptRetriever, NoRetriever, RcirError, SaveConflict
 from rcir.files import checksum, sync, write_folder, written_aside
 from rcir.store.codec import decode
 
-FORMAT = 2
+FORMAT = 3
 POINTER, LOCK, VERSIONS, MANIFEST = "current.json", "lock", "versions", "manifest.json"
 VERSION_NAME = r"\d{8}T\d{6}Z-[0-9a-f]{8}"
 LAYOUT_FILES = re.compile(
