@@ -59,7 +59,9 @@ class Fusion:
 
         The weights minimise the sum of negative log likelihoods + ridge |w - t 1|^2, where t is the
         temperature of the sum of all experts. The likelihood of a query is the probability of all
-        its right candidates together; queries without one are left out.
+        its right candidates together; queries without one are left out. The n queries share one
+        more observation, which is equally likely to be of any candidate: without it, experts that
+        make no mistake would become certain (`_likelihood`).
 
         Args:
             experts: (e, n, k) numbers, larger for likelier candidates; -inf where there is no
@@ -112,8 +114,8 @@ def expert_log_probabilities(
 def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
     """Return the factor b > 0 of numbers (n, k) that makes softmax(b f) likeliest.
 
-    The likelihood of right candidates together need not be concave, so that the search begins on a
-    grid. Experts that do not distinguish candidates get 0.
+    The likelihood of several right candidates need not be concave: the search begins on a grid.
+    Experts that do not distinguish candidates get 0.
     """
     from scipy.optimize import minimize_scalar
 
@@ -146,9 +148,19 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def _likelihood(
     logits: NDArray[np.float64], right: NDArray[np.bool_]
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the sum of negative log likelihoods and its gradient (n, k) by the logits."""
+    """Return the sum of negative log likelihoods and its gradient (n, k) by the logits.
+
+    Each of the n queries is smoothed: a share of 1 / (n + 1) of it is of any candidate (label
+    smoothing, Szegedy et al., CVPR 2016).
+    """
     logs = log_softmax(logits)
+    is_candidate = np.isfinite(logs)
     highest = np.where(right, logs, -np.inf).max(axis=1, keepdims=True)
     shares = np.exp(np.where(right, logs - highest, -np.inf))
     sums = shares.sum(axis=1, keepdims=True)
-    return -float((highest + np.log(sums)).sum()), np.exp(logs) - shares / sums
+    smoothing = 1 / (len(logs) + 1)
+    anything = is_candidate / is_candidate.sum(axis=1, keepdims=True)
+    value = (1 - smoothing) * (highest + np.log(sums)).sum()
+    value += smoothing * (anything * np.where(is_candidate, logs, 0)).sum()
+    target = (1 - smoothing) * shares / sums + smoothing * anything
+    return -float(value), np.exp(logs) - target

@@ -20,9 +20,10 @@ def make_experts(n=80, k=6, seed=0, several=False):
 
 
 def loss(logits, right):
-    """Sum of negative log likelihoods of the right candidates of each query together."""
-    logs = log_softmax(logits, axis=1)
-    return -logsumexp(np.where(right, logs, -np.inf), axis=1).sum()
+    """Negative log likelihood of right candidates together, smoothed by one query of any."""
+    logs, n = log_softmax(logits, axis=1), len(right)
+    of_right = logsumexp(np.where(right, logs, -np.inf), axis=1).sum()
+    return -n / (n + 1) * (of_right + logs.mean(axis=1).mean())
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -72,5 +73,5 @@ def test_experts_without_information_and_perfect_ones():
     assert fusion.temperatures[1] == 0
     assert np.isfinite(fusion.weights).all()
     probability = np.exp(fusion.log_probabilities(experts))
-    assert probability[right].min() > 0.99
+    assert 0.9 < probability[right].min() < 0.999  # not certain after 40 queries
     np.testing.assert_allclose(probability.sum(axis=1), 1)
