@@ -63,6 +63,8 @@ def assert_same(row, answer):
     assert tuple(row["ids"]) == answer.ids
     assert tuple(row["labels"]) == answer.labels
     np.testing.assert_allclose(row["distances"], answer.distances, atol=1e-3)
+    np.testing.assert_allclose(row["probabilities"], answer.probabilities, atol=1e-3)
+    assert row["match_probability"] == pytest.approx(answer.match_probability, abs=1e-3)
     assert (row["size"], row["abstained"]) == (answer.size, answer.abstained)
     assert row["uncertainty"] == pytest.approx(answer.uncertainty, rel=1e-3)
     assert row["guarantee"] == str(answer.guarantee)

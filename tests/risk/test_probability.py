@@ -5,7 +5,7 @@ import pytest
 from sklearn.isotonic import IsotonicRegression
 
 from rcir.risk import Population, ScoredResults, SetRule, make_request
-from rcir.risk.probability import FallingProbability, MatchProbabilities, Pairs, cells_of
+from rcir.risk.probability import FallingProbability, MatchProbabilities, cells_of
 from rcir.risk.score_functions import Constant, Ranking
 
 
@@ -66,13 +66,12 @@ def test_probabilities_are_near_those_that_drew_the_matches():
     calibration, test = draw(0, 20000)[0], draw(1, 500)
     queries, known, _ = test
     fitted = MatchProbabilities.fit(calibration)
-    row, rank = cells_of(np.full(len(queries), 2))
-    matches, first = fitted.of_candidates(
-        Ranking(queries.scores, queries.selection_score), row, rank
-    )
+    sizes = np.full(len(queries), 2)
+    row, rank = cells_of(sizes)
+    matches, sums = fitted.of_items(Ranking(queries.scores, queries.selection_score), sizes)
     # The score of a candidate does not determine its probability, which depends on the others too.
     assert np.abs(matches - known[row, rank]).mean() < 0.05
-    np.testing.assert_allclose(matches, first)  # a query has one true match
+    np.testing.assert_allclose(sums, matches.reshape(-1, 2).sum(axis=1))  # one true match each
 
 
 def test_sets_of_one_size_are_calibrated_by_the_uncertainty_alone():
@@ -90,7 +89,7 @@ def test_the_levels_are_those_of_scikit_learn_with_a_miss_before_and_a_hit_after
     rng = np.random.default_rng(0)
     scores = rng.integers(30, size=400).astype(float)  # ties
     hits, weights = rng.uniform(size=400) > scores / 30, rng.uniform(0.1, 1, 400)
-    fitted = FallingProbability.fit([Pairs(scores, hits, weights)])
+    fitted = FallingProbability.fit(scores, hits, weights)
     other = IsotonicRegression(increasing=False).fit(
         [-1, *scores, 30], [0, *hits, 1], [1, *weights, 1]
     )
@@ -106,10 +105,10 @@ def test_the_levels_are_those_of_scikit_learn_with_a_miss_before_and_a_hit_after
 @pytest.mark.parametrize("hit", [True, False])
 def test_few_queries_do_not_make_a_probability_0_or_1(hit):
     scores = np.arange(22.0)
-    fitted = FallingProbability.fit([Pairs(scores, np.full(22, hit), np.ones(22))])
+    fitted = FallingProbability.fit(scores, np.full(22, hit), np.ones(22))
     expected = 23 / 24 if hit else 1 / 24
     np.testing.assert_allclose(fitted(np.array([-9.0, 3.5, 99.0])), expected)
-    assert FallingProbability.fit([Pairs(scores[:0], scores[:0] > 0, scores[:0])])(scores)[0] == 0.5
+    assert FallingProbability.fit(scores[:0], scores[:0] > 0, scores[:0])(scores)[0] == 0.5
 
 
 def test_a_cluster_counts_once_however_many_queries_it_has():

@@ -126,6 +126,12 @@ def ids(page):
     return page.locator("#items li:visible .id").all_text_contents()
 
 
+def chance(probability):
+    if 0.005 <= probability <= 0.995:
+        return f"{probability:.2f}"
+    return "< 0.01" if probability < 0.5 else "> 0.99"
+
+
 def slide(page, name, value):
     page.locator(f"#{name}").fill(str(value))
 
@@ -143,6 +149,11 @@ def test_a_picture_gets_the_set_of_each_alpha_without_another_request(visit, pic
         assert ids(page) == list(answer.ids)
         assert page.inner_text("#sentence") == str(answer.guarantee)
         assert page.inner_text("#size") == f"{answer.size} item{'s' * (answer.size > 1)}"
+        assert page.inner_text("#chance").endswith(
+            f"probability {chance(answer.match_probability)}."
+        )
+        likely = [f"probability {chance(each)}" for each in answer.probabilities]
+        assert page.locator("#items li:visible .chance").all_inner_texts() == likely
         sizes.add(answer.size)
     assert len(sizes) > 2
     page.wait_for_timeout(400)  # longer than changes of delta wait

@@ -41,8 +41,10 @@ def assert_same(response, answer):
     """Assert that a response holds what the retriever answers."""
     expected = answer.to_dict()
     # A batch of another size may add in another order.
-    for name in ("distances", "uncertainty"):
+    for name in ("distances", "uncertainty", "probabilities"):
         np.testing.assert_allclose(response[name], expected.pop(name), atol=1e-3)
+    likely = expected.pop("match_probability")
+    assert response["match_probability"] == pytest.approx(likely, abs=1e-3)
     assert {name: response[name] for name in expected} == expected
     assert response["sentence"] == str(answer.guarantee)
 
@@ -110,9 +112,11 @@ def test_an_exploration_gives_the_simultaneous_set_of_every_alpha(vectors, place
             assert refusal(response) == (400, "invalid-request")
         body = {"vector": QUERY, "delta": 0.2, "distinct": None}
         assert client.post("/explore", json=body).status_code == 200
-    for alpha, size in list(zip(explored["alphas"], explored["sizes"], strict=True))[::10]:
+    columns = (explored[name] for name in ("alphas", "sizes", "match_probabilities"))
+    for alpha, size, likely in list(zip(*columns, strict=True))[::10]:
         answer = vectors.retrieve(VECTOR, alpha, 0.1, simultaneous=True)
         assert answer.size == size
+        assert likely == pytest.approx(answer.match_probability, abs=1e-3)
         assert list(answer.ids) == explored["largest"]["ids"][:size]
 
 

@@ -7,7 +7,7 @@ import { Feedback } from "./feedback.js";
 import { Items } from "./items.js";
 import { QueryField } from "./query.js";
 import { askToken } from "./token.js";
-import { count, level, rank, share, trouble, wordsOf } from "./words.js";
+import { chance, count, level, rank, share, trouble, wordsOf } from "./words.js";
 
 const DELTAS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5];
 const MOST = 0.5; // alphas above are of little use, and are shown where only they are certified
@@ -81,6 +81,10 @@ function choose() {
   items.show(size ?? 0);
   feedback.choose(size === null ? null : alpha(), size);
   byId("size").textContent = size === null ? "Not certified" : count(size, "item");
+  byId("chance").textContent =
+    size === null
+      ? ""
+      : `Holds a true match with probability ${chance(shown.match_probabilities[place()])}.`;
   byId("matches").textContent = matches(size);
   byId("sentence").textContent =
     size === null

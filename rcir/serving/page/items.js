@@ -1,6 +1,7 @@
 // The items of a set, with their pictures where there are any.
 
 import { make } from "./elements.js";
+import { chance } from "./words.js";
 
 const TRIES = 2; // pictures that are missing before the items are taken to have none
 const SMALL = 64; // pixels; smaller pictures are shown as they are, not blurred
@@ -96,6 +97,7 @@ export class Items {
         make("p", { className: "rank" }, `#${place + 1}`),
         own === null ? null : make("p", { className: "label" }, `label ${own}`),
         make("p", { className: "quiet id", title: id }, id),
+        make("p", { className: "chance" }, `probability ${chance(answer.probabilities[place])}`),
         make("p", { className: "quiet" }, `distance ${distances[place]}`),
         match === null ? null : make("p", { className: match ? "yes" : "no" }, truth(match)),
       ]);

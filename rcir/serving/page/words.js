@@ -9,6 +9,12 @@ export function share(value) {
   return `${Math.round(value * of)} in ${of}`;
 }
 
+/** A probability of a match, never as 0 or 1. */
+export function chance(value) {
+  if (value > 0.995) return "> 0.99";
+  return value < 0.005 ? "< 0.01" : value.toFixed(2);
+}
+
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
 export function rank(value) {
