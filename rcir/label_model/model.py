@@ -68,16 +68,11 @@ class LabelModel:
             fusion = Fusion(np.ones(1), np.ones(1))
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
-        experts = np.concatenate(
-            [
-                block
-                for _, block in model._experts(
-                    items, items.vectors(rows), candidates, items.units[rows]
-                )
-            ],
-            axis=1,
-        )
-        right = moments.labels == items.labels[rows][:, None]
+        vectors, left_out = items.vectors(rows), items.units[rows]
+        blocks = list(model._experts(items, vectors, candidates, left_out))
+        order = np.concatenate([part for part, _ in blocks])  # by the sizes of units
+        experts = np.concatenate([block for _, block in blocks], axis=1)
+        right = moments.labels == items.labels[rows[order]][:, None]
         return cls(moments.labels, discriminants, neighbours, Fusion.fit(experts, right))
 
     def log_probabilities(

@@ -137,3 +137,19 @@ def test_stored_models_answer_alike(name, tmp_path):
     restored = read(LabelModel, tmp_path, "model")
     logs = [m.log_probabilities(items, vectors, others(items, vectors)) for m in (model, restored)]
     np.testing.assert_array_equal(*logs)
+
+
+def test_the_fit_does_not_depend_on_the_order_of_items_in_units_of_several():
+    items, vectors = gallery(np.random.default_rng(0).integers(8, size=160))
+    units = np.where(np.arange(160) % 7 < 2, np.arange(160) // 7 * 7, np.arange(160))
+    items = Items(items.labels, units, items.vectors_at)
+    candidates = others(items, vectors)
+    models = []
+    for seed in range(3):
+        rows = np.random.default_rng(seed).permutation(160)
+        models.append(LabelModel.fit(items, rows, candidates[rows]))
+    assert models[0].fusion.temperatures.min() > 0.1
+    for model in models[1:]:
+        for name in ("temperatures", "weights"):
+            values, first = (getattr(each.fusion, name) for each in (model, models[0]))
+            np.testing.assert_allclose(values, first, rtol=1e-3)
