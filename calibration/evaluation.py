@@ -13,7 +13,8 @@ from rcir.risk.selection import ComparedSizes
 # What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
 HEADLINE_LEVELS = 3
 HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
-HEADLINE_QUALITY = ("recall_at_1", "map_at_r", "auroc_miss", "ausc", "ece", "ood_auroc")
+HEADLINE_QUALITY = ["recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc"]
+HEADLINE_QUALITY += ["ece", "ece_item", "ece_set"]
 # Attributes of `Evaluation` that are plain values in `results.json`.
 PLAIN = [*("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth")]
 PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_among", "left_out"]

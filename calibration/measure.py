@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.evaluation import Evaluation, Part, RiskResult, find_headline
 from calibration.logistic import Logistic, score_by_logistic
-from calibration.quality import assess
+from calibration.quality import assess, assess_probabilities
 from calibration.splits import SearchedSplits
 from rcir.errors import InvalidConfig, RiskUnattainable
 from rcir.retrieval.calibration import Calibration, CalibrationReport
@@ -66,6 +66,10 @@ def measure(
     calibrated = calibration.miss_rule.evidence.population
     in_clusters = calibrated.clusters is not None
     headline = find_headline(rows)
+    if headline is not None:
+        request = make_request(headline.alpha, delta, **calibration.required_options)
+        guarantee = calibration.guarantee(request)
+        quality = quality.with_probabilities(assess_probabilities(splits, guarantee))
     return Evaluation(
         dataset=splits.dataset,
         encoder=encoder,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +27,15 @@ from rcir.metrics import (
 )
 from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults
+from rcir.risk import Guarantee, LabelledResults
+from rcir.risk.probability import cells_of, sizes_of
+from rcir.risk.score_functions import Ranking
 
 SIDE = 32  # height and width of pictures whose pixels are compared
 COMPONENTS = 64
 MAX_FITTED, MAX_QUERIES, MAX_SEARCHED = 5000, 1000, 20_000  # pictures
 KS = (1, 5, 10)
+PROBABILITY_BINS = 15  # equally filled
 FULL_QUERIES, FULL_GALLERY = 1000, 20_000  # of whole rankings of the gallery
 
 
@@ -46,6 +50,7 @@ class Quality:
             is too large for it, and what needs whole rankings is left out.
         reliability: recall at 1 against confidence.
         sparsification: of recall at 1, the most uncertain queries left out first.
+        probabilities: see `assess_probabilities`; none if nothing is certified.
     """
 
     numbers: dict[str, float]
@@ -53,6 +58,28 @@ class Quality:
     whole: int
     reliability: Reliability
     sparsification: Sparsification
+    probabilities: Mapping[str, Reliability] = field(default_factory=dict)
+
+    def with_probabilities(self, diagrams: Mapping[str, Reliability]) -> Quality:
+        """Return the metrics with the calibration errors of probabilities."""
+        errors = {f"ece_{name}": diagram.error for name, diagram in diagrams.items()}
+        return replace(self, numbers=self.numbers | errors, probabilities=diagrams)
+
+
+def assess_probabilities(splits: SearchedSplits, guarantee: Guarantee) -> dict[str, Reliability]:
+    """Measure the probabilities of a match of each "item" and "set" of the test queries."""
+    queries, calibration = splits.scored_test, splits.retriever.require_calibration()
+    ranking = Ranking(queries.require("scores"), queries.require("selection_score"))
+    sizes = sizes_of(ranking, guarantee)
+    items, sets = calibration.match_probabilities(ranking, sizes, guarantee)
+    outcomes = {
+        "item": (items, queries.require("relevant")[cells_of(sizes)]),
+        "set": (sets, queries.require("match_rank") <= sizes),
+    }
+    return {
+        name: reliability(probabilities, matches, PROBABILITY_BINS, equal_mass=True)
+        for name, (probabilities, matches) in outcomes.items()
+    }
 
 
 def assess(splits: SearchedSplits) -> Quality:

@@ -39,6 +39,8 @@ NUMBER_TITLES = {
     "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
     "map_at_r": "MAP@R",
     "ece": "expected calibration error of R@1, 10 bins",
+    "ece_item": "expected calibration error of the probabilities of items, 15 bins",
+    "ece_set": "expected calibration error of the probabilities of sets, 15 bins",
     "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
     **{
@@ -120,6 +122,8 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
         "reliability": figures.draw_reliability(quality.reliability),
         "sparsification": figures.draw_sparsification(sparse.fractions, curves),
     }
+    if quality.probabilities:
+        drawn["probabilities"] = figures.draw_probabilities(quality.probabilities)
     if splits.outside is not None:
         drawn["outside"] = figures.draw_in_and_out(results.uncertainty, splits.outside.uncertainty)
     n, dim = results.require("vectors").shape

@@ -163,6 +163,20 @@ def draw_reliability(diagram: Reliability) -> Figure:
     return figure
 
 
+def draw_probabilities(diagrams: Mapping[str, Reliability]) -> Figure:
+    """Draw how often there is a match against its probability; an error per name in the legend."""
+    figure, axes = one_panel("probability of a match", "share with a match", "Probabilities")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    curves = {
+        f"{name} (calibration error {diagram.error:.3f})": (diagram.confidence, diagram.accuracy)
+        for name, diagram in diagrams.items()
+    }
+    draw_curves(axes, curves)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
 def draw_sparsification(fractions: Floats, curves: Mapping[str, Floats]) -> Figure:
     """Draw recall at 1 of the remaining queries when the most uncertain ones are removed.
 

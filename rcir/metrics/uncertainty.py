@@ -19,7 +19,7 @@ class Reliability:
     """A reliability diagram: bins of confidence, from least to most confident.
 
     Attributes:
-        confidence: (bins,) mid-point of each bin.
+        confidence: (bins,) mid-point of each bin, or mean of equally filled bins.
         accuracy: (bins,) mean result of its queries; NaN in an empty bin.
         count: (bins,) number of queries.
         error: expected calibration error, the count-weighted mean of |accuracy - confidence|.
@@ -45,7 +45,11 @@ def confidence(uncertainty: Floats, low: float, high: float) -> NDArray[np.float
 
 
 def reliability(
-    confidence: Floats, correct: NDArray[np.bool_] | Floats, bins: int = 10
+    confidence: Floats,
+    correct: NDArray[np.bool_] | Floats,
+    bins: int = 10,
+    *,
+    equal_mass: bool = False,
 ) -> Reliability:
     """Compute recall at 1 by bins of confidence (Warburg et al., ICCV 2021, section 4).
 
@@ -53,6 +57,7 @@ def reliability(
         confidence: (n,) in [0, 1]; see `confidence`.
         correct: (n,) whether the first candidate matches.
         bins: number of equal-width bins; 1.0 belongs to the last.
+        equal_mass: True for bins with equally many queries, at their mean confidence.
 
     Raises:
         InvalidData: shapes differ, there is no query, or a confidence is outside [0, 1].
@@ -70,10 +75,14 @@ def reliability(
             "lie in [0, 1], with at least 1 bin"
         )
     numbers = np.minimum((values * bins).astype(np.int64), bins - 1)
+    if equal_mass:
+        numbers[np.argsort(values, kind="stable")] = np.arange(len(values)) * bins // len(values)
     count = np.bincount(numbers, minlength=bins)
     totals = np.bincount(numbers, np.asarray(correct, np.float64), bins).astype(np.float64)
     accuracy = per_match(totals, count)
     middles = (np.arange(bins) + 0.5) / bins
+    if equal_mass:
+        middles = per_match(np.bincount(numbers, values, bins).astype(np.float64), count)
     gap = np.where(count > 0, np.abs(accuracy - middles), 0)
     return Reliability(middles, accuracy, count, float((gap * count).sum() / count.sum()))
 

@@ -19,7 +19,7 @@ from rcir.risk.guarantee import Guarantee
 from rcir.risk.results import ScoredResults, set_sizes
 from rcir.risk.score_functions import Ranking
 
-PRIOR_QUERIES = 30  # that the tuning split counts as
+PRIOR_QUERIES = 50  # that the tuning split counts as
 MAX_REMEMBERED = 1000  # thresholds
 
 
@@ -105,7 +105,7 @@ class MatchProbabilities:
 
         Args:
             calibration: the queries; each independent unit counts as one.
-            tuning: the tuning split, scored by the same score function. All of it counts as 30
+            tuning: the tuning split, scored by the same score function. All of it counts as 50
                 queries, so that few calibration queries do not decide alone.
         """
         units = calibration.population.units

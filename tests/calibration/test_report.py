@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from calibration import RiskResult, screen, sentences
@@ -59,7 +60,7 @@ def test_nothing_is_fetched_from_anywhere(text, pictures):
 
 
 def test_every_figure_is_drawn_and_the_extreme_queries_are_named(outcome, pictures):
-    assert len(pictures) == 8
+    assert len(pictures) == 9
     drawn = [drawing(source) for source in pictures.values()]
     assert all(len(list(svg.iter(f"{SVG}path"))) > 5 for svg in drawn)
     shown = {e.text.strip() for svg in drawn for e in svg.iter() if e.tag is ElementTree.Comment}
@@ -188,3 +189,25 @@ def test_the_promise_its_cost_and_what_sizes_the_sets_are_stated_in_numbers(outc
     assert all(number in stated for number in ("1.50", " 3.", "9.0%", "6.0%", "13.0%"))
     source = sentences.size_source(evaluation)
     assert all(number in source for number in ("2.50", "3.00", "4.00"))
+
+
+def test_the_probabilities_are_measured_on_the_answers_to_test_queries(outcome):
+    splits, evaluation = outcome.splits, outcome.evaluation
+    alpha = evaluation.headline.alpha
+    queries = splits.test.results.queries
+    answers = splits.retriever.retrieve(queries, alpha, evaluation.delta)
+    probabilities = np.concatenate([answer.probabilities for answer in answers])
+    labels = splits.retriever.searcher.label_names or {}
+    true = [labels.get(int(label), label) for label in splits.test.population.labels]
+    matches = np.concatenate(
+        [np.array(answer.labels) == label for answer, label in zip(answers, true, strict=True)]
+    )
+    sets = np.array([answer.match_probability for answer in answers])
+    hits = np.array([label in one.labels for one, label in zip(answers, true, strict=True)])
+    diagrams, numbers = evaluation.quality.probabilities, evaluation.quality.numbers
+    for name, values, outcomes in (("item", probabilities, matches), ("set", sets, hits)):
+        diagram = diagrams[name]
+        assert diagram.count.sum() == len(values)
+        np.testing.assert_allclose(diagram.confidence @ diagram.count, values.sum(), rtol=1e-3)
+        np.testing.assert_allclose(diagram.accuracy @ diagram.count, outcomes.sum())
+        assert numbers[f"ece_{name}"] == diagram.error

@@ -139,3 +139,17 @@ TWO, THREE = np.arange(2.0), np.arange(3.0)
 def test_invalid_input_is_refused(measure, first, second, word):
     with pytest.raises(InvalidData, match=word):
         measure(first, second)
+
+
+@pytest.mark.parametrize("n", [7, 100])
+def test_bins_of_equal_mass_hold_as_many_values_at_their_mean(n):
+    rng = np.random.default_rng(n)
+    values, correct = rng.uniform(size=n) ** 3, rng.uniform(size=n) < 0.5
+    found = reliability(values, correct, bins=5, equal_mass=True)
+    assert np.ptp(found.count) <= 1
+    order, start, error = np.argsort(values), 0, 0.0
+    for middle, accuracy, count in zip(found.confidence, found.accuracy, found.count, strict=True):
+        rows = order[start : (start := start + count)]
+        assert (middle, accuracy) == pytest.approx((values[rows].mean(), correct[rows].mean()))
+        error += abs((values[rows] - correct[rows]).sum()) / n
+    assert found.error == pytest.approx(error)

@@ -128,7 +128,7 @@ def test_a_cluster_counts_once_however_many_queries_it_has():
     assert np.abs(once.first(at) - wrong.first(at)).max() > 0.01
 
 
-def test_the_tuning_split_counts_as_thirty_queries():
+def test_the_tuning_split_counts_as_fifty_queries():
     def outcome(n, hit):
         relevant = np.full((n, 1), hit)
         return ScoredResults.from_scores(
@@ -138,7 +138,7 @@ def test_the_tuning_split_counts_as_thirty_queries():
     def first(calibration, tuning):
         return MatchProbabilities.fit(calibration, tuning).first(np.zeros(1))[0]
 
-    assert first(outcome(100, False), outcome(5000, True)) == pytest.approx(31 / 132)
+    assert first(outcome(100, False), outcome(5000, True)) == pytest.approx(51 / 152)
     assert first(outcome(100, False), outcome(7, True)) == pytest.approx(8 / 109)
 
 
