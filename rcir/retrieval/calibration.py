@@ -227,7 +227,8 @@ class Calibration:
                 (self.calibration_queries, earlier.calibration_queries),
             )
         )
-        return alike and self.options == replace(earlier.options, recurring=self.options.recurring)
+        same = self.options == replace(earlier.options, recurring=self.options.recurring)
+        return alike and same and self.options.own is earlier.options.own
 
     def warn_of_new_labels(self, searcher: Searcher) -> None:
         """Warn if a smaller share of the gallery's labels has calibration queries than before."""

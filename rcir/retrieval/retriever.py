@@ -43,6 +43,7 @@ from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digit
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import (
     CalibrationKeywords,
+    OwnScoreFunction,
     Tuning,
     divide_queries,
     make_options,
@@ -489,7 +490,7 @@ class Retriever:
         self,
         queries: ArrayLike,
         labels: object,
-        score_function: str = "auto",
+        score_function: OwnScoreFunction = "auto",
         *,
         tuning: Tuning = "auto",
         uncertainty: Floats | None = None,
@@ -551,7 +552,7 @@ class Retriever:
         self,
         tuning: LabelledResults | None,
         calibration: LabelledResults,
-        score_function: str = "auto",
+        score_function: OwnScoreFunction = "auto",
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on two splits (see `search_labelled`), and return what is certified.
@@ -561,7 +562,8 @@ class Retriever:
             calibration: other queries, drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             score_function, options: bound, alphas, delta, recurring, query_uncertainty and seed,
-                see `rcir.retrieval.tuning.CalibrationOptions`.
+                see `rcir.retrieval.tuning.CalibrationOptions`; score_function may be your own
+                object with `fit` and `rank`, see `rcir.risk.OwnRanking`, or its import path.
 
         Raises:
             StaleCalibration: the retriever has changed since it searched.

@@ -21,6 +21,7 @@ from rcir.risk import (
 )
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct
+from rcir.risk.own import fit_own
 from rcir.risk.selection import ComparedSizes, Fits
 from rcir.store.codec import NOT_STORED
 
@@ -98,7 +99,7 @@ class RuleSource:
 
     def has_own_rule(self, risk: str) -> bool:
         """Return True if a risk may have another rule than the miss risk."""
-        if self.fits is None or risk not in self.risks:
+        if self.fits is None or self.options.own is not None or risk not in self.risks:
             return False
         return RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
 
@@ -114,16 +115,19 @@ class RuleSource:
             if self.fits is None:
                 raise InvalidData("no queries tune the sizes: calibrate with tuning queries")
             tuning, calibration = self.fits.split, self.calibration
-            score_function, compared = fit_score_function(
-                names.get(risk, names.get(MISS.name, self.options.score_function)),
-                tuning.results,
-                tuning.relevant,
-                self.options.alphas,
-                self.options.delta,
-                risk=risk,
-                n_relevant=tuning.n_relevant,
-                fits=self.fits,
-            )
+            if self.options.own is not None:
+                score_function = fit_own(self.options.own, tuning.results, tuning.relevant)
+            else:
+                score_function, compared = fit_score_function(
+                    names.get(risk, names.get(MISS.name, self.options.score_function)),
+                    tuning.results,
+                    tuning.relevant,
+                    self.options.alphas,
+                    self.options.delta,
+                    risk=risk,
+                    n_relevant=tuning.n_relevant,
+                    fits=self.fits,
+                )
         for rule in fitted:
             if rule.score_function.name == score_function.name:
                 return rule, compared

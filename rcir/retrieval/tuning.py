@@ -10,13 +10,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
+from rcir.imports import find_class, import_path
 from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.label_ranking import draw_items, why_no_label_model
@@ -31,18 +32,21 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import (
     Bound,
     LabelledResults,
+    OwnRanking,
     Population,
     SearchResults,
     smallest_uncertainty,
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
 from rcir.risk.selection import ComparedSizes, score_function_class, size_ratio
+from rcir.store.codec import NOT_STORED
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
 ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
 Tuning = Literal["auto", "queries", "labels", "gallery"]
+OwnScoreFunction: TypeAlias = str | OwnRanking | type[OwnRanking]
 
 
 class CalibrationKeywords(TypedDict, total=False):
@@ -56,14 +60,19 @@ class CalibrationKeywords(TypedDict, total=False):
     seed: int | None
 
 
-def make_options(score_function: str, **options: Unpack[CalibrationKeywords]) -> CalibrationOptions:
+def make_options(
+    score_function: OwnScoreFunction, **options: Unpack[CalibrationKeywords]
+) -> CalibrationOptions:
     """Return the options of a calibration, or raise `InvalidConfig` for an unknown keyword."""
     allowed = CalibrationKeywords.__annotations__
     if unknown := [name for name in options if name not in allowed]:
         raise InvalidConfig(
             f"calibrate: there is no option {', '.join(unknown)}; there are {', '.join(allowed)}"
         )
-    return CalibrationOptions(score_function, **options)
+    if isinstance(score_function, str):
+        return CalibrationOptions(score_function, **options)
+    kind = score_function if isinstance(score_function, type) else type(score_function)
+    return CalibrationOptions(import_path(kind), **options, own=score_function)
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,8 @@ class CalibrationOptions:
     Attributes:
         score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
             chooses for each risk the one with the smallest sets on the tuning split; see
-            `rcir.risk.fit_score_function`.
+            `rcir.risk.fit_score_function`; or the import path of your own, see
+            `rcir.risk.OwnRanking`.
         bound: confidence bound of the risk, see `rcir.risk.p_value`.
         alphas, delta: levels at which "auto" compares, and to report.
         recurring: allow calibration queries that are in the tuning split too, or come twice: for
@@ -84,6 +94,7 @@ class CalibrationOptions:
             `rcir.risk.smallest_uncertainty`.
         seed: of the division of the queries, which the guarantee then states, because the best of
             several seeds is a lucky one. By default the division depends on the queries alone.
+        own: your own score function, by default the class at the import path.
 
     Raises:
         InvalidConfig, InvalidRiskLevel: an option has no such value.
@@ -96,6 +107,7 @@ class CalibrationOptions:
     recurring: bool = False
     query_uncertainty: str = "auto"
     seed: int | None = None
+    own: Any = field(default=None, compare=False, metadata=NOT_STORED)
 
     def __post_init__(self) -> None:
         check_bound(self.bound)
@@ -107,7 +119,12 @@ class CalibrationOptions:
         object.__setattr__(self, "alphas", check_levels(self.alphas))
         object.__setattr__(self, "delta", check_level("delta", self.delta))
         object.__setattr__(self, "recurring", bool(self.recurring))
-        if self.score_function != "auto":
+        if isinstance(self.score_function, str) and ":" in self.score_function:
+            own = self.own or find_class("score_function", self.score_function, {})
+            if not isinstance(own, OwnRanking):
+                raise InvalidConfig(f"score_function {self.score_function} needs fit and rank")
+            object.__setattr__(self, "own", own)
+        elif self.score_function != "auto":
             score_function_class(self.score_function)
 
 
@@ -145,7 +162,7 @@ def choose_uncertainty(
     }
     levels = options.alphas, options.delta
     name, sizes = smallest_uncertainty(candidates, *levels)
-    if name == "encoder" or queries.uncertainty is None:
+    if name == "encoder" or queries.uncertainty is None or options.own is not None:
         return ChosenUncertainty(name, sizes)
     ratio = size_ratio(candidates["encoder"], candidates[name], options.score_function, *levels)
     if np.isnan(ratio):

@@ -20,12 +20,21 @@ from rcir.risk.losses import RISKS, Risk, find_risk, register_risk
 from rcir.risk.means import mean_loss
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.options import RequestOptions, request_options
+from rcir.risk.own import OwnRanking
 from rcir.risk.population import Population
 from rcir.risk.reordering import LabelScore, MatchProbability, Reranked
 from rcir.risk.request import Request, make_request
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.rule import SetRule
-from rcir.risk.score_functions import Constant, MinMax, Quantile, ScoreFunction, score, score_ranks
+from rcir.risk.score_functions import (
+    Constant,
+    MinMax,
+    Quantile,
+    Ranking,
+    ScoreFunction,
+    score,
+    score_ranks,
+)
 from rcir.risk.selection import (
     SCORE_FUNCTIONS,
     fit_score_function,
@@ -55,8 +64,10 @@ __all__ = [
     "Learned",
     "MatchProbability",
     "MinMax",
+    "OwnRanking",
     "Population",
     "Quantile",
+    "Ranking",
     "Request",
     "RequestOptions",
     "Reranked",

@@ -101,7 +101,8 @@ def score_function_class(name: str) -> type[ScoreFunction]:
     """Return the score function of a name, or raise `InvalidConfig`."""
     if not isinstance(name, str) or name not in _BY_NAME:
         raise InvalidConfig(
-            f"score_function {name!r} is unknown; choose one of {', '.join(SCORE_FUNCTIONS)}, auto"
+            f"score_function {name!r} is unknown; choose {', '.join(SCORE_FUNCTIONS)} or auto, "
+            'or pass your own with fit and rank, or its import path, "package.module:Class"'
         )
     return _BY_NAME[name]
 
