@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, StaleCalibration, printable
 from rcir.metrics.ranking import Floats
 from rcir.retrieval.calibration import Calibration
-from rcir.retrieval.label_ranking import nearest_of_labels
+from rcir.retrieval.label_ranking import nearest_of_labels, with_probabilities
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
@@ -223,6 +223,7 @@ class State:
         request: Request,
         uncertainty: float | Floats | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
     ) -> Retrieval | list[Retrieval]:
         """Answer queries with sets that satisfy a request, see `Retriever.retrieve`."""
         guarantee = self.valid_calibration().guarantee(request)
@@ -236,7 +237,8 @@ class State:
         if many and not len(queries):
             return []
         answers: list[Retrieval] = []
-        for results, ranking, sizes in self._sets(queries, guarantee, uncertainty, model):
+        described = uncertainty, model, probabilities
+        for results, ranking, sizes in self._sets(queries, guarantee, *described):
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
@@ -246,6 +248,7 @@ class State:
         requests: Sequence[Request],
         uncertainty: Floats | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
     ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         calibration = self.valid_calibration()
@@ -259,7 +262,8 @@ class State:
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        for results, ranking, largest in self._sets(queries, strictest, uncertainty, model):
+        described = uncertainty, model, probabilities
+        for results, ranking, largest in self._sets(queries, strictest, *described):
             sizes = [sizes_of(ranking, each) for each in guarantees]
             probabilities = [
                 calibration.match_probabilities(ranking, by_query, each)[1]
@@ -277,11 +281,13 @@ class State:
         guarantee: Guarantee,
         uncertainty: float | Floats | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request
         calibration = self.require_calibration()
         prepared = self.searcher.prepare(queries, None, uncertainty, model)
+        prepared = with_probabilities(self.searcher, prepared, probabilities)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for rows in search_batches(*prepared.vectors.shape):

@@ -107,7 +107,10 @@ def calibrate(
         others = [] if tuning is None else [queries_of(tuning).vectors]
         warn_of_likeness(searcher, "calibration queries", calibration, others)
     reason = why_gallery_cannot_tune(searcher, queries_of(calibration), options)
-    if tuning is None and reason is not None:
+    given = queries.probabilities is not None
+    if given and options.score_function not in ("auto", "reranked"):
+        raise InvalidConfig("probabilities size sets by themselves: leave out score_function")
+    if tuning is None and reason is not None and not given:
         raise InvalidConfig(
             f"the gallery's items cannot tune: {reason}. Divide the queries instead, which is "
             f"{as_option('tuning', 'queries')}, or {as_option('tuning', 'labels')} for queries of "
@@ -116,9 +119,9 @@ def calibrate(
     splits: dict[TunedOn, LabelledResults | None] = {} if tuning is None else {"queries": tuning}
     by_gallery = reason is None and calibration.population.clusters is None
     if tuning is None or (by_gallery and not (like is not None and like.sequential)):
-        splits["gallery"] = search_items(searcher, calibration)
+        splits["gallery"] = search_items(searcher, calibration) if reason is None else None
     model = None
-    if models_labels(searcher, options):
+    if models_labels(searcher, options) and not given:
         held_out = tuning if searcher.options.leave_one_out else splits.get("gallery")
         model = fit_label_model(searcher, held_out)
     result, chosen = _calibration_of(searcher, splits, calibration, options, model, like)
@@ -158,7 +161,8 @@ def _calibration_of(
         tuning_queries = queries_to_store(searcher, tuning, choice.name)
         splits = splits | {"queries": _as_evidence(searcher, tuning, tuning_queries)}
     calibration = _as_evidence(searcher, calibration, calibration_queries)
-    by_label = None if model is None else rank_labels(searcher, model, calibration)
+    given = calibration_queries.probabilities is not None
+    by_label = rank_labels(searcher, model, calibration) if model is not None or given else None
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -171,13 +175,13 @@ def _calibration_of(
         calibrated = with_uncertainty(searcher, calibration, uncertainty)
         split = None if split is None else with_uncertainty(searcher, split, uncertainty)
         ranked = None
-        if model is not None and by_label is not None:
-            left_out = None
+        if by_label is not None:
+            left_out, tunes = None, split is not None and not (given and tuned_on == "gallery")
             if tuned_on == "gallery" and split is not None:
                 left_out = searcher.gallery.units[draw_items(searcher)]
             ranked = RankedLabels(
-                LabelScore(model.score_weight),
-                None if split is None else rank_labels(searcher, model, split, left_out),
+                LabelScore() if model is None else LabelScore(model.score_weight),
+                rank_labels(searcher, model, split, left_out) if split and tunes else None,
                 by_label.with_uncertainty(calibrated.results.uncertainty),
             )
         sources[items] = RuleSource(
@@ -197,6 +201,7 @@ def _calibration_of(
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
         coverage=coverage(searcher, calibration_queries),
+        probability_labels=searcher.gallery.classes if given else None,
         label_model=model,
         left_out=searcher.options.left_out if are_items(searcher, calibration_queries) else None,
     )
@@ -224,7 +229,13 @@ def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, 
             )
     if searcher.options.leave_one_out:  # added items may join clusters of both
         calibration = calibration[~searcher.share_units(calibration, [tuning])]
-    if earlier.tuned_on_gallery and (
+    labels = earlier.probability_labels
+    if labels is not None and not np.array_equal(searcher.gallery.classes, labels):
+        raise InvalidData(
+            "the gallery's labels are not those that the queries have probabilities of: call "
+            "`calibrate` with probabilities of the present ones"
+        )
+    if (earlier.tuned_on_gallery and labels is None) and (
         reason := why_gallery_cannot_tune(searcher, calibration, earlier.options)
     ):
         raise InvalidData(

@@ -114,6 +114,7 @@ class Calibration:
             `anytime`.
         coverage: which labels of the gallery had calibration queries when this was made; None if
             items have no single label.
+        probability_labels: (L,) labels whose probabilities come with the queries; None if none do.
         label_model: the probabilities of the gallery's labels that size sets; None if they do not.
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
@@ -129,6 +130,7 @@ class Calibration:
     chosen_among: int = 1
     sequential: bool = False
     coverage: Coverage | None = None
+    probability_labels: Annotated[NDArray[np.int64], Array(1)] | None = None
     label_model: LabelModel | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
@@ -311,7 +313,6 @@ class Calibration:
         """Return search results with the candidates that a rule scores, in their order."""
         results = with_uncertainty(searcher, results, rule.uncertainty)
         if rule.score_function.by_label_probability:
-            assert self.label_model is not None
             results = rank_labels(searcher, self.label_model, results)
         return results if distinct is None else results.first_of_each_label()
 
@@ -356,6 +357,7 @@ class Calibration:
                 attempts=self.attempts,
                 seed=self.options.seed,
                 left_out=self.left_out,
+                by_own_model=self.probability_labels is not None,
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()

@@ -172,6 +172,11 @@ class Gallery:
         order = np.argsort(self.labels, kind="stable")
         return self.labels[order], order
 
+    @cached_property
+    def classes(self) -> NDArray[np.int64]:
+        """The different labels (L,), ascending."""
+        return np.unique(self.by_label[0])
+
     def members(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions (n, `largest_unit`) of the items of units (n,), then -1."""
         ascending, order = self._by_unit

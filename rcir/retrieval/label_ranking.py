@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from rcir.embedding import as_numpy
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors
 from rcir.label_model import Items, LabelModel
 from rcir.metrics.labels import NO_CANDIDATE
+from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
+from rcir.risk.results import TOLERANCE
 
 HELD_OUT = 500  # items that the weights of a label model are fitted on
 
@@ -32,6 +36,38 @@ def why_no_label_model(searcher: Searcher) -> str | None:
     if not isinstance(searcher.index, HoldsVectors):
         return "the index gives no vectors back"
     return None
+
+
+def with_probabilities(searcher: Searcher, queries: Queries, values: Any) -> Queries:
+    """Return queries with the probabilities (n, L) of the gallery's labels, if there are any.
+
+    Raises:
+        InvalidConfig: the probabilities cannot size sets of this gallery.
+        InvalidData: they are no probabilities of the labels in `Retriever.classes`.
+    """
+    if values is None:
+        return queries
+    if reason := why_no_label_model(searcher):
+        raise InvalidConfig(f"probabilities cannot size sets: {reason}")
+    if searcher.options.leave_one_out:
+        raise InvalidConfig("probabilities of queries need leave_one_out=False")
+    shape = len(queries), len(searcher.gallery.classes)
+    try:
+        table = np.atleast_2d(np.asarray(as_numpy(values), np.float64))
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"probabilities are not numbers ({error}): pass (n, L) numbers") from None
+    if table.shape != shape:
+        raise InvalidData(
+            f"probabilities have shape {table.shape}; expected {shape}: a row for each query, a "
+            "column for each of `Retriever.classes`"
+        )
+    right = (table >= 0).all(axis=1) & (np.abs(table.sum(axis=1) - 1) <= TOLERANCE)
+    if not right.all():
+        raise InvalidData(
+            f"{np.count_nonzero(~right)} of {len(right)} rows of probabilities are negative, NaN "
+            f"or do not sum to 1, first row {right.argmin()}"
+        )
+    return replace(queries, probabilities=table.astype(np.float32))
 
 
 def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> LabelModel:
@@ -67,20 +103,20 @@ def draw_items(searcher: Searcher) -> NDArray[np.int64]:
 @overload
 def rank_labels(
     searcher: Searcher,
-    model: LabelModel,
+    model: LabelModel | None,
     results: SearchResults,
     left_out: NDArray[np.int64] | None = None,
 ) -> SearchResults: ...
 @overload
 def rank_labels(
     searcher: Searcher,
-    model: LabelModel,
+    model: LabelModel | None,
     results: LabelledResults,
     left_out: NDArray[np.int64] | None = None,
 ) -> LabelledResults: ...
 def rank_labels(
     searcher: Searcher,
-    model: LabelModel,
+    model: LabelModel | None,
     results: Results,
     left_out: NDArray[np.int64] | None = None,
 ) -> Results:
@@ -92,7 +128,7 @@ def rank_labels(
 
     Args:
         searcher: that searched.
-        model: of the labels of its gallery.
+        model: of the labels of its gallery; None for the probabilities of the queries.
         results: of n queries.
         left_out: (n,) units of the gallery that were left out, by default those of the search.
     """
@@ -103,6 +139,9 @@ def rank_labels(
         assert labels is not None
         matches = (ranked.labels == labels[:, None]) & (ranked.labels != NO_CANDIDATE)
         return replace(results, results=ranked, relevant=matches)
+    if model is None:
+        p = np.maximum(results.require("queries").probabilities, np.finfo(np.float32).tiny)
+        return order_labels(results, searcher.gallery.classes, np.log(p.astype(np.float64)))
     if left_out is None:
         left_out = searcher.units_left_out(results.require("queries"))
     log_probabilities = model.log_probabilities(

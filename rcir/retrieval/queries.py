@@ -186,6 +186,7 @@ class Queries:
         relevance: which gallery items they match.
         population: their digests, labels, groups and clusters, see `with_population`; n
             independent queries by default.
+        probabilities: (n, L) of the gallery's labels, by a model of the user's own.
 
     Raises:
         InvalidData: lengths differ, or an uncertainty is NaN or infinite.
@@ -197,6 +198,7 @@ class Queries:
     embedding: Embedding | None = None
     relevance: Relevance | None = None
     population: Population = INDEPENDENT
+    probabilities: Annotated[NDArray[np.float32], Array(2)] | None = None
 
     def __post_init__(self) -> None:
         set_population(self)
@@ -293,18 +295,22 @@ def queries_of(results: LabelledResults) -> Queries:
 
 
 def require_alike(queries: Queries, others: Queries) -> None:
-    """Raise `InvalidData` unless queries come with uncertainties if and only if others do.
+    """Raise `InvalidData` unless queries come with uncertainties, or label probabilities, if and
+    only if others do.
 
     Args:
         queries: to be answered, or to calibrate with.
         others: the queries of the calibration.
     """
-    if (others.uncertainty is None) != (queries.uncertainty is None):
-        word = "without" if others.uncertainty is None else "with"
-        raise InvalidData(
-            f"the retriever was calibrated {word} uncertainties of the queries: query it {word} "
-            "them, because set sizes depend on them"
-        )
+    for name in ("uncertainty", "probabilities"):
+        known = getattr(others, name) is not None
+        if known != (getattr(queries, name) is not None):
+            what = "uncertainties" if name == "uncertainty" else "label probabilities"
+            word = "with" if known else "without"
+            raise InvalidData(
+                f"the retriever was calibrated {word} {what} of the queries: query it {word} "
+                "them, because set sizes depend on them"
+            )
 
 
 def _of_unit_length(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:

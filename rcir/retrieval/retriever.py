@@ -39,6 +39,7 @@ from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrat
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
+from rcir.retrieval.label_ranking import with_probabilities
 from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import (
@@ -249,6 +250,13 @@ class Retriever:
         return self.searcher.labels
 
     @property
+    def classes(self) -> tuple[int, ...] | tuple[str, ...] | None:
+        """The gallery's different labels, in the order of the columns of `probabilities`."""
+        if self.labels is None:
+            return None
+        return self.searcher.named_labels(np.unique(self.labels, return_index=True)[1])
+
+    @property
     def relevance(self) -> Relevance | None:
         """Which queries match which items; None if unknown."""
         return self.searcher.relevance
@@ -449,6 +457,7 @@ class Retriever:
         groups: ArrayLike | None = None,
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
+        probabilities: ArrayLike | None = None,
     ) -> Queries:
         """Return labelled vectors as queries for `search_labelled`.
 
@@ -465,8 +474,12 @@ class Retriever:
             clusters: (n,) cluster of each query, such as a video; queries of one cluster are not
                 independent.
             cluster: what a cluster is, such as "video".
+            probabilities: (n, L) of the labels in `classes`, by a model of your own that was fitted
+                on none of these queries; each row sums to 1. They size sets in place of a model of
+                the gallery's labels, and all later queries need them.
 
         Raises:
+            InvalidConfig: probabilities cannot size sets of this gallery.
             InvalidData: the vectors or labels are unsuitable, or their lengths differ.
         """
         while True:
@@ -480,6 +493,7 @@ class Retriever:
                 clusters=clusters,
                 cluster=cluster,
             )
+            queries = with_probabilities(searcher, queries, probabilities)
             if searcher is before.searcher:
                 return queries
             with suppress(SaveConflict):  # further labels were numbered meanwhile
@@ -498,6 +512,7 @@ class Retriever:
         groups: ArrayLike | None = None,
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
+        probabilities: ArrayLike | None = None,
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
@@ -511,7 +526,8 @@ class Retriever:
                 all queries calibrate. "auto": "gallery" for queries without clusters if its items
                 can tune, and either their labels size the sets or there are fewer than 200 queries;
                 else "queries".
-            uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
+            uncertainty, model, groups, clusters, cluster, probabilities: of the vectors, see
+                `labelled`.
             score_function, options: see `calibrate_splits`.
 
         Raises:
@@ -538,6 +554,7 @@ class Retriever:
             clusters=clusters,
             cluster=cluster,
         )
+        labelled = with_probabilities(searcher, labelled, probabilities)
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
         split = searcher.search_labelled(calibrated)
         if tuned is None:  # nothing was divided
@@ -598,6 +615,7 @@ class Retriever:
         *,
         uncertainty: float | Floats | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
         **options: Unpack[RequestOptions],
     ) -> Retrieval | list[Retrieval]:
         """Retrieve a set that holds a true match with the requested guarantee.
@@ -617,6 +635,8 @@ class Retriever:
             uncertainty: of a vector, or (n,) of vectors, if and only if those calibrated with had
                 theirs.
             model: what embedded the vectors; refused if that is not what embedded the gallery.
+            probabilities: (n, L) or (L,) of the labels in `classes`, if and only if those
+                calibrated with had theirs.
 
         Raises:
             InvalidRiskLevel, InvalidImage, InvalidConfig, InvalidData: an argument is invalid.
@@ -633,7 +653,7 @@ class Retriever:
             True
         """
         request = make_request(alpha, delta, **options)
-        return self._state.answer(query, request, uncertainty, model)
+        return self._state.answer(query, request, uncertainty, model, probabilities)
 
     def guarantee(
         self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
@@ -656,6 +676,7 @@ class Retriever:
         group: str | None = None,
         uncertainty: Floats | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
     ) -> list[AtLevels]:
         """Return the sets of queries at several alphas, from one search.
 
@@ -664,7 +685,7 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, distinct, group, uncertainty, model: as for `retrieve`.
+            delta, distinct, group, uncertainty, model, probabilities: as for `retrieve`.
 
         Raises:
             InvalidConfig: queries were added to the calibration (`extend_calibration`).
@@ -682,7 +703,7 @@ class Retriever:
             make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
             for alpha in sorted(check_levels(alphas))
         ]
-        return self._state.answer_at_levels(query, requests, uncertainty, model)
+        return self._state.answer_at_levels(query, requests, uncertainty, model, probabilities)
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:
@@ -754,6 +775,7 @@ class Retriever:
         groups: ArrayLike | None = None,
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
+        probabilities: ArrayLike | None = None,
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
@@ -768,7 +790,8 @@ class Retriever:
                 for a query whose true matches are unknown yet, up to a limit that is fixed
                 beforehand, and then add it as one that matches nothing. Queries by which this
                 retriever was chosen among others must not be added.
-            labels, uncertainty, model, groups, clusters, cluster: of the vectors, see `labelled`.
+            labels, uncertainty, model, groups, clusters, cluster, probabilities: of the vectors,
+                see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
 
@@ -802,6 +825,7 @@ class Retriever:
                 clusters=clusters,
                 cluster=cluster,
             )
+            labelled = with_probabilities(searcher, labelled, probabilities)
             queries = searcher.search_labelled(labelled)
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))
 

@@ -293,6 +293,8 @@ def chosen_tuning(
             )
     if tuning != "auto":
         return tuning
+    if queries.probabilities is not None and population.clusters is None:
+        return "gallery"  # nothing has to tune
     if population.clusters is not None or why_gallery_cannot_tune(searcher, queries, options):
         return "queries"
     few = len(queries) < FEW_QUERIES

@@ -38,6 +38,8 @@ class Guarantee:
             on the calibration queries; 1 without such a choice.
         left_out: "item", or what else the search of a query left out, such as "moment", if the
             calibration queries were items of the gallery; one query of each calibrated.
+        by_own_model: True if the queries came with probabilities of labels by a model that is
+            assumed to have seen no calibration query.
     """
 
     request: Request
@@ -52,6 +54,7 @@ class Guarantee:
     attempts: int = 1
     seed: int | None = None
     left_out: str | None = None
+    by_own_model: bool = False
 
     @property
     def alpha(self) -> Alpha:
@@ -112,6 +115,11 @@ class Guarantee:
             again = (
                 f" This is calibration {self.attempts} of some of these queries; the guarantee "
                 "holds only if it was not chosen for its sets."
+            )
+        if self.by_own_model:
+            again += (
+                " It assumes that the model that gave the probabilities of labels has seen no "
+                "calibration query."
             )
         return (
             f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
