@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 from scipy.stats import norm
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from rcir.data.repeats import warn_of_twins
 from rcir.errors import InvalidData, RiskUnattainable
@@ -33,6 +34,7 @@ from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,
     LabelledResults,
+    LabelScore,
     MatchProbability,
     Population,
     Request,
@@ -61,6 +63,7 @@ DELTA = 0.1
 QUERIES_OF_LABEL, CALIBRATED_LABELS = 10, (25, 50, 100)
 IMAGES, ERRORS = 25, np.array([-1, -0.5, 0.5, 1])  # recurring images; errors in units of the noise
 QUERIES, DIM, DEPTH = 2_000, 128, 5  # of the mode that searches vectors
+CLASSES, CLASS_DIM = 6, 30  # of the mode with a classifier
 NAMES = (*SCORE_FUNCTIONS, MatchProbability.name)
 Array = NDArray[np.float64]
 Generator = np.random.Generator
@@ -532,6 +535,39 @@ def chosen(among: int, counted: int) -> Callable[[World, Generator, int], Array]
     return mode
 
 
+def own_model(sees_queries: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode with probabilities of labels by a classifier of a user's own.
+
+    With `sees_queries` it is fitted on the calibration queries, too, which voids the guarantee.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        spread, alpha = rng.uniform(0.2, 0.4), float(rng.uniform(0.05, 0.3))
+        labels = rng.integers(CLASSES, size=POPULATION)
+        vectors = spread * rng.standard_normal((CLASSES, CLASS_DIM))[labels]
+        vectors += rng.standard_normal(vectors.shape)
+        gallery = np.arange(8 * CLASSES)
+        violated, scored = np.full(draws, np.nan), None
+        for draw, drawn in enumerate(rows_of(rng, draws, 100, 300)):
+            rows = len(gallery) + drawn % (POPULATION - len(gallery))
+            if scored is None or sees_queries:
+                fitted = np.r_[gallery, rows] if sees_queries else gallery
+                model = LinearDiscriminantAnalysis().fit(vectors[fitted], labels[fitted])
+                log_p = model.predict_log_proba(vectors)
+                order = np.argsort(-log_p, axis=1)
+                log_p = np.take_along_axis(log_p, order, axis=1)
+                results = SearchResults(-log_p[:, 0], CLASSES, log_probabilities=log_p)
+                relevant = model.classes_[order] == labels[:, None]
+                scored = ScoredResults.from_scores(LabelScore().rank(results).scores, relevant)
+            with suppress(RiskUnattainable):
+                threshold = order_statistic(alpha, DELTA, scored[rows]).threshold
+                missed = scored.match_score[len(gallery) :] > widen(threshold)
+                violated[draw] = missed.mean() > alpha
+        return violated
+
+    return mode
+
+
 def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
     """A mode of risks in place of violations: the risk minus alpha plus delta."""
 
@@ -572,6 +608,7 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "batch, then single queries": batch(find_nearest),
     "choice among 3": chosen(3, counted=3),
     "choice among 12": chosen(12, counted=12),
+    "own model of labels": own_model(sees_queries=False),
 }
 BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
@@ -583,6 +620,7 @@ BROKEN = {
     "broken: copies are added unnoticed": added_copies(heeded=False),
     "broken: rare large losses unchecked": rare_large_losses(checked=False),
     "broken: choice among 12, forgotten": chosen(12, counted=1),
+    "broken: own model that saw the queries": own_model(sees_queries=True),
 }
 FIGURES = {
     "misses on average": "average_excess",

@@ -143,8 +143,11 @@ def _calibrate_on(retriever: Retriever, queries: Queries, labels: list[Any]) -> 
     if not calibration.tuned_on_gallery:
         tuning = retriever.search_labelled(calibration.tuning_queries)
     queries = queries.with_population(relevance)
-    options = replace(calibration.options, query_uncertainty=calibration.uncertainty, seed=None)
-    return retriever.calibrate_splits(tuning, retriever.search_labelled(queries), **vars(options))
+    options = dict(vars(calibration.options_to_repeat)) | {"seed": None}
+    options["query_uncertainty"] = calibration.uncertainty
+    if (own := options.pop("own")) is not None:
+        options["score_function"] = own
+    return retriever.calibrate_splits(tuning, retriever.search_labelled(queries), **options)
 
 
 def _read_ids(file: Path) -> list[str]:

@@ -53,7 +53,6 @@ from rcir.risk import (
     score,
 )
 from rcir.risk.losses import MISS
-from rcir.risk.own import OwnScore
 from rcir.risk.selection import Fits
 
 
@@ -243,14 +242,11 @@ def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, 
             "labelled queries"
         )
     earlier.warn_of_new_labels(searcher)
-    score_function, options = earlier.miss_rule.score_function, earlier.options
-    if isinstance(score_function, OwnScore):
-        options = replace(options, own=score_function.own)
     return calibrate(
         searcher,
         None if earlier.tuned_on_gallery else searcher.search_labelled(tuning),
         searcher.search_labelled(calibration),
-        options,
+        earlier.options_to_repeat,
         like=earlier,
     )
 

@@ -30,6 +30,7 @@ from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions
+from rcir.risk.own import OwnScore
 from rcir.risk.probability import MatchProbabilities
 from rcir.risk.request import conflict
 from rcir.risk.score_functions import Ranking
@@ -175,6 +176,13 @@ class Calibration:
         """(n,) digests of the tuning and the calibration queries, see `rcir.data.repeats`."""
         splits = (self.tuning_queries, self.calibration_queries)
         return np.concatenate([digests([]), *(queries.digests for queries in splits)])
+
+    @property
+    def options_to_repeat(self) -> CalibrationOptions:
+        """Its options, with a score function of the user's own as it was fitted."""
+        fitted = self.miss_rule.score_function
+        own = fitted.own if isinstance(fitted, OwnScore) else None
+        return replace(self.options, own=own)
 
     @property
     def required_options(self) -> RequestOptions:

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import binom
 
 import rcir
+from calibration import recalibration
 from rcir import trust
 from rcir.errors import InvalidConfig, InvalidData, MissingClass, UntrustedFolder
 from rcir.risk import OwnRanking, Ranking
@@ -103,6 +104,15 @@ def test_recalibration_fits_it_again(retriever, tmp_path, score_function):
     assert json.dumps(loaded.guarantee(0.2, 0.1).to_dict()) == json.dumps(
         retriever.guarantee(0.2, 0.1).to_dict()
     )
+
+
+def test_other_queries_calibrate_with_the_fitted_object(retriever, tmp_path):
+    calibrated(retriever, Gap(2.0))
+    loaded = rcir.load(retriever.save(tmp_path / "stored"), trust_code=True)
+    queries = loaded.labelled(QUERIES[600:], QUERY_LABELS[600:])
+    recalibration._calibrate_on(loaded, queries, QUERY_LABELS[600:].tolist())
+    assert loaded.guarantee(0.2, 0.1).n_calibration == 300
+    assert loaded.calibration.miss_rule.score_function.own.power == 2
 
 
 @dataclass(frozen=True)
