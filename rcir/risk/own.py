@@ -21,6 +21,21 @@ class OwnRanking(Protocol):
     What `fit` returns is stored under its import path, if its class is a frozen dataclass with
     annotated fields in a module that can be imported. Its attribute `name`, or else the name of
     its class, is in guarantees.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Farther:
+        ...     scale: float = 1.0
+        ...     def fit(self, results, truth):
+        ...         return Farther(float(np.median(results.distances[:, 0])))
+        ...     def rank(self, results):
+        ...         far = results.distances - results.distances[:, :1]
+        ...         return Ranking(far / self.scale, results.distances[:, 0])
+        >>> distances = np.array([[0.5, 0.6, 0.9], [0.5, 1.0, 1.5]])
+        >>> results = SearchResults(np.zeros(2), depth=3, distances=distances)
+        >>> fitted = fit_own(Farther(), results, distances > 0.9)
+        >>> fitted.sizes(results, threshold=0.5).tolist()
+        [2, 1]
     """
 
     def fit(self, results: SearchResults, truth: NDArray[np.bool_], /) -> OwnRanking:
