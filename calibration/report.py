@@ -81,9 +81,7 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
         drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
         drawn["risk"] = figures.draw_risk_curve(alphas, risk, lows, highs)
     sets = {
-        f"alpha = {row.alpha:g}": rule.score_function.sizes(
-            splits.test.results, float(row.threshold or 0)
-        )
+        f"alpha = {row.alpha:g}": splits.scored_test.sizes(float(row.threshold or 0))
         for row in evaluation.certified
     }
     if sets:
@@ -138,7 +136,7 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
 
 def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
     """Draw the most and least certain queries with their sets, at the level nearest to `ALPHA`."""
-    row, images, test = evaluation.headline, splits.images, splits.test
+    row, images, test = evaluation.headline, splits.images, splits.arranged_test
     if row is None or splits.data is None or not images.pictures:
         return {}
     from rcir.data import read_image
@@ -156,13 +154,14 @@ def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, F
         for query, size in zip(rows.tolist(), sizes[rows].tolist(), strict=True):
             uncertainty = test.results.uncertainty[query]
             title = f"query: {printable(names[query])}\nu = {uncertainty:.2g}, size {size}"
-            items = [gallery.images[item] for item in positions[query, : min(size, SET_COLUMNS)]]
+            shown = np.arange(size)[positions[query, :size] >= 0]  # others are no candidates
+            items = [gallery.images[item] for item in positions[query, shown[:SET_COLUMNS]]]
             sets.append(
                 figures.QuerySet(
                     read_image(images.images[query], channels=3),
                     title,
                     [read_image(image, channels=3) for image in items],
-                    relevant[query, :size].tolist(),
+                    relevant[query, shown].tolist(),
                 )
             )
         return figures.draw_query_sets(sets, SET_COLUMNS)

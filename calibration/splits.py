@@ -42,12 +42,16 @@ class SearchedSplits:
     training: TrackedRun | None = None
 
     @cached_property
+    def arranged_test(self) -> LabelledResults:
+        """The test queries with the candidates that the main rule of the calibration scores."""
+        calibration = self.retriever.require_calibration()
+        return calibration.arrange(self.retriever.searcher, self.test, calibration.miss_rule)
+
+    @cached_property
     def scored_test(self) -> ScoredResults:
         """The test queries, scored by the main rule of the calibration."""
-        calibration = self.retriever.require_calibration()
-        rule = calibration.miss_rule
-        test = calibration.arrange(self.retriever.searcher, self.test, rule)
-        return score(rule.score_function, test)
+        rule = self.retriever.require_calibration().miss_rule
+        return score(rule.score_function, self.arranged_test)
 
     def with_calibrated_uncertainty(self) -> Self:
         """Return the splits with the uncertainty that the retriever was calibrated with."""

@@ -542,7 +542,7 @@ class Retriever:
             >>> vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((900, 5))
             >>> retriever = rcir.Retriever.from_embeddings(vectors[:400], labels=labels[:400])
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
-            350
+            500
         """
         chosen, before = make_options(score_function, **options), self._state
         labelled, searcher = before.searcher.labelled(
@@ -811,7 +811,7 @@ class Retriever:
             >>> _ = retriever.calibrate(vectors[400:900], labels[400:900])
             >>> retriever.extend_calibration(vectors[900:], labels[900:])
             >>> retriever.guarantee(0.1, 0.1, anytime=True).n_calibration
-            650
+            800
         """
         before = self._state
         calibration, searcher = before.valid_calibration(), before.searcher
