@@ -19,7 +19,7 @@ Numbers: TypeAlias = NDArray[np.integer | np.floating]
 
 PROFILE = (2, 5, 20, 50)  # ranks whose distance describes the neighbourhood of a query
 MIN_GAP = 1e-3  # smaller differences of distances count as this one: 1e-7 of rounding must not show
-OPTIONAL = ("distances", "labels", "candidate_uncertainty", "votes")
+OPTIONAL = ("distances", "labels", "candidate_uncertainty", "votes", "whitened_distances")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class Features:
 
     Attributes:
         sample: (n,) ascending uncertainties of the tuning split.
-        uses: True for each of distances, labels, candidate_uncertainty, and votes that do not
-            follow from labels, if the features depend on it.
+        uses: True for each of distances, labels, candidate_uncertainty, votes that do not follow
+            from labels, and whitened_distances, if the features depend on it.
 
     Example:
         >>> split = SearchResults(np.array([0.1, 0.2, 0.9]), depth=4)
@@ -40,7 +40,7 @@ class Features:
     """
 
     sample: Annotated[NDArray[np.float64], Array(1)]
-    uses: tuple[bool, bool, bool, bool]
+    uses: tuple[bool, bool, bool, bool, bool]
 
     def __post_init__(self) -> None:
         sample = np.array(self.sample)
@@ -50,10 +50,10 @@ class Features:
     @classmethod
     def fit(cls, results: SearchResults) -> Self:
         """Return the features that a tuning split has."""
-        distances, labels, uncertainty, votes = (
+        distances, labels, uncertainty, votes, whitened = (
             getattr(results, name) is not None for name in OPTIONAL
         )
-        uses = (distances, labels, uncertainty, votes and not labels)
+        uses = (distances, labels, uncertainty, votes and not labels, whitened)
         return cls(np.sort(results.uncertainty), uses)
 
     def check(self, results: SearchResults) -> None:
@@ -87,6 +87,8 @@ class Features:
             features.append(results.candidate_uncertainty[:, :columns])
         if self.uses[3] and results.votes is not None:
             features.append(results.votes[:, :columns])
+        if self.uses[4] and results.whitened_distances is not None:
+            features.append(results.whitened_distances[:, :columns])
         return features
 
 
@@ -124,11 +126,12 @@ def linear(
 
 @without_autologging()
 def fit_logistic(
-    features: NDArray[np.float64], positive: NDArray[np.bool_]
+    features: NDArray[np.float64], positive: NDArray[np.bool_], strength: float = 1.0
 ) -> tuple[NDArray[np.float64], float]:
     """Fit a logistic regression; return its weights and intercept.
 
-    With a single class, the weights are 0 and the intercept is that of its smoothed rate.
+    The ridge on the weights of standardised features is `strength` / 2. With a single class, the
+    weights are 0 and the intercept is that of its smoothed rate.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
@@ -138,7 +141,7 @@ def fit_logistic(
         return np.zeros(features.shape[1]), float(logit(rate))
     scaler = StandardScaler().fit(features)
     # Few features: Newton's method is several times as fast as the default.
-    newton = LogisticRegression(solver="newton-cholesky", tol=1e-6)
+    newton = LogisticRegression(C=1 / strength, solver="newton-cholesky", tol=1e-6)
     model = newton.fit(scaler.transform(features), positive)
     weights: NDArray[np.float64] = model.coef_[0] / scaler.scale_
     return weights, float(model.intercept_[0] - weights @ scaler.mean_)

@@ -1,10 +1,10 @@
-"""Learned scores: one over the probability that a candidate, or its label, is a true match.
+"""Learned scores: the less probable a candidate, or its label, is a true match, the larger.
 
-Sets that hold the candidates whose probability is at least 1 / threshold are the smallest on
-average at their risk ("least ambiguous sets", Sadinle et al., JASA 2019, Theorem 1). All three
-learned score functions follow from that; they differ in the probability they learn:
+Sets that hold the candidates whose probability is at least some value are the smallest on average
+at their risk ("least ambiguous sets", Sadinle et al., JASA 2019, Theorem 1). All three learned
+score functions follow from that; they differ in the probability they learn:
 
-- `Learned`: the first match is at rank k, in the order of distances;
+- `Learned`: a candidate is the nearest match;
 - `Reranked`: a label is the right one; the likeliest label comes first;
 - `MatchProbability`: a candidate is a match; the likeliest comes first. For risks that count all
   matches.
@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, log_expit
 
 from rcir.risk.features import Features, fit_logistic, flat, linear
 from rcir.risk.results import TOLERANCE, SearchResults
@@ -25,18 +25,20 @@ from rcir.risk.score_functions import Matches, Ranking, ScoreFunction
 from rcir.store.codec import Array
 
 MIN_PROBABILITY = 1e-9  # all smaller probabilities have the same score
-ISOTONIC_ROWS = 4096  # rows that are fitted together
+MANY_QUERIES = 600  # that tune a model with a ridge of 1; fewer need a stronger one
 
 
 @dataclass(frozen=True, eq=False)
 class Learned(ScoreFunction):
-    """Sizes by the learned probability that the first match is at a rank.
+    """The candidate first that is likeliest to be the nearest match, scored by -log probability.
 
     A logistic hazard model gives h(k | x), the probability that candidate k is a match if none
-    before it is, from what is known when the query is answered (`Features`). Then
-    P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)). Sets are beginnings of a ranking, so that the
-    score is one over the non-increasing (isotonic) fit of P: the best rate of probability per rank
-    that a longer set can have.
+    nearer is, from what is known when the query is answered (`Features`). The probability that
+    candidate k is the nearest match is P(k | x) = h(k) (1 - h(1)) ... (1 - h(k - 1)). A candidate
+    that looks like a nearer one comes late, because it matters only if that one is no match.
+
+    The fewer queries tune, the stronger the ridge of the model. Without weights, all sets have the
+    same size: with a handful of queries they are hardly larger than those of `Constant`.
 
     Attributes:
         features: the features of candidates.
@@ -50,7 +52,7 @@ class Learned(ScoreFunction):
         >>> ranks = np.where(rng.uniform(size=2000) < u / 2, rng.integers(2, 20, 2000), 1)
         >>> score_function = Learned.fit(SearchResults(u, depth=20), ranks)
         >>> queries = SearchResults(np.array([0.05, 0.95]), depth=20)
-        >>> sizes = score_function.sizes(queries, threshold=50)
+        >>> sizes = score_function.sizes(queries, threshold=4)
         >>> bool(sizes[0] < sizes[1])
         True
     """
@@ -69,41 +71,42 @@ class Learned(ScoreFunction):
             (match & (results.earlier_of_same_label > 0)).any()
         )
         features = Features.fit(results)
-        at_risk = (number <= ranks[:, None]) & ~_impossible(results, results.depth, repeats)
+        at_risk = (number <= ranks[:, None]) & ~_impossible(results, repeats)
         rows = flat(features.of(results, results.depth), at_risk)
-        return cls(features, repeats, *fit_logistic(rows, match[at_risk]))
+        strength = max(1.0, (MANY_QUERIES / len(results)) ** 2)
+        return cls(features, repeats, *fit_logistic(rows, match[at_risk], strength))
 
-    def hazard(self, results: SearchResults, columns: int | None = None) -> NDArray[np.float64]:
-        """(n, columns) probability that a candidate is a match if none before it is."""
-        columns = results.depth if columns is None else min(columns, results.depth)
-        features = self.features.of(results, columns)
-        logits = linear(features, self.weights, self.intercept, (len(results), columns))
-        hazard: NDArray[np.float64] = expit(logits)
-        hazard[_impossible(results, columns, self.repeats)] = 0
+    def hazard(self, results: SearchResults) -> NDArray[np.float64]:
+        """(n, depth) probability that a candidate is a match if none before it is."""
+        hazard: NDArray[np.float64] = expit(self._logits(results))
         return hazard
 
+    def _logits(self, results: SearchResults) -> NDArray[np.float64]:
+        features = self.features.of(results, results.depth)
+        shape = (len(results), results.depth)
+        logits = linear(features, self.weights, self.intercept, shape)
+        logits[_impossible(results, self.repeats)] = -np.inf
+        return logits
+
     def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
-        columns = int(min(max_set_size(up_to), results.depth))
-        hazard = self.hazard(results, columns)
-        probability = hazard.copy()
-        probability[:, 1:] *= np.cumprod(1 - hazard, axis=1)[:, :-1]
-        scores = np.zeros(hazard.shape, np.float32)  # the first candidate is in every set
-        if columns > 1:
-            scores[:, 1:] = inverse_scores(non_increasing(probability[:, 1:]))
-            # The smallest probabilities have lost digits.
-            np.maximum.accumulate(scores, axis=1, out=scores)
-        if results.distances is not None:
-            scores[np.isposinf(results.distances[:, :columns])] = np.inf
-        return Ranking(scores, 1 - hazard[:, 0])
+        logits = self._logits(results)
+        log_p = np.maximum(log_expit(logits), np.log(MIN_PROBABILITY))
+        log_p[:, 1:] += np.cumsum(log_expit(-logits[:, :-1]), axis=1)
+        log_p[~results.is_candidate] = -np.inf
+        columns = np.argsort(-log_p, axis=1, kind="stable")
+        scores = -np.take_along_axis(log_p, columns, axis=1).astype(np.float32)
+        selection_score = -np.expm1(-scores[:, 0].astype(np.float64))
+        scores[:, 0] = 0  # the first candidate is in every set
+        return Ranking(scores, selection_score, columns)
 
 
-def _impossible(results: SearchResults, columns: int, repeats: bool) -> NDArray[np.bool_]:
-    """(n, columns) True where the first match cannot be."""
-    impossible = np.zeros((len(results), columns), bool)
+def _impossible(results: SearchResults, repeats: bool) -> NDArray[np.bool_]:
+    """(n, depth) True where the first match cannot be."""
+    impossible = np.zeros((len(results), results.depth), bool)
     if results.distances is not None:
-        impossible |= np.isposinf(results.distances[:, :columns])
+        impossible |= np.isposinf(results.distances)
     if results.labels is not None and not repeats:
-        impossible |= results.earlier_of_same_label[:, :columns] > 0
+        impossible |= results.earlier_of_same_label > 0
     return impossible
 
 
@@ -119,19 +122,3 @@ def max_set_size(threshold: float) -> float:
 def inverse_scores(probability: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return one over probabilities; all that are smaller than 1e-9 count as that."""
     return (1 / np.maximum(probability, MIN_PROBABILITY)).astype(np.float32)
-
-
-def non_increasing(probability: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n, m) isotonic, non-increasing fit of each row of values in [0, 1]."""
-    fitted = np.empty_like(probability)
-    from scipy.optimize import isotonic_regression  # slow to import
-
-    for start in range(0, len(probability), ISOTONIC_ROWS):
-        rows = probability[start : start + ISOTONIC_ROWS]
-        # All rows as one sequence: each is more than 1 below the last, so that no two are pooled.
-        lowered = rows - 2.0 * np.arange(len(rows))[:, None]
-        blocks = isotonic_regression(lowered.ravel(), increasing=False).blocks
-        sums = np.add.reduceat(rows.ravel(), blocks[:-1])
-        counts = np.diff(blocks)
-        fitted[start : start + ISOTONIC_ROWS] = np.repeat(sums / counts, counts).reshape(rows.shape)
-    return fitted

@@ -52,6 +52,8 @@ class SearchResults:
             the nearest item of a label was not searched for.
         log_probabilities: (n, depth) of the labels of the candidates, descending; minus infinity
             where there is no candidate.
+        whitened_distances: (n, depth) distances to the candidates in another metric, in which the
+            gallery's vectors vary more alike in all directions; 0 where there is no candidate.
         one_per_label: True if no two candidates of a query share a label, see
             `first_of_each_label`.
         vectors: (n, d) embeddings of the queries.
@@ -75,6 +77,7 @@ class SearchResults:
     votes: NDArray[np.int64] | None = None
     positions: NDArray[np.int64] | None = None
     log_probabilities: NDArray[np.float64] | None = None
+    whitened_distances: Floats | None = None
     one_per_label: bool = False
     vectors: NDArray[np.float32] | None = None
     queries: Any = None
@@ -88,6 +91,7 @@ class SearchResults:
         "votes": 0,
         "positions": -1,
         "log_probabilities": -np.inf,
+        "whitened_distances": 0.0,
     }
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class SearchResults:
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"
             raise InvalidData(f"{number} uncertainties are NaN or infinite: the encoder diverged")
-        for name in ("distances", "candidate_uncertainty"):
+        for name in ("distances", "candidate_uncertainty", "whitened_distances"):
             values = getattr(self, name)
             if values is not None and np.isnan(values).any():
                 raise InvalidData(f"some {name} are NaN")
@@ -122,7 +126,10 @@ class SearchResults:
     def require(self, name: Literal["positions", "labels", "votes"]) -> NDArray[np.int64]: ...
     @overload
     def require(
-        self, name: Literal["distances", "candidate_uncertainty", "log_probabilities"]
+        self,
+        name: Literal[
+            "distances", "candidate_uncertainty", "log_probabilities", "whitened_distances"
+        ],
     ) -> Floats: ...
     @overload
     def require(self, name: Literal["vectors"]) -> NDArray[np.float32]: ...

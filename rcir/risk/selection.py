@@ -39,6 +39,7 @@ SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
 }
 # For risks that count all matches; the others learn from the first match alone.
 _OF_ALL_MATCHES = (Constant, MinMax, Quantile, MatchProbability)
+_PREFERRED = (Reranked.name, Learned.name)  # for misses, unless another is `MUCH_SMALLER`
 _BY_NAME: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
@@ -47,6 +48,7 @@ for _score_function in _BY_NAME.values():
     register(_score_function)
 register(LabelScore)
 MIN_QUERIES = 50  # of a tuning split on which score functions are compared
+MUCH_SMALLER = 1.25  # ratio of mean sizes that is more than noise
 NEARLY_SMALLEST = 1.1  # times the smallest mean size
 N_THRESHOLDS = 256  # at which recall and false discovery are compared
 FOLDS = 5
@@ -121,10 +123,12 @@ def fit_score_function(
     """Fit the score function of a name, or with "auto" the one that suits a risk best.
 
     "auto" compares all score functions on the tuning split alone, each query sized by a score
-    function that was fitted on the other folds. It chooses the one with the smallest sets (for the
-    false-discovery risk: with the most true matches) among those that are never worse than
-    `Constant`; before that, one that attains more of the levels. The calibration queries are not
-    used, so that the guarantee holds whatever it chooses.
+    function that was fitted on the other folds. For misses it chooses `Reranked` if that suits the
+    queries, and else `Learned`, unless another one needs much smaller sets: with few queries
+    smaller differences are noise. For other risks it chooses the one with the smallest sets (for
+    false discovery: with the most true matches) among those that are never worse than `Constant`.
+    Before that, one that attains more of the levels. The calibration queries are not used, so that
+    the guarantee holds whatever it chooses.
 
     Args:
         name: "constant", "minmax", "quantile", "learned", "reranked" or "auto". For other risks
@@ -140,7 +144,8 @@ def fit_score_function(
         The score function, fitted on the whole split, and for "auto" the mean set size (for false
         discovery the inverse of the mean number of true matches) of each score function at each
         alpha that as many calibration queries could certify. With fewer than 50 queries nothing
-        can be compared: the score function is then `Constant`, and there are no sizes.
+        can be compared: the score function is then `Learned`, for other risks than misses
+        `Constant`, and there are no sizes.
 
     Raises:
         InvalidConfig: there is no such score function.
@@ -162,7 +167,8 @@ def fit_score_function(
         return (kind.fit(results, truth) if fits is None else fits.fitted(kind)), {}
     matches = check_split(results, truth)
     if len(results) < MIN_QUERIES:
-        return Constant(), {}
+        few = Learned if target.first_match else Constant
+        return (few.fit(results, truth) if fits is None else fits.fitted(few)), {}
     relevant = matches.relevant
     if relevant is None:  # for misses no other match counts
         relevant = np.arange(1, results.depth + 1) == matches.ranks[:, None]
@@ -175,12 +181,16 @@ def fit_score_function(
         if kind.suits(results, matches):
             comparison[kind.name] = _sizes(fits.cross_fitted(kind), target, alphas, delta)
     constant = comparison["constant"]
+    preferred = next((name for name in _PREFERRED if name in comparison), None)
 
     def order(kind: str) -> tuple[bool, int, float, bool]:
         sizes = comparison[kind]
         ratios = [sizes.get(alpha, np.inf) / constant[alpha] for alpha in constant]
         mean = float(np.log(ratios).mean()) if ratios else 0.0
-        return max(ratios, default=1.0) > 1, -len(sizes), mean, kind != "constant"
+        if kind == preferred:
+            mean -= np.log(MUCH_SMALLER)
+        larger = preferred is None and max(ratios, default=1.0) > 1
+        return larger, -len(sizes), mean, kind != "constant"
 
     best = min(comparison, key=order)
     return fits.fitted(_BY_NAME[best]), comparison

@@ -39,7 +39,7 @@ def test_candidates_beyond_count_as_misses_of_the_calibration_queries(kind, size
     fitted = kind.fit(tuning.results, tuning.ranks)
     rule = SetRule(fitted, score(fitted, tuning), score(fitted, calibration))
     scores = rule.evidence.match_score
-    lost = calibration.ranks > size
+    lost = rule.evidence.match_rank > size
     thresholds = [
         threshold
         for threshold in np.unique(scores[~lost])
@@ -67,13 +67,13 @@ def test_the_risk_is_controlled_only_if_sets_are_cut_before_certifying():
     whole = score(score_function, population)
 
     def violated(certificate):
-        sizes = np.minimum(whole.sizes(certificate.threshold), 4)
-        return np.mean(population.ranks > sizes) > ALPHA
+        sizes = np.minimum(whole.sizes(certificate.threshold), 3)
+        return np.mean(whole.match_rank > sizes) > ALPHA
 
     for _ in range(draws):
         calibration = whole[rng.integers(0, len(population), 200)]
         with suppress(RiskUnattainable):
-            violations += violated(certify(make_request(ALPHA, DELTA, max_size=4), calibration))
+            violations += violated(certify(make_request(ALPHA, DELTA, max_size=3), calibration))
         broken += violated(certify(make_request(ALPHA, DELTA), calibration))
     noise = 3 * np.sqrt(DELTA * (1 - DELTA) / draws)
     assert violations / draws <= DELTA + noise

@@ -273,16 +273,16 @@ def test_queries_without_a_match_or_with_the_first_only_are_fitted_without_warni
     assert (scores[:, 1:] >= scores[:, :-1]).all()
 
 
-def test_reranked_sets_are_smaller_than_those_in_order_of_distance(one_key, first_ranks):
+def test_reranked_and_learned_sets_are_smaller_than_constant_ones(one_key, first_ranks):
     split, calibration, (results, relevant, _) = (one_key(1000, seed) for seed in (7, 8, 9))
     sizes, ranks = {}, first_ranks(relevant)
-    for kind in (Learned, Reranked):
+    for kind in (Constant, Learned, Reranked):
         score_function = kind.fit(split[0], split[1])
         scored = score_ranks(score_function, calibration[0], first_ranks(calibration[1]))
         threshold = order_statistic(0.3, 0.1, scored).threshold
         assert np.mean(score_function.match_scores(results, ranks) > threshold) < 0.32
         sizes[kind] = score_function.sizes(results, threshold).mean()
-    assert sizes[Reranked] < 0.9 * sizes[Learned]
+    assert max(sizes[Reranked], sizes[Learned]) < 0.9 * sizes[Constant], sizes
 
 
 def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, one_key):
