@@ -44,6 +44,7 @@ from rcir.retrieval.tuning import (
     search_items,
     why_gallery_cannot_tune,
 )
+from rcir.retrieval.whitening import fit_whitening
 from rcir.risk import (
     Exchangeability,
     LabelledResults,
@@ -162,6 +163,8 @@ def _calibration_of(
     calibration = _as_evidence(searcher, calibration, calibration_queries)
     given = calibration_queries.probabilities is not None
     by_label = rank_labels(searcher, model, calibration) if model is not None or given else None
+    learned = options.score_function in ("auto", "learned")
+    whitening = fit_whitening(searcher) if learned else None
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -173,6 +176,9 @@ def _calibration_of(
         }
         calibrated = with_uncertainty(searcher, calibration, uncertainty)
         split = None if split is None else with_uncertainty(searcher, split, uncertainty)
+        if whitening is not None:
+            calibrated = whitening.add_to(searcher, calibrated)
+            split = None if split is None else whitening.add_to(searcher, split)
         ranked = None
         if by_label is not None:
             left_out, tunes = None, split is not None and not (given and tuned_on == "gallery")
@@ -202,6 +208,7 @@ def _calibration_of(
         coverage=coverage(searcher, calibration_queries),
         probability_labels=searcher.gallery.classes if given else None,
         label_model=model,
+        whitening=whitening,
         left_out=searcher.options.left_out if are_items(searcher, calibration_queries) else None,
     )
     if like is not None:

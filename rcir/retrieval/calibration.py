@@ -26,6 +26,7 @@ from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_
 from rcir.retrieval.rules import RuleKind, Rules, TunedOn
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
+from rcir.retrieval.whitening import Whitening
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS, find_risk
@@ -117,6 +118,7 @@ class Calibration:
             items have no single label.
         probability_labels: (L,) labels whose probabilities come with the queries; None if none do.
         label_model: the probabilities of the gallery's labels that size sets; None if they do not.
+        whitening: a second metric, for galleries without labels; None if no score depends on it.
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
@@ -133,6 +135,7 @@ class Calibration:
     coverage: Coverage | None = None
     probability_labels: Annotated[NDArray[np.int64], Array(1)] | None = None
     label_model: LabelModel | None = None
+    whitening: Whitening | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     left_out: str | None = None
@@ -320,6 +323,8 @@ class Calibration:
     ) -> Results:
         """Return search results with the candidates that a rule scores, in their order."""
         results = with_uncertainty(searcher, results, rule.uncertainty)
+        if self.whitening is not None:
+            results = self.whitening.add_to(searcher, results)
         if rule.score_function.by_label_probability:
             results = rank_labels(searcher, self.label_model, results)
         return results if distinct is None else results.first_of_each_label()

@@ -53,7 +53,7 @@ class SearchResults:
         log_probabilities: (n, depth) of the labels of the candidates, descending; minus infinity
             where there is no candidate.
         whitened_distances: (n, depth) distances to the candidates in another metric, in which the
-            gallery's vectors vary more alike in all directions; 0 where there is no candidate.
+            gallery's vectors vary more alike in all directions.
         one_per_label: True if no two candidates of a query share a label, see
             `first_of_each_label`.
         vectors: (n, d) embeddings of the queries.

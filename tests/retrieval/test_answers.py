@@ -149,12 +149,12 @@ def test_a_set_has_no_more_labels_than_the_candidates():
     assert any(size == limit for size, limit in zip(sizes, most, strict=True))
 
 
-def test_abstaining_returns_the_nearest_item_or_nothing(learned):
+def test_abstaining_returns_one_candidate_or_nothing(learned):
     few, many = (retrieve(learned, alpha, abstain=True) for alpha in (0.3, 0.4))
     assert {answer.size for answer in few} == {0, 1}
     for row, answer in enumerate(few):
         assert answer.abstained == (answer.size == 0)
-        assert positions(answer) == ([] if answer.abstained else [TEST.order[row, 0]])
+        assert set(positions(answer)) <= set(TEST.order[row, :40])
         assert answer.guarantee.request.abstain
     # A query that is answered at a lower risk is answered at a higher one.
     assert all(a.abstained or not b.abstained for a, b in zip(few, many, strict=True))

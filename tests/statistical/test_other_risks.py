@@ -137,7 +137,7 @@ THREE = {"miss": 0.2, "recall": 0.85, "false-discovery": 0.45}
     ("name", "alphas"),
     [
         ("minmax", TWO),
-        ("learned", THREE),
+        ("quantile", THREE),
         pytest.param("constant", THREE, marks=pytest.mark.slow),
         *(
             pytest.param(name, TWO, marks=pytest.mark.slow)

@@ -55,7 +55,7 @@ def test_the_risk_exceeds_an_alpha_chosen_after_looking_with_probability_at_most
 def test_an_alpha_chosen_after_looking_without_correction_would_be_noticed(
     violated_anywhere, excess
 ):
-    assert excess(violated_anywhere("learned", holds="once"), DELTA) > 3
+    assert excess(violated_anywhere("minmax", holds="once"), DELTA) > 3
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(30, 0.15), (300, 0.1)])
@@ -68,13 +68,15 @@ def test_without_delta_the_risk_is_at_most_alpha_on_average(
     assert excess(np.nan_to_num(risks), alpha) <= 3
 
 
-@pytest.mark.parametrize("name", ["minmax", "learned"])  # continuous scores
+@pytest.mark.parametrize(  # of 300, 59 and 35 misses are allowed
+    ("name", "alpha", "average"), [("minmax", 0.2, 60 / 301), ("learned", 0.12, 36 / 301)]
+)
 def test_without_delta_the_average_risk_is_exact(
-    worlds, calibrations, thresholds_of, true_risk, excess, name
+    worlds, calibrations, thresholds_of, true_risk, excess, name, alpha, average
 ):
-    thresholds = thresholds_of(at(0.2, None), calibrations(name))
+    thresholds = thresholds_of(at(alpha, None), calibrations(name))
     risks = true_risk(worlds[name].population, "miss")(thresholds)
-    assert abs(excess(risks, 60 / 301)) <= 3  # 59 misses of 300 are allowed: 60 / 301 <= 0.2
+    assert abs(excess(risks, average)) <= 3
 
 
 def test_a_mean_over_n_instead_of_n_plus_one_would_be_noticed(
