@@ -83,11 +83,7 @@ def violations(worlds, drawn):
     ("name", "alpha", "noise"),
     [
         ("minmax", ALPHA, 1e-6),
-        ("learned", 0.1, 1e-4),
-        ("learned", 0.12, 1e-4),
         ("learned", 0.13, 1e-4),
-        ("learned", 0.08, 1e-4),
-        ("learned", 0.17, 1e-4),
         ("reranked", 0.095, 1e-6),
         pytest.param("minmax", ALPHA, 1e-4, marks=pytest.mark.slow),
         pytest.param("learned", 0.13, 1e-6, marks=pytest.mark.slow),
