@@ -16,8 +16,8 @@ demo`; whole, and small galleries with few items per label. `--parts` measures s
 - `new`: queries of labels that did not calibrate, against the same recipes with a bound on labels;
 - `unlabelled`: a table of matches, against one size for all and the distance ratio;
 - `violations`: the share of calibrations, drawn from a fixed population, that break their promise;
-- `photographs`: what `rcir certify` states of the birds, each left out of its own search;
 - `probabilities`: calibration errors of the probabilities that answers state;
+- `photographs`: what `rcir certify` states of the birds, each left out of its own search;
 - `large`: seconds and memory of a calibration on a large gallery, not among the default parts.
 
 `--sets`, `--galleries` (items per label) and `--splits` measure less; vectors in `--embedded` are
@@ -68,7 +68,7 @@ from rcir.risk.selection import Fits
 
 SETS = ("cub50", "omniglot", "fashion", "digits")
 GALLERIES = ("full", "1", "2", "3", "4", "8")  # items per label
-PARTS = ("labels", "new", "unlabelled", "violations", "photographs", "probabilities")
+PARTS = ("labels", "new", "unlabelled", "violations", "probabilities", "photographs")
 ALPHAS, DELTA = sized((0.05, 0.1, 0.2), (0.3, 0.4)), 0.1
 SPLITS = sized(10, 1)
 COUNTS = ("all", "120", "60", "22")  # labelled queries
@@ -463,7 +463,7 @@ def main() -> None:
     command.add_argument("--sets", nargs="+", choices=SETS, default=sized(SETS, SETS[-1:]))
     galleries = sized(GALLERIES, ("2", "8"))
     command.add_argument("--galleries", nargs="+", choices=GALLERIES, default=galleries)
-    parts = sized(PARTS, PARTS[:4])
+    parts = sized(PARTS, PARTS[:-1])  # without photographs
     command.add_argument("--parts", nargs="+", choices=(*PARTS, "large"), default=parts)
     command.add_argument("--splits", type=int, default=SPLITS)
     options = command.parse_args()
