@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from rcir.label_model.discriminants import Discriminants, Removal
 from rcir.label_model.items import Floats, Integers, Items, Moments
-from rcir.label_model.neighbours import Neighbours
+from rcir.label_model.neighbours import MIN_DISTANCE, Neighbours
 from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 
 MIN_HELD_OUT = 20
+MAX_SPREAD_ITEMS = 64
 MAX_VALUES = 1 << 22  # numbers of a block of queries: 32 MiB
 
 
@@ -29,11 +30,12 @@ class LabelModel:
     items of the gallery, for each of which the experts are computed without it and without all
     other items of its unit, in closed form. No query is needed.
 
-    Where there are too few items to hold out, only half whitening remains.
+    Where there are too few items to hold out, two experts remain: the cosine distance and the
+    square of that after half whitening, in units of their spread over the gallery.
 
     Attributes:
         labels: (L,) ascending.
-        discriminants: None if only half whitening remains.
+        discriminants: None if only two distances remain.
         neighbours: distances to items.
         fusion: of the experts.
     """
@@ -42,11 +44,6 @@ class LabelModel:
     discriminants: Discriminants | None
     neighbours: Neighbours
     fusion: Fusion
-
-    @property
-    def score_weight(self) -> float:
-        """w of the score -log p + w log max p of a label with probability p."""
-        return 1.0 if self.discriminants is None else 0.5
 
     @classmethod
     def fit(cls, items: Items, rows: Integers, candidates: Integers) -> Self:
@@ -65,7 +62,7 @@ class LabelModel:
             discriminants = None
         neighbours = Neighbours.fit(items, moments, discriminants)
         if discriminants is None:
-            fusion = Fusion(np.ones(1), np.ones(1))
+            fusion = Fusion(_without_labels(items, neighbours), np.ones(2))
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
         vectors, left_out = items.vectors(rows), items.units[rows]
@@ -138,7 +135,7 @@ class LabelModel:
         nearest = nearest_of_labels(distances, codes, candidates >= 0, len(self.labels))
         half: Floats = -(nearest[1:2] ** 2)
         if model is None:
-            return half
+            return np.concatenate([-nearest[:1], half])
         scores = model.scores(model.project(vectors), removal)
         experts = np.concatenate([scores, -np.log(nearest[:1]), half, -np.log(nearest[2:])])
         experts[:, np.isneginf(scores[0])] = -np.inf
@@ -163,6 +160,23 @@ def nearest_of_labels(
     for table, values in zip(nearest, distances, strict=True):
         np.minimum.at(table, (rows, codes[rows, columns]), values[rows, columns])
     return nearest
+
+
+def _without_labels(items: Items, neighbours: Neighbours) -> Floats:
+    """(2,) temperatures of the experts that remain where no items can be held out.
+
+    Twice the inverse of how much farther other items are than the nearest one, on average.
+    """
+    drawn = items.draw(np.arange(len(items)), MAX_SPREAD_ITEMS)
+    n = len(drawn)
+    others = np.tile(drawn, (n, 1))[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+    vectors = items.vectors(drawn)
+    distances = neighbours.distances(vectors, others, items.vectors(others))
+    distances[1] **= 2
+    if not others.size:
+        return np.ones(2)
+    gaps = distances.mean(axis=(1, 2)) - distances.min(axis=2).mean(axis=1)
+    return np.asarray(2 / np.maximum(gaps, MIN_DISTANCE))
 
 
 def _items_left(items: Items, rows: Integers) -> Integers:

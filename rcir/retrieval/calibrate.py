@@ -185,7 +185,7 @@ def _calibration_of(
             if tuned_on == "gallery" and split is not None:
                 left_out = searcher.gallery.units[draw_items(searcher)]
             ranked = RankedLabels(
-                LabelScore() if model is None else LabelScore(model.score_weight),
+                LabelScore(),
                 rank_labels(searcher, model, split, left_out) if split and tunes else None,
                 by_label.with_uncertainty(calibrated.results.uncertainty),
             )
