@@ -521,11 +521,11 @@ class Retriever:
             queries: vectors (n, d), drawn independently of each other from the same source as
                 future queries; if they come in clusters, clusters are.
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
-            tuning: "queries": a random three tenths tune. "labels": those of three tenths of the
-                labels. "gallery": the gallery's items tune, each left out of its own search, and
-                all queries calibrate. "auto": "gallery" for queries without clusters if its items
-                can tune, and either their labels size the sets or there are fewer than 200 queries;
-                else "queries".
+            tuning: "queries": a random three tenths tune, or 12% of fewer than 200. "labels": those
+                of three tenths of the labels. "gallery": the gallery's items tune, each left out of
+                its own search, and all queries calibrate. "auto": "gallery" for queries without
+                clusters if its items can tune, and either their labels size the sets or there are
+                fewer than 200 queries; else "queries".
             uncertainty, model, groups, clusters, cluster, probabilities: of the vectors, see
                 `labelled`.
             score_function, options: see `calibrate_splits`.

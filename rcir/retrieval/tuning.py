@@ -42,6 +42,7 @@ from rcir.risk.selection import ComparedSizes, score_function_class, size_ratio
 from rcir.store.codec import NOT_STORED
 
 TUNING_SHARE = 0.3  # of labelled queries that are divided at random
+FEW_TUNING_SHARE = 0.12  # of fewer than `FEW_QUERIES`: they are needed more to calibrate
 FEW_QUERIES = 200  # fewer are not divided if the gallery's items can tune
 ENCODER_ADDS = 0.97  # ratio of set sizes up to which the encoder's uncertainty is worth its noise
 
@@ -318,7 +319,10 @@ def divide_queries(
         return None, queries[_division_rng(queries.digests, options.seed)[1]]
     if len(queries) < 2:
         raise InvalidData(f"{len(queries)} queries: some must tune and others calibrate; give more")
-    shares = {"tuning": TUNING_SHARE}
+    share = TUNING_SHARE
+    if len(queries) < FEW_QUERIES and tuning == "queries":
+        share = min(share, max(FEW_TUNING_SHARE, 3 / len(queries)))
+    shares = {"tuning": share}
     rows = divide_rows(searcher, queries, queries.digests, tuning, shares, options.seed)
     tuned, calibrated = (queries[part] for part in rows)
     return tuned[searcher.one_of_each_unit(tuned)], calibrated[

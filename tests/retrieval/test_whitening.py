@@ -102,3 +102,10 @@ def kinds_of(vectors, answer):
 def test_only_galleries_without_labels_that_give_vectors_back_are_whitened(vectors):
     assert whitening.fit_whitening(build(vectors, lists).searcher) is not None
     assert whitening.fit_whitening(build(vectors, list).searcher) is None
+
+
+@pytest.mark.parametrize(("n", "tuned"), [(199, 24), (200, 60)])
+def test_few_queries_mostly_calibrate(vectors, n, tuned):
+    retriever = build(vectors, lists)
+    report = retriever.calibrate(vectors[0][N : N + n], lists(vectors[1][N : N + n]))
+    assert (report.n_tuning, report.n_calibration) == (tuned, n - tuned)
