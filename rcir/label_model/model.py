@@ -17,6 +17,7 @@ from rcir.store.codec import Array
 
 MIN_HELD_OUT = 20
 MAX_SPREAD_ITEMS = 64
+MAX_FITTED_LABELS = 200  # of each item that is held out
 MAX_VALUES = 1 << 22  # numbers of a block of queries: 32 MiB
 
 
@@ -66,10 +67,12 @@ class LabelModel:
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
         vectors, left_out = items.vectors(rows), items.units[rows]
-        blocks = list(model._experts(items, vectors, candidates, left_out))
-        order = np.concatenate([part for part, _ in blocks])  # by the sizes of units
-        experts = np.concatenate([block for _, block in blocks], axis=1)
-        right = moments.labels == items.labels[rows[order]][:, None]
+        codes = model._codes(items.labels[rows])
+        blocks = [
+            _likeliest(block, codes[part])
+            for part, block in model._experts(items, vectors, candidates, left_out)
+        ]
+        experts, right = (np.concatenate(arrays, axis=-2) for arrays in zip(*blocks, strict=True))
         return cls(moments.labels, discriminants, neighbours, Fusion.fit(experts, right))
 
     def log_probabilities(
@@ -160,6 +163,21 @@ def nearest_of_labels(
     for table, values in zip(nearest, distances, strict=True):
         np.minimum.at(table, (rows, codes[rows, columns]), values[rows, columns])
     return nearest
+
+
+def _likeliest(experts: Floats, right: Integers) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the numbers (e, n, k) of the likeliest labels and the right one, and which it is.
+
+    Labels are ordered by the sum of the experts, each in units of its mean gap to the likeliest.
+    """
+    is_right = np.arange(experts.shape[2]) == right[:, None]
+    if experts.shape[2] <= MAX_FITTED_LABELS:
+        return experts, is_right
+    gaps = experts.max(axis=2, keepdims=True) - experts
+    means = np.mean(gaps, axis=(1, 2), keepdims=True, where=np.isfinite(gaps))
+    order = np.where(is_right, -1.0, (gaps / np.maximum(means, MIN_DISTANCE)).sum(axis=0))
+    kept = np.argpartition(order, MAX_FITTED_LABELS, axis=1)[:, :MAX_FITTED_LABELS]
+    return np.take_along_axis(experts, kept[None], axis=2), np.take_along_axis(is_right, kept, 1)
 
 
 def _without_labels(items: Items, neighbours: Neighbours) -> Floats:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rcir.store.codec import Array
 
 MIN_LOG_PROBABILITY = -40.0  # of one expert: none rules out a candidate on its own
-RIDGE = 50.0
+RIDGE = 15.0
 MAX_LOG_TEMPERATURE = 12.0  # relative to the scale of an expert
 
 

@@ -7,6 +7,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from rcir.label_model import Items, LabelModel
 from rcir.label_model import items as items_module
+from rcir.label_model import model as model_module
 from rcir.label_model.discriminants import Discriminants
 from rcir.label_model.items import Moments, shrinkage
 from rcir.store.codec import read, write
@@ -176,3 +177,15 @@ def test_one_item_per_label_is_compared_by_two_distances_in_units_of_their_sprea
         logits = logits - 2 * between / (others_only.mean() - others_only.min(axis=1).mean())
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(logs, expected, atol=1e-4)
+
+
+def test_the_likeliest_labels_suffice_for_the_fit(monkeypatch):
+    labels = np.arange(300) % 100
+    items, vectors = gallery(labels, d=10)
+    every = fit(items, vectors)
+    monkeypatch.setattr(model_module, "MAX_FITTED_LABELS", 40)
+    some = fit(items, vectors)
+    assert (some.fusion.temperatures != every.fusion.temperatures).any()
+    np.testing.assert_allclose(some.fusion.temperatures, every.fusion.temperatures, rtol=0.15)
+    logs = [m.log_probabilities(items, vectors, others(items, vectors)) for m in (every, some)]
+    assert np.abs(np.exp(logs[0]) - np.exp(logs[1])).max() < 0.05
