@@ -123,7 +123,7 @@ def rank_labels(
     """Return search results with the nearest item of each label, the likeliest label first.
 
     There are as many labels as candidates were searched, or all labels. If none of the candidates
-    has a label, the position of its nearest item is -1 until `with_nearest` finds it, and its
+    has a label, the position of its nearest item is -1 until `nearest_of_labels` finds it, and its
     distance that of the farthest candidate.
 
     Args:
