@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rcir.data.repeats import (
     digests,
@@ -14,6 +15,7 @@ from rcir.data.repeats import (
     warn_of_copies,
 )
 from rcir.errors import InvalidConfig, InvalidData, as_option
+from rcir.index import HoldsVectors
 from rcir.label_model import LabelModel
 from rcir.retrieval.calibration import (
     Calibration,
@@ -21,7 +23,7 @@ from rcir.retrieval.calibration import (
     coverage,
     needs_embeddings,
 )
-from rcir.retrieval.label_ranking import draw_items, fit_label_model, rank_labels
+from rcir.retrieval.label_ranking import draw_items, fit_label_model, list_items, rank_labels
 from rcir.retrieval.queries import Queries, queries_of, require_alike
 from rcir.retrieval.query_checks import (
     are_items,
@@ -48,6 +50,7 @@ from rcir.retrieval.whitening import fit_whitening
 from rcir.risk import (
     Exchangeability,
     LabelledResults,
+    LabelListScore,
     LabelScore,
     check_exchangeability,
     make_request,
@@ -162,7 +165,6 @@ def _calibration_of(
         splits = splits | {"queries": _as_evidence(searcher, tuning, tuning_queries)}
     calibration = _as_evidence(searcher, calibration, calibration_queries)
     given = calibration_queries.probabilities is not None
-    by_label = rank_labels(searcher, model, calibration) if model is not None or given else None
     learned = options.score_function in ("auto", "learned")
     whitening = fit_whitening(searcher) if learned else None
     sources: dict[RuleKind, RuleSource] = {}
@@ -180,15 +182,11 @@ def _calibration_of(
             calibrated = whitening.add_to(searcher, calibrated)
             split = None if split is None else whitening.add_to(searcher, split)
         ranked = None
-        if by_label is not None:
+        if model is not None or given:
             left_out, tunes = None, split is not None and not (given and tuned_on == "gallery")
             if tuned_on == "gallery" and split is not None:
                 left_out = searcher.gallery.units[draw_items(searcher)]
-            ranked = RankedLabels(
-                LabelScore(),
-                rank_labels(searcher, model, split, left_out) if split and tunes else None,
-                by_label.with_uncertainty(calibrated.results.uncertainty),
-            )
+            ranked = _rank(searcher, model, split if tunes else None, calibrated, left_out)
         sources[items] = RuleSource(
             None if split is None else Fits(split),
             ranked,
@@ -220,6 +218,28 @@ def _calibration_of(
             attempts=like.attempts,
         )
     return result, choice
+
+
+def _rank(
+    searcher: Searcher,
+    model: LabelModel | None,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    left_out: NDArray[np.int64] | None,
+) -> RankedLabels:
+    """Return two splits by the probabilities of labels; `left_out` are units of the tuning one."""
+    tuned = None if tuning is None else rank_labels(searcher, model, tuning, left_out)
+    calibrated = rank_labels(searcher, model, calibration)
+
+    def list_all() -> RankedLabels:
+        tuned_lists = None
+        if tuning is not None and tuned is not None:
+            tuned_lists = list_items(searcher, tuning, tuned, left_out)
+        lists = list_items(searcher, calibration, calibrated)
+        return RankedLabels(LabelListScore(), tuned_lists, lists)
+
+    listed = list_all if isinstance(searcher.index, HoldsVectors) else None
+    return RankedLabels(LabelScore(), tuned, calibrated, listed)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

@@ -20,7 +20,7 @@ from rcir.errors import (
     warn,
 )
 from rcir.label_model import LabelModel
-from rcir.retrieval.label_ranking import rank_labels
+from rcir.retrieval.label_ranking import list_items, rank_labels
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_uncertainty
 from rcir.retrieval.rules import RuleKind, Rules, TunedOn
@@ -326,7 +326,9 @@ class Calibration:
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)
         if rule.score_function.by_label_probability:
-            results = rank_labels(searcher, self.label_model, results)
+            ranked = rank_labels(searcher, self.label_model, results)
+            lists_items = getattr(rule.score_function, "lists_items", False)
+            results = list_items(searcher, results, ranked) if lists_items else ranked
         return results if distinct is None else results.first_of_each_label()
 
     def rule_for(self, request: Request) -> SetRule:

@@ -24,6 +24,7 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.results import TOLERANCE
 
+LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
 HELD_OUT = 500  # items that the weights of a label model are fitted on
 
 
@@ -133,12 +134,7 @@ def rank_labels(
         left_out: (n,) units of the gallery that were left out, by default those of the search.
     """
     if isinstance(results, LabelledResults):
-        ranked = rank_labels(searcher, model, results.results, left_out)
-        labels = results.population.labels
-        assert ranked.labels is not None
-        assert labels is not None
-        matches = (ranked.labels == labels[:, None]) & (ranked.labels != NO_CANDIDATE)
-        return replace(results, results=ranked, relevant=matches)
+        return _label(results, rank_labels(searcher, model, results.results, left_out))
     if model is None:
         p = np.maximum(results.require("queries").probabilities, np.finfo(np.float32).tiny)
         return order_labels(results, searcher.gallery.classes, np.log(p.astype(np.float64)))
@@ -220,6 +216,119 @@ def nearest_of_labels(
         positions[chosen] = items[nearest]
         distances[chosen] = far[np.arange(len(chosen)), nearest]
     return positions, distances
+
+
+@overload
+def list_items(
+    searcher: Searcher,
+    results: SearchResults,
+    ranked: SearchResults,
+    left_out: NDArray[np.int64] | None = None,
+) -> SearchResults: ...
+@overload
+def list_items(
+    searcher: Searcher,
+    results: LabelledResults,
+    ranked: LabelledResults,
+    left_out: NDArray[np.int64] | None = None,
+) -> LabelledResults: ...
+def list_items(
+    searcher: Searcher,
+    results: Results,
+    ranked: Results,
+    left_out: NDArray[np.int64] | None = None,
+) -> Results:
+    """Return search results with all items of each label, nearest first, the likeliest label first.
+
+    There are as many items as candidates were searched, whether they are candidates or not.
+
+    Args:
+        searcher: that searched; its index holds vectors.
+        results: of n queries.
+        ranked: what `rank_labels` made of them.
+        left_out: see `rank_labels`.
+    """
+    if isinstance(results, LabelledResults):
+        assert isinstance(ranked, LabelledResults)
+        return _label(results, list_items(searcher, results.results, ranked.results, left_out))
+    assert isinstance(ranked, SearchResults)
+    if left_out is None:
+        left_out = searcher.units_left_out(results.require("queries"))
+    arrays: dict[str, Any] = {
+        name: np.full((len(results), results.depth), filler, np.asarray(filler).dtype)
+        for name, filler in SearchResults.FILLERS.items()
+        if name in ("positions", "distances", "labels", "log_probabilities")
+    }
+    for start in range(0, len(results), LISTED_TOGETHER):
+        block = slice(start, start + LISTED_TOGETHER)
+        out = None if left_out is None else left_out[block]
+        row, place, position, distance = _listed(searcher, results[block], ranked[block], out)
+        column = np.arange(len(row)) - np.searchsorted(row, row)
+        within = column < results.depth
+        row, place, column = row[within] + start, place[within], column[within]
+        arrays["positions"][row, column] = position[within]
+        arrays["distances"][row, column] = distance[within]
+        for name in ("labels", "log_probabilities"):
+            arrays[name][row, column] = getattr(ranked, name)[row, place]
+    return replace(ranked, one_per_label=False, **arrays)
+
+
+def _listed(
+    searcher: Searcher,
+    results: SearchResults,
+    ranked: SearchResults,
+    left_out: NDArray[np.int64] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return row, place of the label, position and distance of items, in order.
+
+    Of labels with more items than there is room for, the candidates are listed, and some others.
+    """
+    assert isinstance(searcher.index, HoldsVectors)
+    ascending, by_label = searcher.gallery.by_label
+    classes, labels = searcher.gallery.classes, ranked.require("labels")
+    first = np.searchsorted(ascending, labels)
+    counts = np.where(ranked.is_candidate, np.searchsorted(ascending, labels, "right") - first, 0)
+    room = results.depth + (searcher.gallery.largest_unit if left_out is not None else 0)
+    taken = np.clip(room - np.cumsum(counts, axis=1) + counts, 0, counts).ravel()
+    cells = np.repeat(np.arange(labels.size), taken)
+    steps = np.arange(len(cells)) - np.repeat(np.cumsum(taken) - taken, taken)
+    row, place = np.divmod(cells, labels.shape[1])
+    position = by_label[first.ravel()[cells] + steps]
+    place_of = np.full((len(results), len(classes)), -1)
+    place_of[row, np.searchsorted(classes, labels.ravel()[cells])] = place
+    candidates = np.nonzero(results.is_candidate)
+    found = results.require("positions")[candidates]
+    of_found = np.searchsorted(classes, results.require("labels")[candidates])
+    row, place, position = (
+        np.concatenate(parts)
+        for parts in (
+            (candidates[0], row),
+            (place_of[candidates[0], of_found], place),
+            (found, position),
+        )
+    )
+    distance = np.concatenate([results.require("distances")[candidates], np.empty(len(cells))])
+    keep = place >= 0
+    if left_out is not None:
+        keep &= searcher.gallery.units[position] != left_out[row]
+    kept = np.flatnonzero(keep)
+    kept = kept[np.unique(row[kept] * len(by_label) + position[kept], return_index=True)[1]]
+    further = kept[kept >= len(found)]
+    vectors = results.require("vectors")
+    for start in range(0, len(further), VECTORS_TOGETHER):
+        part = further[start : start + VECTORS_TOGETHER]
+        apart = searcher.index.vectors_at(position[part]) - vectors[row[part]]
+        distance[part] = np.linalg.norm(apart, axis=1)
+    kept = kept[np.lexsort((distance[kept], place[kept], row[kept]))]
+    return row[kept], place[kept], position[kept], distance[kept]
+
+
+def _label(results: LabelledResults, ranked: SearchResults) -> LabelledResults:
+    """Return the labelled results of queries with other candidates, which match by their label."""
+    labels, of_queries = ranked.require("labels"), results.population.labels
+    assert of_queries is not None
+    matches = (labels == of_queries[:, None]) & (labels != NO_CANDIDATE)
+    return replace(results, results=ranked, relevant=matches)
 
 
 def _items(searcher: Searcher) -> Items:

@@ -50,16 +50,19 @@ class RankedLabels:
     Attributes:
         score_function: scores the probabilities.
         tuning, calibration: the two splits; tuning is None if nothing tunes.
+        listed: returns the same with all items of each label; None if they cannot be listed.
     """
 
     score_function: LabelScore
     tuning: LabelledResults | None
     calibration: LabelledResults
+    listed: Callable[[], RankedLabels] | None = None
 
     def first_of_each_label(self) -> RankedLabels:
         """Return the queries as they certify sets of labels."""
         tuning = None if self.tuning is None else self.tuning.first_of_each_label()
-        return replace(self, tuning=tuning, calibration=self.calibration.first_of_each_label())
+        calibration = self.calibration.first_of_each_label()
+        return RankedLabels(self.score_function, tuning, calibration)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +111,11 @@ class RuleSource:
         names, labels = self.score_functions, self.labels
         compared: ComparedSizes = {}
         score_function: ScoreFunction
-        if labels is not None and find_risk(risk).first_match:
+        if labels is not None and labels.listed is not None and not find_risk(risk).first_match:
+            labels = labels.listed()
+        elif not find_risk(risk).first_match:
+            labels = None
+        if labels is not None:
             score_function, calibration = labels.score_function, labels.calibration
             tuning = labels.tuning
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,13 +201,9 @@ class Reranked(ReorderingScore):
 class LabelScore(ScoreFunction):
     """The likeliest label first, scored by its probability P from a model of the gallery's labels.
 
-    Candidates are the nearest item of each label, the likeliest label first. All but the first have
-    the score -log P + weight * log(largest P). With weight 1 it compares labels of one query alone;
-    with 1/2, a query whose likeliest label is unlikely gets a larger set, too. The first candidate
-    is in every set.
-
-    Attributes:
-        weight: from 0 to 1.
+    Candidates are the nearest item of each label, the likeliest label first, which is in every set.
+    The others have the score -log P + 1/2 log(largest P): without the second term, only P would
+    count, and with all of it, only the ratio of the two.
 
     Example:
         >>> log_p = np.log([[0.9, 0.1], [0.6, 0.4]])
@@ -219,7 +215,7 @@ class LabelScore(ScoreFunction):
 
     name = "label-model"
     by_label_probability = True
-    weight: float = 0.5
+    lists_items: ClassVar[bool] = False  # True if candidates are all items of each label
 
     @classmethod
     def _fit(cls, results: SearchResults, matches: Matches) -> Self:
@@ -227,9 +223,20 @@ class LabelScore(ScoreFunction):
 
     def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
         log_p = results.require("log_probabilities")
-        scores = (self.weight * log_p[:, :1] - log_p).astype(np.float32)
+        scores = (log_p[:, :1] / 2 - log_p).astype(np.float32)
         scores[:, 0] = 0
         return Ranking(scores, -np.expm1(log_p[:, 0].astype(np.float64)))
+
+
+@dataclass(frozen=True, eq=False)
+class LabelListScore(LabelScore):
+    """The items of the likeliest label first, scored like their label.
+
+    For the recall and the false-discovery risk: candidates are all items of each label.
+    """
+
+    name = "label-lists"
+    lists_items = True
 
 
 def _with_repeats(

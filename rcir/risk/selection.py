@@ -18,7 +18,7 @@ from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned
 from rcir.risk.losses import MISS, Risk, find_risk
-from rcir.risk.reordering import LabelScore, MatchProbability, Reranked
+from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability, Reranked
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widen
 from rcir.risk.score_functions import (
     Constant,
@@ -47,6 +47,7 @@ _BY_NAME: Mapping[str, type[ScoreFunction]] = {
 for _score_function in _BY_NAME.values():
     register(_score_function)
 register(LabelScore)
+register(LabelListScore)
 MIN_QUERIES = 50  # of a tuning split on which score functions are compared
 MUCH_SMALLER = 1.25  # ratio of mean sizes that is more than noise
 NEARLY_SMALLEST = 1.1  # times the smallest mean size

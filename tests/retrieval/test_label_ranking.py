@@ -131,3 +131,36 @@ def test_galleries_with_one_item_per_label_are_calibrated_on_all_queries():
     report = retriever.calibrate(queries, labels)
     assert report.n_calibration == 100
     assert np.mean([answer.size for answer in retriever.retrieve(queries, 0.2, 0.1)]) < 5
+
+
+def test_recall_lists_all_items_of_the_likeliest_labels(retriever):
+    """Nearest first within each label, although only 8 candidates were searched."""
+    queries, labels = draw(300, 2)
+    answers = retriever.retrieve(queries, 0.4, 0.1, risk="recall")
+    likeliest = retriever.retrieve(queries, 0.02, 0.1)
+    vectors = retriever.index.vectors_at(np.arange(160))
+    recall = []
+    for query, label, answer, first in zip(queries, labels, answers, likeliest, strict=True):
+        far = np.linalg.norm(vectors - query, axis=1)
+        expected = [
+            item
+            for name in first.labels
+            for item in sorted(np.flatnonzero(retriever.labels == int(name)), key=far.__getitem__)
+        ]
+        assert retriever.ids[expected[: answer.size]].tolist() == list(answer.ids)
+        assert answer.distances == pytest.approx(far[expected[: answer.size]], abs=1e-5)
+        recall.append(
+            np.mean(np.isin(np.flatnonzero(retriever.labels == label), expected[: answer.size]))
+        )
+    assert answers[0].guarantee.score_function == "label-lists"
+    assert np.mean(recall) > 0.6 - 3 * np.std(recall) / np.sqrt(300)
+
+
+def test_items_that_are_left_out_are_not_listed():
+    vectors, labels = draw(400, 11)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, leave_one_out=True, depth=30)
+    retriever.calibrate(vectors, labels)
+    answers = retriever.retrieve(vectors, 0.5, 0.1, risk="recall")
+    for name, answer in zip(retriever.ids, answers, strict=True):
+        assert name not in answer.ids
+        assert len(set(answer.ids)) == answer.size
