@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,17 +230,26 @@ def _rank(
 ) -> RankedLabels:
     """Return two splits by the probabilities of labels; `left_out` are units of the tuning one."""
     tuned = None if tuning is None else rank_labels(searcher, model, tuning, left_out)
-    calibrated = rank_labels(searcher, model, calibration)
+    ranked = RankedLabels(LabelScore(), tuned, rank_labels(searcher, model, calibration))
+    if not isinstance(searcher.index, HoldsVectors):
+        return ranked
+    listed = partial(_list_items, searcher, ranked, tuning, calibration, left_out)
+    return replace(ranked, listed=listed)
 
-    def list_all() -> RankedLabels:
-        tuned_lists = None
-        if tuning is not None and tuned is not None:
-            tuned_lists = list_items(searcher, tuning, tuned, left_out)
-        lists = list_items(searcher, calibration, calibrated)
-        return RankedLabels(LabelListScore(), tuned_lists, lists)
 
-    listed = list_all if isinstance(searcher.index, HoldsVectors) else None
-    return RankedLabels(LabelScore(), tuned, calibrated, listed)
+def _list_items(
+    searcher: Searcher,
+    ranked: RankedLabels,
+    tuning: LabelledResults | None,
+    calibration: LabelledResults,
+    left_out: NDArray[np.int64] | None,
+) -> RankedLabels:
+    """Return two splits with all items of each label, see `_rank`."""
+    tuned = None
+    if tuning is not None and ranked.tuning is not None:
+        tuned = list_items(searcher, tuning, ranked.tuning, left_out)
+    lists = list_items(searcher, calibration, ranked.calibration)
+    return RankedLabels(LabelListScore(), tuned, lists)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

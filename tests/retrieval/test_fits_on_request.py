@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import rcir
+from rcir.retrieval.label_ranking import list_items
 from rcir.retrieval.rules import RuleKind, Rules
-from rcir.risk import MatchProbability
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(20, size=900)
@@ -40,9 +40,9 @@ def expected():
 
 
 def test_the_rule_of_a_risk_is_fitted_by_its_first_request_and_no_other(monkeypatch):
-    fit, calls = MatchProbability.fit, []  # only risks of all matches compare it
-    counted = classmethod(lambda cls, *data: calls.append(1) or fit(*data))
-    monkeypatch.setattr(MatchProbability, "fit", counted)
+    calls = []  # only risks of all matches list all items of a label
+    counted = lambda *data: calls.append(1) or list_items(*data)  # noqa: E731
+    monkeypatch.setattr("rcir.retrieval.calibrate.list_items", counted)
     retriever = calibrated()
     thresholds(retriever, REQUESTS[:2])
     assert not calls
