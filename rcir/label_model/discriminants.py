@@ -71,7 +71,9 @@ class Discriminants:
         """Return vectors (..., d), centred, in the basis."""
         return (vectors - self.centre) @ self.basis
 
-    def scores(self, vectors: Floats, removal: Removal | None = None) -> Floats:
+    def scores(
+        self, vectors: Floats, removal: Removal | None = None, out: Floats | None = None
+    ) -> Floats:
         """(m, n, L) log densities of labels, without a constant of each query.
 
         Minus half the squared distance to the mean of a label with n items, over 1 + 1 / n, since
@@ -81,15 +83,20 @@ class Discriminants:
             vectors: (n, k) in the basis.
             removal: the items that are left out for each query; a label all of whose items are left
                 out gets -inf.
+            out: where to write them.
         """
-        distances = np.empty((len(self.variances), len(vectors), len(self.means)))
+        shape = len(self.variances), len(vectors), len(self.means)
+        distances = np.empty(shape) if out is None else out
         factors = 1 + 1 / self.counts
-        for number, variances in enumerate(self.variances):
-            scaled = vectors / variances
-            block = distances[number]
-            np.matmul(-2 * scaled, self.means.T, out=block)
+        scaled = vectors / self.variances[:, None, :]
+        np.matmul(
+            -2 * scaled.reshape(-1, vectors.shape[1]),
+            self.means.T,
+            out=distances.reshape(-1, shape[2]),
+        )
+        for number, block in enumerate(distances):
             block += self.norms[number]
-            block += np.einsum("nk,nk->n", scaled, vectors)[:, None]
+            block += np.einsum("nk,nk->n", scaled[number], vectors)[:, None]
             if removal is not None:
                 removal.correct(self, number, vectors, block)
             block /= -2 * factors

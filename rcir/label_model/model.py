@@ -16,7 +16,7 @@ from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 
 MIN_HELD_OUT = 20
-MAX_SPREAD_ITEMS = 64
+SHARPNESS = 8.0  # of the cosines of labels, where no item can be held out
 MAX_FITTED_LABELS = 200  # of each item that is held out
 MAX_VALUES = 1 << 22  # numbers of a block of queries: 32 MiB
 
@@ -31,12 +31,11 @@ class LabelModel:
     items of the gallery, for each of which the experts are computed without it and without all
     other items of its unit, in closed form. No query is needed.
 
-    Where there are too few items to hold out, two experts remain: the cosine distance and the
-    square of that after half whitening, in units of their spread over the gallery.
+    Where fewer than 20 items can be held out, only a whitened cosine c is left, as softmax(8 c).
 
     Attributes:
         labels: (L,) ascending.
-        discriminants: None if only two distances remain.
+        discriminants: None if only the whitened cosine is left.
         neighbours: distances to items.
         fusion: of the experts.
     """
@@ -63,7 +62,7 @@ class LabelModel:
             discriminants = None
         neighbours = Neighbours.fit(items, moments, discriminants)
         if discriminants is None:
-            fusion = Fusion(_without_labels(items, neighbours), np.ones(2))
+            fusion = Fusion(np.ones(1), np.ones(1))
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
         vectors, left_out = items.vectors(rows), items.units[rows]
@@ -135,13 +134,17 @@ class LabelModel:
             vectors, candidates, items.vectors(candidates), model, removal
         )
         codes = self._codes(items.labels[candidates])
-        nearest = nearest_of_labels(distances, codes, candidates >= 0, len(self.labels))
-        half: Floats = -(nearest[1:2] ** 2)
+        n_experts = 1 if model is None else 6
+        experts = np.empty((n_experts, len(vectors), len(self.labels)))
         if model is None:
-            return np.concatenate([-nearest[:1], half])
-        scores = model.scores(model.project(vectors), removal)
-        experts = np.concatenate([scores, -np.log(nearest[:1]), half, -np.log(nearest[2:])])
-        experts[:, np.isneginf(scores[0])] = -np.inf
+            fill_nearest(experts, -SHARPNESS * distances[1:2], codes, candidates >= 0)
+            return experts
+        model.scores(model.project(vectors), removal, out=experts[:3])
+        cosine, white, metric = distances
+        numbers = np.stack([-np.log(cosine), -(white**2), -np.log(metric)])
+        fill_nearest(experts[3:], numbers, codes, candidates >= 0)
+        if removal is not None:
+            experts[:, np.isneginf(experts[0])] = -np.inf
         return experts
 
     def _codes(self, labels: Integers) -> Integers:
@@ -149,20 +152,19 @@ class LabelModel:
         return codes
 
 
-def nearest_of_labels(
-    distances: Floats, codes: Integers, is_candidate: NDArray[np.bool_], n_labels: int
-) -> Floats:
-    """(m, n, L) distance to the nearest candidate of each label, by distances (m, n, c).
+def fill_nearest(
+    experts: Floats, numbers: Floats, codes: Integers, is_candidate: NDArray[np.bool_]
+) -> None:
+    """Fill in (e, n, L) the largest number (e, n, c) of the candidates of each label.
 
-    Labels without a candidate get the distance of the farthest one.
+    Labels without a candidate get the smallest number of all candidates.
     """
-    farthest = np.where(is_candidate, distances, 0.0).max(axis=2, initial=0.0)
-    farthest[:, ~is_candidate.any(axis=1)] = 1.0
-    nearest = np.repeat(farthest[:, :, None], n_labels, axis=2)
+    least = np.where(is_candidate, numbers, np.inf).min(axis=2, initial=np.inf)
+    experts[:] = np.where(np.isinf(least), 0.0, least)[:, :, None]
     rows, columns = np.nonzero(is_candidate)
-    for table, values in zip(nearest, distances, strict=True):
-        np.minimum.at(table, (rows, codes[rows, columns]), values[rows, columns])
-    return nearest
+    cells = rows * experts.shape[2] + codes[rows, columns]
+    for table, values in zip(experts, numbers, strict=True):
+        np.maximum.at(table.reshape(-1), cells, values[rows, columns])
 
 
 def _likeliest(experts: Floats, right: Integers) -> tuple[Floats, NDArray[np.bool_]]:
@@ -178,23 +180,6 @@ def _likeliest(experts: Floats, right: Integers) -> tuple[Floats, NDArray[np.boo
     order = np.where(is_right, -1.0, (gaps / np.maximum(means, MIN_DISTANCE)).sum(axis=0))
     kept = np.argpartition(order, MAX_FITTED_LABELS, axis=1)[:, :MAX_FITTED_LABELS]
     return np.take_along_axis(experts, kept[None], axis=2), np.take_along_axis(is_right, kept, 1)
-
-
-def _without_labels(items: Items, neighbours: Neighbours) -> Floats:
-    """(2,) temperatures of the experts that remain where no items can be held out.
-
-    Twice the inverse of how much farther other items are than the nearest one, on average.
-    """
-    drawn = items.draw(np.arange(len(items)), MAX_SPREAD_ITEMS)
-    n = len(drawn)
-    others = np.tile(drawn, (n, 1))[~np.eye(n, dtype=bool)].reshape(n, n - 1)
-    vectors = items.vectors(drawn)
-    distances = neighbours.distances(vectors, others, items.vectors(others))
-    distances[1] **= 2
-    if not others.size:
-        return np.ones(2)
-    gaps = distances.mean(axis=(1, 2)) - distances.min(axis=2).mean(axis=1)
-    return np.asarray(2 / np.maximum(gaps, MIN_DISTANCE))
 
 
 def _items_left(items: Items, rows: Integers) -> Integers:

@@ -11,6 +11,7 @@ from rcir.label_model.discriminants import Discriminants, Removal, added
 from rcir.label_model.items import Floats, Integers, Items, Moments
 from rcir.store.codec import Array
 
+POWER, POWER_ALONE = 0.25, 0.125  # of variances; the latter where there is no other expert
 MIN_DISTANCE = 1e-6  # smaller distances are rounding errors, and those of copies
 
 
@@ -30,14 +31,14 @@ class HalfWhitening:
     transform: Annotated[Floats, Array(2)]
 
     @classmethod
-    def fit(cls, items: Items, moments: Moments) -> Self:
+    def fit(cls, items: Items, moments: Moments, power: float = POWER) -> Self:
         """Fit on all items."""
         eigenvalues, vectors = np.linalg.eigh(moments.total / len(items))
         rho = max(moments.total_shrinkage(items), MIN_DISTANCE)
         variances = (1 - rho) * np.maximum(eigenvalues, 0) + rho * eigenvalues.mean()
         if not eigenvalues.mean() > 0:
             variances = np.ones(len(eigenvalues))
-        return cls(moments.centre, moments.expand(vectors * variances**-0.25))
+        return cls(moments.centre, moments.expand(vectors * variances**-power))
 
     def project(self, vectors: Floats) -> Floats:
         """Return transformed vectors (..., k), not of unit length yet."""
@@ -60,7 +61,8 @@ class Neighbours:
     @classmethod
     def fit(cls, items: Items, moments: Moments, model: Discriminants | None) -> Self:
         """Fit on all items."""
-        half, norms = HalfWhitening.fit(items, moments), np.zeros((3, len(items)))
+        half = HalfWhitening.fit(items, moments, POWER_ALONE if model is None else POWER)
+        norms = np.zeros((3, len(items)))
         for rows, vectors in items.blocks():
             norms[0, rows] = np.linalg.norm(vectors, axis=1)
             norms[1, rows] = np.linalg.norm(half.project(vectors), axis=1)

@@ -16,6 +16,7 @@ from rcir.store.codec import Array
 
 MIN_LOG_PROBABILITY = -40.0  # of one expert: none rules out a candidate on its own
 RIDGE = 15.0
+TINY = 1e-300  # instead of 0, so that its product with -inf is -inf
 MAX_LOG_TEMPERATURE = 12.0  # relative to the scale of an expert
 
 
@@ -74,7 +75,7 @@ class Fusion:
         usable = (right & np.isfinite(experts[0])).any(axis=1)
         experts, right = experts[:, usable], right[usable]
         temperatures = np.array([fit_temperature(expert, right) for expert in experts])
-        logs = expert_log_probabilities(experts, temperatures)
+        logs = np.array(list(map(expert_log_probabilities, experts, temperatures)))
         common = fit_temperature(logs.sum(axis=0), right)
         finite = np.where(np.isfinite(logs), logs, 0.0)
 
@@ -94,21 +95,25 @@ class Fusion:
 
     def log_probabilities(self, experts: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) log probabilities of candidates by experts (e, n, k), -inf where there is none."""
-        logs = expert_log_probabilities(experts, self.temperatures)
         total = np.zeros(experts.shape[1:])
-        for weight, expert in zip(self.weights, logs, strict=True):
-            total += np.where(np.isfinite(expert), weight * expert, -np.inf)
+        for expert, temperature, weight in zip(
+            experts, self.temperatures, self.weights, strict=True
+        ):
+            logs = expert_log_probabilities(expert, temperature)
+            logs *= max(weight, TINY)
+            total += logs
         return log_softmax(total)
 
 
 def expert_log_probabilities(
-    experts: NDArray[np.float64], temperatures: NDArray[np.float64]
+    expert: NDArray[np.float64], temperature: float
 ) -> NDArray[np.float64]:
-    """(e, n, k) log probabilities of each expert, at least -40 where there is a candidate."""
-    logs = log_softmax(
-        np.where(np.isneginf(experts), experts, temperatures[:, None, None] * experts)
-    )
-    return np.where(np.isneginf(experts), -np.inf, np.maximum(logs, MIN_LOG_PROBABILITY))
+    """(n, k) log probabilities of one expert, at least -40 where there is a candidate."""
+    logs = log_softmax(max(temperature, TINY) * expert)
+    missing = np.isneginf(expert)
+    np.maximum(logs, MIN_LOG_PROBABILITY, out=logs)
+    logs[missing] = -np.inf
+    return logs
 
 
 def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> float:

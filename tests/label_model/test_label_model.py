@@ -156,27 +156,22 @@ def test_the_fit_does_not_depend_on_the_order_of_items_in_units_of_several():
             np.testing.assert_allclose(values, first, rtol=1e-3)
 
 
-def test_one_item_per_label_is_compared_by_two_distances_in_units_of_their_spread():
+def test_one_item_per_label_is_compared_by_the_whitened_cosine():
     items, vectors = gallery(np.arange(40))
     model = fit(items, vectors)
     assert model.discriminants is None
     queries = vectors[:7] + np.float32(0.3)
-    everything = np.tile(np.arange(40), (7, 1))
-    logs = model.log_probabilities(items, queries, everything)
-
-    def distances(x):
-        half = (x - vectors.mean(axis=0)) @ model.neighbours.half.transform
-        for metric in (x, half), (vectors, model.neighbours.half.project(vectors)):
-            yield [each / np.linalg.norm(each, axis=1, keepdims=True) for each in metric]
-
-    (q, h), (items_q, items_h) = distances(queries)
-    own = [1 - items_q @ items_q.T, (1 - items_h @ items_h.T) ** 2]
-    logits = 0.0
-    for within, between in zip(own, (1 - q @ items_q.T, (1 - h @ items_h.T) ** 2), strict=True):
-        others_only = within[~np.eye(40, dtype=bool)].reshape(40, 39)
-        logits = logits - 2 * between / (others_only.mean() - others_only.min(axis=1).mean())
+    logs = model.log_probabilities(items, queries, np.tile(np.arange(40), (7, 1)))
+    x = vectors.astype(float) - vectors.astype(float).mean(axis=0)
+    covariance, rho = x.T @ x / 40, ledoit_wolf_shrinkage(x, assume_centered=True)
+    shrunk = (1 - rho) * covariance + rho * np.trace(covariance) / 6 * np.eye(6)
+    values, turn = np.linalg.eigh(shrunk)
+    white = turn * values**-0.125
+    q = (queries - vectors.astype(float).mean(axis=0)) @ white
+    q, items_ = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (q, x @ white))
+    logits = 8 * q @ items_.T
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(logs, expected, atol=1e-4)
+    np.testing.assert_allclose(logs, expected, atol=1e-6)
 
 
 def test_the_likeliest_labels_suffice_for_the_fit(monkeypatch):
