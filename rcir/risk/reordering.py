@@ -202,7 +202,7 @@ class LabelScore(ScoreFunction):
     """The likeliest label first, scored by its probability P from a model of the gallery's labels.
 
     Candidates are the nearest item of each label, the likeliest label first, which is in every set.
-    The others have the score -log P + 1/2 log(largest P): without the second term, only P would
+    The others have the score -log P + 1/4 log(largest P): without the second term, only P would
     count, and with all of it, only the ratio of the two.
 
     Example:
@@ -223,7 +223,7 @@ class LabelScore(ScoreFunction):
 
     def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
         log_p = results.require("log_probabilities")
-        scores = (log_p[:, :1] / 2 - log_p).astype(np.float32)
+        scores = (log_p[:, :1] / 4 - log_p).astype(np.float32)
         scores[:, 0] = 0
         return Ranking(scores, -np.expm1(log_p[:, 0].astype(np.float64)))
 
