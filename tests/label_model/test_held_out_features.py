@@ -24,7 +24,7 @@ def query_loss(model, items, vectors, queries, labels):
 
 
 def test_experts_that_saw_the_items_they_are_weighted_on_become_too_certain():
-    """With hardly more items than dimensions, discriminants fit their own items almost perfectly."""
+    """With hardly more items than dimensions, discriminants fit their own items too well."""
     held_out, seen = [], []
     for seed in range(4):
         rng = np.random.default_rng(seed)
