@@ -1,7 +1,7 @@
 """Tuning: the options of a calibration, and the queries that fit and choose its parts.
 
-Whatever is fitted or chosen (score functions, the uncertainty, the stake of a bet) is fitted on
-tuning queries: some of the labelled queries, or the items of the gallery.
+Whatever is fitted or chosen (score functions, the uncertainty) is fitted on tuning queries: some of
+the labelled queries, or the items of the gallery.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, as_option
 from rcir.risk.bounds import Bound, Certificate
 from rcir.risk.exact import order_statistic
-from rcir.risk.means import mean_loss, require_tuning
+from rcir.risk.means import mean_loss
 from rcir.risk.refusals import joint_refusal, refused, try_all
 from rcir.risk.request import Group, Mix, Request
 from rcir.risk.results import ScoredResults
-from rcir.risk.testing import learn_then_test, selective
+from rcir.risk.testing import learn_then_test, require_tuning, selective
 
 
 def certify_groups(
@@ -46,7 +46,7 @@ def certify_groups(
     if not (risk.binary and independent and mix is None):
         bound = bound_of_means(bound, calibration)
     weights = None if mix is None else group_weights(calibration, mix.shares)
-    return mean_loss(risk, alpha, delta, calibration, tuning, bound, weights=weights)
+    return mean_loss(risk, alpha, delta, calibration, bound, weights=weights)
 
 
 def bound_of_means(bound: Bound, calibration: ScoredResults) -> Bound:

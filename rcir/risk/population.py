@@ -176,6 +176,18 @@ class Population:
         """Number of independent units."""
         return self.n if self.clusters is None else len(self._counted_units[1])
 
+    @property
+    def unit_sizes(self) -> NDArray[np.int64]:
+        """(units,) number of queries of each independent unit."""
+        return self._counted_units[1]
+
+    def shuffled_units(self) -> NDArray[np.int64]:
+        """Return the units in a random order that depends on neither rows nor sizes."""
+        units = np.arange(self.n_units)
+        if self.clusters is None and self.digests is not None:
+            units = np.argsort(self.digests, kind="stable")
+        return np.random.default_rng(0).permutation(units)
+
     @cached_property
     def _counted_units(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The unit (n,) of each query, and the number (units,) of queries of each unit."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 
 import numpy as np
+from scipy.special import rel_entr
 
 from rcir.errors import RiskUnattainable, as_option
 from rcir.risk import bounds
@@ -110,9 +111,8 @@ def required_queries(alpha: float, delta: float | None, bound: Bound, lost: floa
     if bound == "betting" and delta is not None:
         if lost >= alpha:
             return None
-        # The best bet on losses of 0 and 1 with mean `lost`, but at most 1, see `rcir.risk.means`.
-        bet = min(1.0, (alpha - lost) / (alpha * (1 - alpha)))
-        gain = (1 - lost) * math.log1p(bet * alpha) + lost * math.log1p(bet * (alpha - 1))
+        # The best stake on losses of 0 and 1 with mean `lost` is one on all of them.
+        gain = float(rel_entr(lost, alpha) + rel_entr(1 - lost, 1 - alpha))
         return math.ceil(math.log(1 / delta) / gain)
     if delta is not None:
         return bounds.required_calibration(alpha, delta, bound, lost)

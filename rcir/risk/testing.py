@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.risk.bounds import Bound, Certificate, check_level, p_values, required_calibration
 from rcir.risk.losses import find_risk
 from rcir.risk.results import ScoredResults, widen
@@ -125,6 +125,13 @@ def learn_then_test(
         " and ".join(dict.fromkeys(bound_of.values())),
         float(next(iter(alphas.values()))) if len(alphas) == 1 else None,
     )
+
+
+def require_tuning(tuning: ScoredResults | None) -> ScoredResults:
+    """Return the scored tuning split, or raise `InvalidData` if there is none."""
+    if tuning is None:
+        raise InvalidData("this request needs the tuning split: pass it, scored")
+    return tuning
 
 
 def fixed_sequence(p_values: ArrayLike, delta: float) -> NDArray[np.bool_]:

@@ -60,7 +60,7 @@ def grouped(calibration, tuning, groups):
 
 
 def loss_table(labelled, risk):
-    """Every score with the mean loss of every cluster, or of every query, at that threshold."""
+    """Every score with the mean losses of clusters at that threshold, and those of queries."""
     clusters = labelled.population.clusters
     names = range(len(labelled)) if clusters is None else clusters.tolist()
     members = {}
@@ -72,34 +72,56 @@ def loss_table(labelled, risk):
         rows = zip(included, labelled.relevant, labelled.n_relevant, strict=True)
         each = [naive_loss(risk, *row) for row in rows]
         means = [np.mean([each[i] for i in rows]) for rows in members.values()]
-        table.append((float(threshold), np.array(means)))
+        table.append((float(threshold), np.array(means), np.array(each)))
     return table
 
 
 @pytest.fixture(scope="module")
-def tables(calibration, tuning, clustered):
-    """Loss tables of calibration and tuning queries, by independent unit and risk."""
-    pairs = {"queries": (calibration, tuning), "clusters": clustered}
+def tables(calibration, clustered):
+    """Loss tables of the calibration queries, by independent unit and risk."""
     return {
-        (name, risk): [loss_table(each, risk) for each in pair]
-        for name, pair in pairs.items()
+        (name, risk): loss_table(queries, risk)
+        for name, queries in {"queries": calibration, "clusters": clustered[0]}.items()
         for risk in ("miss", "recall")
     }
 
 
-def stake(tuning_table, alpha, delta, weights):
-    """The bet for the variance of the smallest sets whose mean tuning loss is at most alpha."""
-    each = [losses for _, losses in tuning_table]
-    chosen = next((losses for losses in each if losses.mean() <= alpha), each[-1])
-    spread = (sum((x - chosen.mean()) ** 2 for x in chosen) + 0.25) / (len(chosen) + 1)
-    spread *= sum(w * w for w in weights) / len(weights)
-    best = math.sqrt(2 * math.log(1 / delta) / (len(weights) * spread))
-    return min(best, 1 / max(1.0, *weights))
+def reaches(alpha, delta, means, singles=None, sizes=None, weights=None):
+    """Return True if a wealth of 1 becomes 1 / delta, by bets on one unit after the other.
+
+    With weights, one stake serves all units.
+    """
+    n, wealth = len(means), 1.0
+    weights = [1.0] * n if weights is None else weights
+    one_stake = set(weights) != {1.0}
+    largest, square = max(1.0, *weights), sum(w * w for w in weights) / n
+    sizes = [1] * n if sizes is None else sizes
+    limit = 1 / (largest - alpha)
+    for i in range(n):
+        if not one_stake or i == 0:
+            remaining, target = n - i, 1 / delta / max(wealth, 1e-29)
+            spread = (1 + sum(1 / size for size in sizes[:i])) / (1 + i)
+            variance = alpha * (1 - alpha) * square * (0.25 + 0.75 * spread)
+            needed = (target ** (1 / remaining) - 1) / alpha
+            bold = needed >= 0.7 * limit
+            best = math.sqrt(2 * math.log(target) / remaining / variance)
+            stake = limit if bold else min(limit, max(best, needed))
+        loss = singles[i] if bold and singles is not None else means[i]
+        wealth *= max(0.0, 1 + stake * (alpha - weights[i] * loss))
+        if not one_stake and wealth >= (1 - 1e-8) / delta:
+            return True
+    return wealth >= (1 - 1e-8) / delta
+
+
+def in_order(population, means, queries):
+    """Return the losses of the units, of one query of each, and the sizes, in the order of bets."""
+    order, rows = population.shuffled_units(), population.one_of_each_unit()
+    return means[order], queries[rows][order], population.unit_sizes[order]
 
 
 def assert_smallest(table, certified, call):
     """The call returns the smallest threshold from which on all are certified, or refuses."""
-    passed = [certified(losses) for _, losses in table]
+    passed = [certified(*losses) for _, *losses in table]
     if not passed[-1]:
         with pytest.raises(RiskUnattainable):
             call()
@@ -114,19 +136,17 @@ def assert_smallest(table, certified, call):
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.01), (0.25, 0.1), (0.5, 0.01), (0.6, 0.5)])
 @pytest.mark.parametrize("bound", [*BOUNDS, None])
 def test_threshold_is_the_smallest_from_which_all_are_certified(
-    unit, risk, alpha, delta, bound, calibration, tuning, clustered, tables, naive_p_value
+    unit, risk, alpha, delta, bound, calibration, clustered, tables, naive_p_value
 ):
-    pair = clustered if unit == "clusters" else (calibration, tuning)
-    table, tuning_table = tables[unit, risk]
+    queries, table = clustered[0] if unit == "clusters" else calibration, tables[unit, risk]
     n = len(table[0][1])
     assert n == (80 if unit == "clusters" else 240)
-    bet = stake(tuning_table, alpha, delta, np.ones(n))
 
-    def certified(losses):
+    def certified(losses, each):
         if bound is None:  # conformal risk control
             return (losses.sum() + 1) / (n + 1) <= alpha
         if bound == "betting":
-            return math.prod(1 + bet * (alpha - x) for x in losses) >= 1 / delta
+            return reaches(alpha, delta, *in_order(queries.population, losses, each))
         return naive_p_value(math.fsum(losses), n, alpha, bound) <= delta
 
     assert_smallest(
@@ -137,7 +157,7 @@ def test_threshold_is_the_smallest_from_which_all_are_certified(
                 find_risk(risk),
                 alpha,
                 delta if bound else None,
-                *pair,
+                queries,
                 bound or "hoeffding-bentkus",
             ).threshold
         ),
@@ -152,9 +172,8 @@ def with_hits(hits, depth=4):
 
 
 def recall(alpha, delta, queries, bound="hoeffding-bentkus", weights=None):
-    """The threshold of the recall risk, with the same queries as tuning split."""
-    arguments = (find_risk("recall"), alpha, delta, queries, queries, bound)
-    return mean_loss(*arguments, weights=weights).threshold
+    """The threshold of the recall risk."""
+    return mean_loss(find_risk("recall"), alpha, delta, queries, bound, weights=weights).threshold
 
 
 def refusal(*arguments, certified=recall):
@@ -170,7 +189,8 @@ def test_minimum_alpha_is_attainable_and_slightly_less_is_not(bound):
         for delta in (0.01, 0.05, 0.1, 0.3):
             minimum = refusal(1e-4, delta, queries, bound).minimum_alpha
             assert recall(minimum, delta, queries, bound) == 3.0
-            less = refusal(minimum * (1 - 1e-7), delta, queries, bound)
+            little = 1e-4 if bound == "betting" else minimum * 1e-7
+            less = refusal(minimum - little, delta, queries, bound)
             assert less.minimum_alpha == minimum
 
 
@@ -196,14 +216,14 @@ def test_queries_without_a_match_certify_nothing(bound, delta):
     assert refusal(0.99, delta, with_hits([0] * 30), bound).minimum_alpha is None
 
 
-def test_bounds_and_risks_that_do_not_fit_are_refused(calibration, tuning):
+def test_bounds_and_risks_that_do_not_fit_are_refused(calibration):
     for error, word, risk, bound in (
         (InvalidData, "hoeffding-bentkus", "recall", "binomial"),
         (InvalidConfig, "choose", "recall", "wsr"),
         (InvalidData, "fall", "false-discovery", "betting"),
     ):
         with pytest.raises(error, match=word):
-            mean_loss(find_risk(risk), 0.1, 0.1, calibration, tuning, bound)
+            mean_loss(find_risk(risk), 0.1, 0.1, calibration, bound)
 
 
 @pytest.mark.parametrize("risk", ["miss", "recall"])
@@ -211,19 +231,19 @@ def test_bounds_and_risks_that_do_not_fit_are_refused(calibration, tuning):
 def test_threshold_of_a_mix_is_that_of_a_bet_on_weighted_losses(
     risk, alpha, delta, grouped, groups, tables
 ):
-    table, tuning_table = tables["queries", risk]
+    table, population = tables["queries", risk], grouped.evidence.population
     counts = {name: groups.tolist().count(name) for name in SHARES}
     weights = [SHARES[name] / counts[name] * 240 for name in groups.tolist()]
     assert sum(weights) == pytest.approx(240)
-    bet = stake(tuning_table, alpha, delta, weights)
+    order = population.shuffled_units()
 
-    def certified(losses):
-        terms = zip(weights, losses, strict=True)
-        return math.prod(1 + bet * (alpha - w * x) for w, x in terms) >= 1 / delta
+    def certified(losses, _):
+        each = np.array(weights)[order].tolist()
+        return reaches(alpha, delta, losses[order], weights=each)
 
     request = make_request(alpha, delta, risk=risk, mix=SHARES)
     assert_smallest(table, certified, lambda: grouped.guarantee(request).threshold)
-    if certified(table[-1][1]):
+    if certified(*table[-1][1:]):
         guarantee = grouped.guarantee(request)
         assert (guarantee.bound, guarantee.risk_bound) == ("betting", alpha)
         assert (guarantee.n_calibration, guarantee.n_groups) == (240, None)
@@ -236,20 +256,24 @@ def test_a_bet_calculated_by_hand():
     queries = score(Constant(), LabelledResults(results, relevant, np.ones(10, int)))
 
     def missed(alpha, delta, weights):
-        certificate = mean_loss(find_risk("miss"), alpha, delta, queries, queries, weights=weights)
+        certificate = mean_loss(find_risk("miss"), alpha, delta, queries, weights=weights)
         assert certificate.bound == "betting"
         return certificate.threshold
 
     weights = np.repeat([0.5, 3.0], [8, 2])  # 8 * 0.5 + 2 * 3 = 10
-    # The tuning queries miss 0.2: variance (10 * 0.16 + 0.25) / 11, times the mean square 2 of the
-    # weights; the largest weight limits the bet to a third of the wealth.
-    best = math.sqrt(2 * math.log(2) / (10 * 2 * (1.6 + 0.25) / 11))
-    assert best > 1 / 3
-    wealth = (1 + 0.9 / 3) ** 8 * (1 + (0.9 - 3) / 3) ** 2
-    assert wealth < 2
+    # The variance is 0.9 * 0.1, times the mean square 2 of the weights; the largest weight limits
+    # the stake to 1 / (3 - 0.9).
+    best, limit = math.sqrt(2 * math.log(2) / (10 * 0.09 * 2)), 1 / 2.1
+    assert best > limit
+    assert (1 + 0.4 * limit) ** 8 * (1 - 2.1 * limit) ** 2 < 2
     refusal(0.9, 0.5, weights, certified=missed)
+    # A largest loss of 1.5 leaves some of the wealth: (1 + 0.9 best) ** 8 (1 - 0.6 best) ** 2
+    weights = np.repeat([0.875, 1.5], [8, 2])
+    best = math.sqrt(2 * math.log(2) / (10 * 0.09 * float(np.mean(weights**2))))
+    assert (1 + 0.9 * best) ** 8 * (1 - 0.6 * best) ** 2 > 2
+    assert missed(0.9, 0.5, weights) == 0.0
     rare = np.repeat([1.25, 0.0], [8, 2])
-    # No lost query counts: (1 + 0.8 * 0.15)^10 = 3.1
+    # No lost query counts: at the largest stake, the wealth is (1 + 0.15 / 1.1)^10 = 3.6
     assert missed(0.15, 0.5, rare) == 0.0
     with pytest.raises(InvalidRiskLevel, match="delta"):
         missed(0.15, None, rare)
@@ -264,7 +288,7 @@ def test_minimum_alpha_of_another_mix_is_attainable_and_slightly_less_is_not():
         minimum = refusal(0.01, *arguments).minimum_alpha
         assert least < minimum < least + 0.25
         assert recall(minimum, *arguments) == 3.0
-        refusal(minimum - 1e-6, *arguments)
+        refusal(minimum - 1e-4, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +336,7 @@ def test_clusters_are_certified_by_betting_on_their_mean_losses(clustered, group
         queries = calibration[groups == "b"] if "group" in options else calibration
         guarantee = rule.guarantee(make_request(0.4, 0.1, **options))
         risk = find_risk(options.get("risk", "miss"))
-        expected = mean_loss(risk, 0.4, 0.1, queries, tuning, "betting")
+        expected = mean_loss(risk, 0.4, 0.1, queries, "betting")
         assert guarantee.certificate == expected
         assert guarantee.n_clusters == len(set(queries.population.clusters.tolist()))
         assert guarantee.n_calibration == len(queries)
@@ -327,7 +351,7 @@ def test_any_mix_certifies_the_clusters_of_each_group_at_a_third_of_delta(risk, 
     )
     request = make_request(alpha, 0.3, risk=risk, mix="any")
     each = [
-        mean_loss(find_risk(risk), alpha, 0.1, grouped.of_group(name), tuning, "betting").threshold
+        mean_loss(find_risk(risk), alpha, 0.1, grouped.of_group(name), "betting").threshold
         for name in "abc"
     ]
     guarantee = SetRule(SCORE_FUNCTION, tuning, grouped).guarantee(request)
@@ -375,4 +399,4 @@ def test_too_few_clusters_are_counted_in_the_refusal(clustered):
     minimum = error.value.minimum_alpha
     assert certify(make_request(minimum, 0.1), *clustered).threshold >= 0
     with pytest.raises(RiskUnattainable):
-        certify(make_request(minimum * (1 - 1e-6), 0.1), *clustered)
+        certify(make_request(minimum - 1e-4, 0.1), *clustered)

@@ -74,6 +74,28 @@ def test_the_order_of_the_queries_draws_no_others_of_each_unit(digests):
     assert len(set(POPULATION.clusters[anonymous.one_of_each_unit()])) == POPULATION.n_units
 
 
+def test_units_are_shuffled_whatever_the_rows_and_the_sizes():
+    rows = rng.permutation(N)
+    for population in (POPULATION, POPULATION.independent()):
+        drawn = [
+            (part.digests if part.clusters is None else np.unique(part.clusters))[
+                part.shuffled_units()
+            ].tolist()
+            for part in (population, population[rows])
+        ]
+        assert drawn[0] == drawn[1] != sorted(drawn[0])
+        assert population.unit_sizes.sum() == N
+    # The mean place of the largest of 40 clusters is the middle one.
+    places = []
+    for n in range(400):
+        sizes = np.random.default_rng(n).geometric(0.2, 40)
+        clusters = np.repeat(np.arange(40), sizes)
+        digests = np.array([f"{n}, {row}" for row in range(len(clusters))], "S32")
+        one = Population(len(clusters), digests, clusters=clusters, cluster_word="video")
+        places.append(one.shuffled_units().tolist().index(int(np.argmax(sizes))))
+    assert abs(np.mean(places) - 19.5) < 3 * 11.5 / 20
+
+
 def test_a_query_without_a_known_label_has_no_unit_by_label():
     population = Population(3, labels=np.array([4, UNMATCHED, 2]))
     assert (population.known_labels.tolist(), population.single_labels) == ([2, 4], None)

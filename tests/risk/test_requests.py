@@ -153,7 +153,7 @@ def test_the_bound_of_a_rule_is_used_for_every_risk(bound, means, tuning, calibr
     for request, expected in (
         (
             make_request(0.6, 0.1, risk="recall"),
-            mean_loss(find_risk("recall"), 0.6, 0.1, *splits, means),
+            mean_loss(find_risk("recall"), 0.6, 0.1, calibration, means),
         ),
         (
             make_request(0.6, 0.1, risk="false-discovery"),

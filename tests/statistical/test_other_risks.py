@@ -44,10 +44,10 @@ def violated(draws, thresholds_of, true_risk):
 def test_the_recall_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(
     worlds, violated, excess, name, bound
 ):
-    tuning, population = worlds[name].tuning[:50], worlds[name].population
+    population = worlds[name].population
     failed = violated(
         population,
-        lambda calibration: mean_loss(RECALL, 0.5, DELTA, calibration, tuning, bound).threshold,
+        lambda calibration: mean_loss(RECALL, 0.5, DELTA, calibration, bound).threshold,
         {"recall": 0.5},
     )
     assert excess(failed, DELTA) <= 3
@@ -56,13 +56,12 @@ def test_the_recall_risk_exceeds_alpha_in_at_most_delta_of_the_calibrations(
 @pytest.mark.parametrize("bound", MEANS)
 @pytest.mark.parametrize("name", ["minmax", pytest.param("learned", marks=pytest.mark.slow)])
 def test_recall_holds_where_each_query_has_one_match(worlds, violated, excess, name, bound):
-    tuning = first_matches_only(worlds[name].tuning[:50])
     population = first_matches_only(worlds[name].population)
 
     def failed(delta, alpha=0.15):
         return violated(
             population,
-            lambda queries: mean_loss(RECALL, alpha, delta, queries, tuning, bound).threshold,
+            lambda queries: mean_loss(RECALL, alpha, delta, queries, bound).threshold,
             {"recall": alpha},
         )
 

@@ -101,7 +101,7 @@ def test_the_miss_risk_of_recurring_images_holds(violations, excess, name, alpha
 
 def test_the_recall_risk_of_recurring_images_holds(violations, excess):
     def certify(calibration, tuning):
-        return mean_loss(find_risk("recall"), 0.5, DELTA, calibration, tuning)
+        return mean_loss(find_risk("recall"), 0.5, DELTA, calibration)
 
     valid, broken = violations("reranked", certify, {"recall": 0.5})
     assert excess(valid, DELTA) <= 3
