@@ -5,6 +5,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from rcir.risk import certify, make_request
+from rcir.risk.betting import Bets
 from tests.populations import in_population
 from tests.statistical.populations import matched_at
 
@@ -61,9 +62,61 @@ def test_risks_hold_for_new_labels_and_for_any(certified, excess, labels):
     assert excess(of_new > ALPHA, DELTA) > 3  # the broken variant: labels are taken for calibrated
 
 
-def test_one_query_of_each_label_certifies_new_ones(certified, excess):
-    new, _ = certified(12, "new")  # too few for the means of labels
+def test_as_few_labels_certify_new_ones_as_queries_would(certified, excess):
+    new, _ = certified(12, "new")  # eleven without a miss certify a fifth
+    assert np.isfinite(new).mean() > 0.5
     assert excess(new > ALPHA, DELTA) <= 3
+
+
+def uneven(labels, rng):
+    """Return queries of new labels of very different difficulty, and fewer where it is large."""
+    difficulty = 1.5 * rng.standard_normal(labels)
+    share = ndtr(-difficulty - rng.standard_normal(labels))
+    label = np.repeat(np.arange(labels), 1 + (10 * share).astype(int))
+    latent = difficulty[label] + rng.standard_normal(len(label))
+    return in_population(
+        matched_at(ndtr(latent / np.hypot(1, 1.5))),
+        labels=label,
+        digests=np.array([rng.bytes(8).hex() for _ in label], "S16"),
+    )
+
+
+@pytest.fixture(scope="module")
+def certified_uneven(thresholds_of):
+    """(DRAWS,) risks for new labels of certified thresholds."""
+
+    def certified(labels, query_labels="new"):
+        rng = np.random.default_rng(labels)
+        request = make_request(ALPHA, DELTA, query_labels=query_labels)
+        draws = (uneven(labels, rng) for _ in range(DRAWS))
+        return 1 - thresholds_of(lambda one: certify(request, one).threshold, draws)
+
+    return certified
+
+
+@pytest.mark.parametrize(
+    "labels", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 200))]
+)
+def test_labels_with_one_to_ten_queries_certify_new_ones(certified_uneven, excess, labels):
+    assert excess(certified_uneven(labels) > ALPHA, DELTA) <= 3
+
+
+def test_queries_of_labels_are_not_independent(certified_uneven, excess):
+    assert excess(certified_uneven(60, "calibrated") > ALPHA, DELTA) > 3
+
+
+@pytest.mark.parametrize("order", ["losses", "sizes"])
+def test_bets_in_an_order_that_tells_of_losses_void_the_guarantee(
+    certified_uneven, excess, monkeypatch, order
+):
+    def told(bets):
+        population = bets.scored.population
+        if order == "sizes":  # hard labels have few queries
+            return np.argsort(-population.unit_sizes)
+        return np.argsort(population.unit_means(bets.scored.match_score[:, None])[:, 0])
+
+    monkeypatch.setattr(Bets, "_order", property(told))
+    assert excess(certified_uneven(60) > ALPHA, DELTA) > 3
 
 
 def test_rules_that_know_the_calibrating_labels_void_the_guarantee(certified, excess):
