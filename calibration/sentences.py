@@ -6,7 +6,7 @@ from calibration.evaluation import Evaluation, RiskResult
 from rcir.errors import as_option
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.risk import guarantee
+from rcir.risk import LabelScore, guarantee
 from rcir.risk.guarantee import in_plural
 
 UNCERTAINTY_ALONE = ("minmax", "quantile")  # score functions that use nothing but an uncertainty
@@ -76,11 +76,14 @@ def size_source(evaluation: Evaluation) -> str:
     score_function, name = evaluation.rows[0].score_function, evaluation.uncertainty
     if score_function == "constant":
         return "All sets have the same size: constant sizes use no uncertainty."
+    by_labels = score_function == LabelScore.name
     source = f"the uncertainty {name!r} ({QUERY_UNCERTAINTIES[name].title})"
-    if score_function not in UNCERTAINTY_ALONE:
+    if by_labels:
+        source = "the probabilities of the gallery's labels alone"
+    elif score_function not in UNCERTAINTY_ALONE:
         source = f"the candidates of each query (distances, labels, votes) and on {source}"
     sentence = f"Set sizes ({score_function}) depend on {source}"
-    if evaluation.quality.numbers.get("auroc_miss", 1.0) < CHANCE:
+    if not by_labels and evaluation.quality.numbers.get("auroc_miss", 1.0) < CHANCE:
         sentence += ", which predicts a wrong first image no better than chance"
     levels = evaluation.uncertainties.get(name, {})
     if not levels:
@@ -94,6 +97,8 @@ def size_source(evaluation: Evaluation) -> str:
     by_encoder = evaluation.uncertainties.get("encoder", {}).get(alpha)
     if name != "encoder" and by_encoder is not None:
         sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
+    if by_labels:
+        return f"{sentence}."
     ratio = evaluation.encoder_ratio
     if ratio is not None and name == "encoder":
         return (
