@@ -25,6 +25,7 @@ from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.results import TOLERANCE
 
 LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
+NEIGHBOURS = 64  # nearest candidates that the experts of a label model compare
 HELD_OUT = 500  # items that the weights of a label model are fitted on
 
 
@@ -83,15 +84,16 @@ def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> Lab
     if searcher.options.leave_one_out:
         assert held_out is not None
         rows = searcher.gallery.rows_of(held_out.results.require("queries").digests)
-        positions = held_out.results.require("positions")[rows >= 0]
+        positions = held_out.results.require("positions")[rows >= 0, :NEIGHBOURS]
         return LabelModel.fit(items, rows[rows >= 0], positions)
     rows = draw_items(searcher)
     if held_out is not None:
-        return LabelModel.fit(items, rows, held_out.results.require("positions"))
+        return LabelModel.fit(items, rows, held_out.results.require("positions")[:, :NEIGHBOURS])
     if not len(rows):
         return LabelModel.fit(items, rows, np.empty((0, searcher.depth), np.int64))
     vectors, units = items.vectors_at(rows), searcher.gallery.units[rows]
-    return LabelModel.fit(items, rows, searcher.nearest(vectors, left_out=units)[1])
+    positions = searcher.nearest(vectors, left_out=units)[1]
+    return LabelModel.fit(items, rows, positions[:, :NEIGHBOURS])
 
 
 def draw_items(searcher: Searcher) -> NDArray[np.int64]:
@@ -143,7 +145,7 @@ def rank_labels(
     log_probabilities = model.log_probabilities(
         _items(searcher),
         results.require("vectors").astype(np.float64),
-        results.require("positions"),
+        results.require("positions")[:, :NEIGHBOURS],
         left_out,
     )
     return order_labels(results, model.labels, log_probabilities)
