@@ -117,13 +117,19 @@ class LabelModel:
             np.searchsorted(costs, np.arange(1, costs[-1] // MAX_VALUES + 2) * MAX_VALUES)
         )
         for rows in np.split(order, ends[ends < len(order)]):
+            removed = members[rows, : sizes[rows].max()]
+            codes = np.where(removed >= 0, self._codes(items.labels[removed]), -1)
             removal = None
             if self.discriminants is not None and left_out is not None:
-                removed = members[rows, : sizes[rows].max()]
-                codes = np.where(removed >= 0, self._codes(items.labels[removed]), -1)
                 in_basis = self.discriminants.project(items.vectors(removed))
                 removal = Removal.of(self.discriminants, codes, in_basis)
-            yield rows, self._block(items, vectors[rows], candidates[rows], removal)
+            experts = self._block(items, vectors[rows], candidates[rows], removal)
+            if self.discriminants is None and left_out is not None:
+                counts = np.bincount(self._codes(items.labels), minlength=len(self.labels))
+                same = (codes[:, :, None] == codes[:, None, :]).sum(axis=2)
+                row, column = np.nonzero((codes >= 0) & (same == counts[codes]))
+                experts[:, row, codes[row, column]] = -np.inf
+            yield rows, experts
 
     def _block(
         self, items: Items, vectors: Floats, candidates: Integers, removal: Removal | None

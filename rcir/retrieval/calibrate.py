@@ -123,7 +123,9 @@ def calibrate(
     splits: dict[TunedOn, LabelledResults | None] = {} if tuning is None else {"queries": tuning}
     by_gallery = reason is None and calibration.population.clusters is None
     if tuning is None or (by_gallery and not (like is not None and like.sequential)):
-        splits["gallery"] = search_items(searcher, calibration) if reason is None else None
+        found = search_items(searcher, calibration) if reason is None else None
+        if tuning is None or found is not None:
+            splits["gallery"] = found
     model = None
     if models_labels(searcher, options) and not given:
         held_out = tuning if searcher.options.leave_one_out else splits.get("gallery")
@@ -192,6 +194,7 @@ def _calibration_of(
             None if split is None else Fits(split),
             ranked,
             calibrated,
+            tuned_on,
             options,
             uncertainty,
             names.get(items, {}),

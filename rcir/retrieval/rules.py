@@ -19,7 +19,7 @@ from rcir.risk import (
     fit_score_function,
     score,
 )
-from rcir.risk.losses import MISS, find_risk
+from rcir.risk.losses import MISS, RECALL, find_risk
 from rcir.risk.options import Distinct
 from rcir.risk.own import fit_own
 from rcir.risk.selection import ComparedSizes, Fits
@@ -74,17 +74,19 @@ class RuleSource:
         labels: the splits by the probabilities of labels, which size sets for misses; None if
             these are unknown.
         calibration: the calibration queries, which are only scored.
+        tuned_on: what the tuning split consists of.
         options: how to calibrate.
         uncertainty: name of the uncertainty that both have.
         score_functions: names of the score functions by risk, if they were chosen before; the
             options decide for the others.
         risks: names of the risks registered when it was made; later ones get the rule of the miss
-            risk.
+            risk or, if they count matches, of recall.
     """
 
     fits: Fits | None
     labels: RankedLabels | None
     calibration: LabelledResults
+    tuned_on: TunedOn
     options: CalibrationOptions
     uncertainty: str
     score_functions: Mapping[str, str]
@@ -104,7 +106,9 @@ class RuleSource:
         """Return True if a risk may have another rule than the miss risk."""
         if self.fits is None or self.options.own is not None or risk not in self.risks:
             return False
-        return RISKS[risk].fits_own_scores(self.fits.split.n_relevant)
+        split = self.fits.split
+        itself = self.tuned_on == "gallery" and not split.results.one_per_label
+        return RISKS[risk].fits_own_scores(split.n_relevant + itself)  # queries match it, too
 
     def fit(self, risk: str, fitted: Sequence[SetRule]) -> tuple[SetRule, ComparedSizes]:
         """Return the rule of a risk, one of `fitted` if it is the same, and what was compared."""
@@ -125,8 +129,9 @@ class RuleSource:
             if self.options.own is not None:
                 score_function = fit_own(self.options.own, tuning.results, tuning.relevant)
             else:
+                name = names.get(risk, names.get(MISS.name, LabelScore.name))
                 score_function, compared = fit_score_function(
-                    names.get(risk, names.get(MISS.name, self.options.score_function)),
+                    self.options.score_function if name == LabelScore.name else name,
                     tuning.results,
                     tuning.relevant,
                     self.options.alphas,
@@ -164,13 +169,14 @@ class Rules:
             raise InvalidData("there is no rule for the miss risk")
 
     def __getitem__(self, risk: str) -> SetRule:
-        """Return the rule of a risk, or that of the miss risk if it has none of its own."""
+        """Return the rule of a risk, or that of the miss risk or recall if it has none."""
         rule = self.fitted.get(risk)
         if rule is not None:
             return rule
         source = self.source
         if source is None or not (risk == MISS.name or source.has_own_rule(risk)):
-            return self[MISS.name]
+            counts = risk != RECALL.name and not find_risk(risk).first_match
+            return self[RECALL.name if counts else MISS.name]
         with _FITTING:
             if risk not in self.fitted:
                 rule, self._compared[risk] = source.fit(risk, list(self.fitted.values()))

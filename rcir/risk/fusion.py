@@ -145,8 +145,8 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log softmax over the last axis; -inf remains."""
     highest = logits.max(axis=-1, keepdims=True)
     shifted: NDArray[np.float64] = logits - np.where(np.isfinite(highest), highest, 0.0)
-    with np.errstate(divide="ignore"):
-        shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    sums = np.exp(shifted).sum(axis=-1, keepdims=True)
+    shifted -= np.log(np.where(sums > 0, sums, 1.0))
     return shifted
 
 

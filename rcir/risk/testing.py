@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
+from rcir.errors import InvalidConfig, RiskUnattainable, as_option
 from rcir.risk.bounds import Bound, Certificate, check_level, p_values, required_calibration
 from rcir.risk.losses import find_risk
 from rcir.risk.results import ScoredResults, widen
@@ -128,9 +128,12 @@ def learn_then_test(
 
 
 def require_tuning(tuning: ScoredResults | None) -> ScoredResults:
-    """Return the scored tuning split, or raise `InvalidData` if there is none."""
+    """Return the scored tuning split, or raise `InvalidConfig` if there is none."""
     if tuning is None:
-        raise InvalidData("this request needs the tuning split: pass it, scored")
+        raise InvalidConfig(
+            "this request needs a tuning split, and nothing tuned: calibrate with "
+            f"{as_option('tuning', 'queries')}"
+        )
     return tuning
 
 

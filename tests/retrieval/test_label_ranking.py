@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import rcir
+from rcir.errors import InvalidConfig
 from rcir.retrieval.label_ranking import order_labels
-from rcir.risk import LabelScore, SearchResults
+from rcir.risk import LabelScore, SearchResults, losses
+from rcir.risk.losses import Risk
 
 LABELS, DIM = 40, 8
 
@@ -164,3 +166,66 @@ def test_items_that_are_left_out_are_not_listed():
     for name, answer in zip(retriever.ids, answers, strict=True):
         assert name not in answer.ids
         assert len(set(answer.ids)) == answer.size
+
+
+def test_recall_of_labels_with_two_items_gets_both():
+    """An item that tunes has one match, itself aside; a query of its label has two."""
+    vectors, labels = draw(80, 10)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=30)
+    retriever.calibrate(*draw(600, 11))
+    answers = retriever.retrieve(draw(100, 12)[0], 0.3, 0.1, risk="recall")
+    assert np.mean([len(answer.labels) > len(set(answer.labels)) for answer in answers]) > 0.5
+    assert {answer.guarantee.score_function for answer in answers} == {"label-lists"}
+
+
+def test_recall_is_sized_anew_once_labels_have_several_items():
+    vectors, labels = draw(LABELS, 13)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=30)
+    retriever.calibrate(*draw(600, 14))
+    assert retriever.retrieve(vectors, 0.6, 0.1, risk="recall")
+    vectors, labels = draw(80, 15)
+    retriever.add(vectors, [f"new {n}" for n in range(80)], labels)
+    retriever.recalibrate()
+    (answer,) = retriever.retrieve(vectors[:1], 0.5, 0.1, risk="recall")
+    assert answer.guarantee.score_function == "label-lists"
+
+
+def test_labels_left_out_as_a_whole_are_no_candidates_without_discriminants():
+    """Of 40 labels, 20 have one item: it is a query without a match."""
+    labels = np.append(np.repeat(np.arange(20), 2), np.arange(20, 40))
+    means = np.random.default_rng(7).standard_normal((LABELS, DIM))
+    vectors = means[labels] + 0.2 * np.random.default_rng(16).standard_normal((60, DIM))
+    for depth in (8, 50):
+        retriever = rcir.Retriever.from_embeddings(
+            vectors, labels=labels, leave_one_out=True, depth=depth
+        )
+        retriever.calibrate(vectors, labels)
+        assert retriever.calibration.label_model.discriminants is None  # too few items tune
+        answers = retriever.retrieve(vectors, 0.8, 0.1)
+        assert all(np.isfinite(answer.distances).all() for answer in answers)
+        for label, answer in zip(labels[40:], answers[40:], strict=True):
+            assert label not in answer.labels
+
+
+def test_risks_registered_later_count_all_items_of_a_label(retriever, monkeypatch):
+    def lacks_two(scored, thresholds):
+        return (scored.n_within(thresholds, scored.relevant) < 2).astype(float)
+
+    calibrated = rcir.Retriever(retriever.searcher)
+    calibrated.calibrate(*draw(600, 1))
+    two = Risk(name="two", losses=lacks_two, clause="{alpha} {sets}", binary=True)
+    monkeypatch.setitem(losses._table, two.key, two)
+    queries, labels = draw(1000, 19)
+    answers = calibrated.retrieve(queries, 0.5, 0.1, risk="two")
+    found = [answer.labels.count(label) for answer, label in zip(answers, labels, strict=True)]
+    assert 0.4 < np.mean(np.array(found) < 2) < 0.55
+
+
+def test_requests_that_need_a_tuning_split_are_refused_without_one():
+    vectors, labels = draw(LABELS, 17)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels)
+    assert retriever.calibrate(*draw(300, 18)).n_tuning == 0
+    with pytest.raises(InvalidConfig, match='tuning="queries"'):
+        retriever.retrieve(vectors, 0.9, 0.1, risk="false-discovery")
+    retriever.calibrate(*draw(300, 20), tuning="queries")
+    assert retriever.retrieve(vectors, 0.9, 0.1, risk="false-discovery")

@@ -291,7 +291,7 @@ def test_parts_that_do_not_fit_together_are_refused(tuning, calibration, labelle
         in_population(calibration, groups=np.array(["a"] * 499))
     with pytest.raises(InvalidConfig, match="bound"):
         SetRule(SCORE_FUNCTION, tuning, calibration, bound="normal")
-    with pytest.raises(InvalidData, match="tuning split"):
+    with pytest.raises(InvalidConfig, match="tuning split"):
         certify(make_request(SEVERAL, 0.1), calibration)
     with pytest.raises(InvalidConfig, match="no risk"):
         learn_then_test({}, 0.1, calibration, tuning)
