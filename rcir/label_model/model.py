@@ -9,9 +9,16 @@ from typing import Annotated, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.label_model.discriminants import Discriminants, Removal
-from rcir.label_model.items import Floats, Integers, Items, Moments
-from rcir.label_model.neighbours import MIN_DISTANCE, Neighbours
+from rcir.label_model.experts import (
+    MIN_DISTANCE,
+    Discriminants,
+    Floats,
+    Integers,
+    Items,
+    Moments,
+    Neighbours,
+    Removal,
+)
 from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 

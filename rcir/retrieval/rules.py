@@ -175,7 +175,7 @@ class Rules:
             return rule
         source = self.source
         if source is None or not (risk == MISS.name or source.has_own_rule(risk)):
-            counts = risk != RECALL.name and not find_risk(risk).first_match
+            counts = risk != RECALL.name and not RISKS[risk].first_match
             return self[RECALL.name if counts else MISS.name]
         with _FITTING:
             if risk not in self.fitted:

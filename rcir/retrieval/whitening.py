@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.index import HoldsVectors
-from rcir.label_model.items import BLOCK_VALUES, Items, Moments
-from rcir.label_model.neighbours import MIN_LENGTH, HalfWhitening
+from rcir.label_model.experts import BLOCK_VALUES, MIN_LENGTH, HalfWhitening, Items, Moments
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults

@@ -6,10 +6,9 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from rcir.label_model import Items, LabelModel
-from rcir.label_model import items as items_module
+from rcir.label_model import experts as experts_module
 from rcir.label_model import model as model_module
-from rcir.label_model.discriminants import Discriminants
-from rcir.label_model.items import Moments, shrinkage
+from rcir.label_model.experts import Discriminants, Moments, shrinkage
 from rcir.store.codec import read, write
 
 
@@ -46,7 +45,7 @@ def test_moments_do_not_depend_on_blocks(monkeypatch):
     labels = np.random.default_rng(0).integers(9, size=200)
     items, vectors = gallery(labels)
     moments = Moments.of(items)
-    monkeypatch.setattr(items_module, "BLOCK_VALUES", 50)
+    monkeypatch.setattr(experts_module, "BLOCK_VALUES", 50)
     blocks = Moments.of(items)
     for name in ("centre", "means", "within", "total"):
         np.testing.assert_allclose(getattr(blocks, name), getattr(moments, name), atol=1e-9)
