@@ -65,7 +65,7 @@ def by_unit(queries: ScoredResults) -> ScoredResults:
 
 
 NEW_LABELS = difficulties(5_000)  # a sample of the labels that come later
-TUNING = by_unit(queries_of(difficulties(UNITS)[NUMBER]))  # chooses the stake of bounds for units
+TUNING = by_unit(queries_of(difficulties(UNITS)[NUMBER]))
 
 
 def same_labels() -> Iterable[Outcome]:
