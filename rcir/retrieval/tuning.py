@@ -82,8 +82,8 @@ class CalibrationOptions:
 
     Attributes:
         score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
-            chooses for each risk the one with the smallest sets on the tuning split; see
-            `rcir.risk.fit_score_function`; or the import path of your own, see
+            takes a model of the gallery's labels if it has labels, and else chooses on the tuning
+            split, see `rcir.risk.fit_score_function`; or the import path of your own, see
             `rcir.risk.OwnRanking`.
         bound: confidence bound of the risk, see `rcir.risk.p_value`.
         alphas, delta: levels at which "auto" compares, and to report.
