@@ -23,7 +23,7 @@ MAX_WORK, MIN_ITEMS, MIN_DIMENSIONS = 10**9, 5, 64
 
 
 class Logistic(NamedTuple):
-    """How a logistic regression scored calibration and test queries; without these, why not."""
+    """Scores of calibration and test queries by logistic regression, or why there are none."""
 
     sentence: str
     calibration: ScoredResults | None = None

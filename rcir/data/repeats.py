@@ -270,7 +270,7 @@ def _test_of_bursts(
     mates = np.array([np.searchsorted(row, BURST_SHARE * row) for row in distances])
     mates[np.arange(distances.shape[1]) > 2 * mates] = 0
     rows, n_neighbours = np.arange(n), n_others + len(numbers)
-    n_items = max(n_items, len(numbers))  # of which -1, for none, may be one
+    n_items = max(n_items, len(numbers))  # -1, for no item, counts too
 
     def total(is_item: NDArray[np.bool_]) -> int:
         return int(mates[rows, is_item[neighbours].argmax(axis=1)].sum())

@@ -130,7 +130,7 @@ class Moments:
         return directions if self.basis is None else self.basis @ directions
 
     def codes(self, labels: Integers) -> Integers:
-        """Return the places of labels, all of which the gallery has, among its labels."""
+        """Return the position of each label among those of the gallery, which has them all."""
         return np.searchsorted(self.labels, labels)
 
     def within_shrinkage(self, items: Items) -> float:
