@@ -44,7 +44,6 @@ from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
 from rcir.metrics import confidence, out_of_distribution, reliability
-from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.risk import Bound, ScoredResults, certify, make_request, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
@@ -194,9 +193,9 @@ def of_division(
             query_uncertainty=uncertainty,
         )
         made = retriever.require_calibration()
-        searched = with_uncertainty(retriever.searcher, results[test], made.uncertainty)
         evidence = made.miss_rule.evidence
-        measured = score(made.miss_rule.score_function, searched)
+        arranged = made.arrange(retriever.searcher, results[test], made.miss_rule)
+        measured = score(made.miss_rule.score_function, arranged)
         yield from at_levels(rule, bound, evidence, measured)
         if rule == "auto":
             yield from at_levels(FAIR, bound, evidence.of_constant_size, measured.of_constant_size)

@@ -61,9 +61,8 @@ def test_a_trained_encoder_is_calibrated_stored_and_answers_as_it_was_measured(m
     assert (loaded.searcher.gallery.uncertainty is None) == (method in CERTAIN)
     answers = loaded.retrieve(list(outcome.splits.data.test.images[:100]), 0.9, 0.1)
     rule = loaded.calibration.miss_rule
-    _, expected = rule.sets(
-        outcome.splits.test.results[:100], rule.guarantee(rcir.risk.make_request(0.9, 0.1))
-    )
+    guarantee = rule.guarantee(rcir.risk.make_request(0.9, 0.1))
+    _, expected = rule.sets(outcome.splits.arranged_test.results[:100], guarantee)
     assert [answer.size for answer in answers] == expected.tolist()
 
 
