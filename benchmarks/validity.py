@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import faiss
 import numpy as np
@@ -29,7 +30,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from rcir.data.repeats import warn_of_twins
 from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index.flat import find_nearest
+from rcir.label_model import LabelModel
 from rcir.metrics.labels import NO_CANDIDATE
+from rcir.retrieval.label_ranking import fit_label_model, rank_labels
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,
@@ -568,6 +572,92 @@ def own_model(sees_queries: bool) -> Callable[[World, Generator, int], Array]:
     return mode
 
 
+def labelled_world(
+    rng: Generator, labels: int, items: int, dim: int, apart: float
+) -> tuple[Array, Array, Any]:
+    """Draw vectors (n, dim) of items of each label, then of a population, and labels (n,) of all.
+
+    The third value are the rows of the population.
+    """
+    means = apart * rng.standard_normal((labels, dim)) / np.sqrt(dim / 8)
+    label = np.append(np.repeat(np.arange(labels), items), rng.integers(labels, size=POPULATION))
+    vectors = means[label] + rng.standard_normal((len(label), dim))
+    return vectors, label, np.s_[labels * items :]
+
+
+def label_model(items: int, depth: int, answered: int | None = None) -> Callable[..., Array]:
+    """Return a mode with a model of the gallery's labels, which no query tunes.
+
+    Args:
+        items: of each label.
+        depth: number of labels in a list, which are more than that.
+        answered: the depth of the lists that are returned, by default that of those that calibrate.
+    """
+
+    def scored(depth: int, vectors: Array, label: Array, population: Any) -> ScoredResults:
+        first = population.start
+        searcher = Retriever.from_embeddings(
+            vectors[:first], labels=label[:first], metric="euclidean", depth=depth
+        ).searcher
+        queries, searcher = searcher.labelled(vectors[population], label[population])
+        model = fit_label_model(searcher, None)
+        ranked = rank_labels(searcher, model, searcher.search_labelled(queries))
+        return score(LabelScore(), ranked)
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        world = labelled_world(rng, int(rng.integers(depth, 50)), items, 16, rng.uniform(1, 1.5))
+        calibrated = scored(depth, *world)
+        later = calibrated if answered is None else scored(answered, *world)
+        n, violated = int(rng.choice([22, 60, 120, 1_000])), np.full(draws, np.nan)
+        alpha = float(rng.uniform(0.12, 0.35))
+        for draw, rows in enumerate(rng.integers(POPULATION, size=(draws, n))):
+            with suppress(RiskUnattainable):
+                threshold = order_statistic(alpha, DELTA, calibrated[rows]).threshold
+                violated[draw] = np.mean(later.match_score > widen(threshold)) > alpha
+        return violated
+
+    return mode
+
+
+def gallery_items(left_out: bool) -> Callable[..., Array]:
+    """Return a mode in which the items of a gallery calibrate, for later queries of its labels.
+
+    Args:
+        left_out: whether the discriminants leave out the item whose label they rank.
+    """
+    right = LabelModel.log_probabilities
+
+    def that_saw(model: LabelModel, *parts: Any) -> Array:
+        lost = np.isneginf(right(model, *parts))
+        return np.where(lost, -np.inf, right(model, *parts[:3]))
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        violated = np.full(draws if left_out else -(-draws // 10), np.nan)
+        for draw in range(len(violated)):
+            dim, apart = int(rng.choice([16, 48])), rng.uniform(0.6, 0.8)
+            vectors, label, later = labelled_world(rng, 10, 20, dim, apart)
+            alpha, gallery = float(rng.uniform(0.15, 0.35)), np.s_[: later.start]
+            retriever = Retriever.from_embeddings(
+                vectors[gallery], labels=label[gallery], leave_one_out=True, depth=6
+            )
+            with (
+                warnings.catch_warnings(),
+                patch.object(LabelModel, "log_probabilities", right if left_out else that_saw),
+            ):
+                warnings.simplefilter("ignore")  # of queries that are alike
+                retriever.calibrate(vectors[gallery], label[gallery])
+                calibration, searcher = retriever.require_calibration(), retriever.searcher
+                queries, searcher = searcher.labelled(vectors[later], label[later])
+                searched, rule = searcher.search_labelled(queries), calibration.miss_rule
+                scored = score(rule.score_function, calibration.arrange(searcher, searched, rule))
+            with suppress(RiskUnattainable):
+                threshold = calibration.guarantee(make_request(alpha, DELTA)).threshold
+                violated[draw] = np.mean(scored.match_score > widen(threshold)) > alpha
+        return violated
+
+    return mode
+
+
 def on_average(risk: str) -> Callable[[World, Generator, int], Array]:
     """A mode of risks in place of violations: the risk minus alpha plus delta."""
 
@@ -609,6 +699,10 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "choice among 3": chosen(3, counted=3),
     "choice among 12": chosen(12, counted=12),
     "own model of labels": own_model(sees_queries=False),
+    "model of labels": label_model(items=5, depth=30),
+    "labels beyond the depth": label_model(items=5, depth=8),
+    "one item of each label": label_model(items=1, depth=8),
+    "items left out": gallery_items(left_out=True),
 }
 BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
@@ -621,6 +715,8 @@ BROKEN = {
     "broken: rare large losses unchecked": rare_large_losses(checked=False),
     "broken: choice among 12, forgotten": chosen(12, counted=1),
     "broken: own model that saw the queries": own_model(sees_queries=True),
+    "broken: lists of labels cut later": label_model(items=5, depth=30, answered=3),
+    "broken: discriminants that saw the items": gallery_items(left_out=False),
 }
 FIGURES = {
     "misses on average": "average_excess",
