@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_softmax, logsumexp, softmax
 
 from rcir.risk.fusion import Fusion, fit_temperature
 
@@ -17,6 +17,12 @@ def make_experts(n=80, k=6, seed=0, several=False):
     noise = np.array([0.6, 1.0, 30.0])
     experts = right + noise[:, None, None] * rng.normal(size=(3, n, k))
     return scales[:, None, None] * experts, right
+
+
+def expert_logs(fusion, experts):
+    """Log probabilities of each expert, .002 of which is of any candidate."""
+    shares = softmax(fusion.temperatures[:, None, None] * experts, axis=2)
+    return np.log(0.998 * shares + 0.002 / experts.shape[2])
 
 
 def loss(logits, right):
@@ -34,7 +40,7 @@ def test_fit_minimises_the_penalised_likelihood(several):
     for expert, b in zip(experts, fusion.temperatures, strict=True):
         values = [loss(x * expert, right) for x in grid]
         assert loss(b * expert, right) <= min(values) + 1e-3
-    logs = log_softmax(fusion.temperatures[:, None, None] * experts, axis=2)
+    logs = expert_logs(fusion, experts)
     common = fit_temperature(logs.sum(axis=0), right)
 
     def penalised(roots):
@@ -48,7 +54,7 @@ def test_fit_minimises_the_penalised_likelihood(several):
 def test_log_probabilities_are_the_weighted_product_of_the_experts():
     experts, _ = make_experts(n=5)
     fusion = Fusion(np.array([50.0, 0.5, 0.0]), np.array([0.3, 0.7, 2.0]))
-    logs = np.maximum(log_softmax(fusion.temperatures[:, None, None] * experts, axis=2), -40)
+    logs = expert_logs(fusion, experts)
     expected = log_softmax(np.tensordot(fusion.weights, logs, 1), axis=1)
     np.testing.assert_allclose(fusion.log_probabilities(experts), expected, atol=1e-12)
 
@@ -75,3 +81,13 @@ def test_experts_without_information_and_perfect_ones():
     probability = np.exp(fusion.log_probabilities(experts))
     assert 0.9 < probability[right].min() < 0.999  # not certain after 40 queries
     np.testing.assert_allclose(probability.sum(axis=1), 1)
+
+
+def test_experts_without_mistakes_on_clean_items_cannot_overrule_others_on_worse_queries():
+    rng = np.random.default_rng(0)
+    right = np.arange(30) == rng.integers(30, size=500)[:, None]
+    clean = right + 0.02 * rng.normal(size=(6, 500, 30))  # no expert makes a mistake
+    fusion = Fusion.fit(clean, right)
+    query = np.full((6, 1, 30), 0.3)  # of a worse kind, with wider gaps
+    query[:5, 0, 0], query[5, 0, 1] = 1, 4  # the last expert is certain of a wrong one
+    assert np.exp(fusion.log_probabilities(query))[0, 0] > 0.8
