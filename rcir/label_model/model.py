@@ -38,7 +38,8 @@ class LabelModel:
     items of the gallery, for each of which the experts are computed without it and without all
     other items of its unit, in closed form. No query is needed.
 
-    Where fewer than 20 items can be held out, only a whitened cosine c is left, as softmax(8 c).
+    Where fewer than 20 items can be held out, only a whitened cosine c is left, as softmax(8 c) in
+    the fusion.
 
     Attributes:
         labels: (L,) ascending.

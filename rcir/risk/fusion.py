@@ -26,9 +26,9 @@ class Fusion:
 
     The log probability of expert f for one of k candidates is F = log(.998 softmax(b f) + .002 / k)
     with temperature b, and the fusion is softmax(sum of w F) with weights w >= 0. This is a
-    logarithmic opinion pool (Genest and Zidek, Statistical Science 1986). The share of .002 is of
-    any candidate: an expert that makes no mistake on 500 items of a gallery gets a temperature at
-    which, without it, one mistake on a worse query would outweigh all other experts.
+    logarithmic opinion pool (Genest and Zidek, Statistical Science 1986). Without the share of .002
+    for any candidate, one expert that is certain on a clean tuning split could overrule all others
+    on worse queries.
 
     Attributes:
         temperatures: (e,) b of each expert.
@@ -112,9 +112,11 @@ def expert_log_probabilities(
 ) -> NDArray[np.float64]:
     """(n, k) log probabilities of one expert, -inf where there is no candidate."""
     missing = np.isneginf(expert)
-    values = log_softmax(max(temperature, TINY) * expert)
+    values = max(temperature, TINY) * expert
+    highest = values.max(axis=1, keepdims=True)
+    values -= np.where(np.isfinite(highest), highest, 0.0)
     np.exp(values, out=values)
-    values *= 1 - ANY
+    values *= (1 - ANY) / np.maximum(values.sum(axis=1, keepdims=True), TINY)
     values += ANY / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
     np.log(values, out=values)
     values[missing] = -np.inf
