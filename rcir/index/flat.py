@@ -185,7 +185,7 @@ class FlatIndex:
         return np.sqrt(np.maximum(squared, 0, out=squared), out=squared), positions
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.vectors[np.asarray(positions, np.int64)]
+        return self.vectors.take(np.asarray(positions, np.int64), axis=0)
 
     @property
     def version(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Self
 
 import numpy as np
@@ -45,10 +46,9 @@ class Items:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def vectors(self, positions: Integers) -> Floats:
+    def vectors(self, positions: Integers) -> NDArray[np.float32]:
         """Return vectors (..., d) at positions of any shape; those of the first item at -1."""
-        flat = np.maximum(positions.ravel(), 0)
-        vectors = np.asarray(self.vectors_at(flat), np.float64)
+        vectors = np.asarray(self.vectors_at(np.maximum(positions.ravel(), 0)), np.float32)
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
     def blocks(self, positions: Integers | None = None) -> Iterator[tuple[Integers, Floats]]:
@@ -57,7 +57,7 @@ class Items:
         step = max(1, BLOCK_VALUES // self.vectors(positions[:1]).shape[1])
         for start in range(0, len(positions), step):
             rows = positions[start : start + step]
-            yield rows, self.vectors(rows)
+            yield rows, self.vectors(rows).astype(np.float64)
 
     def draw(self, positions: Integers, n: int) -> Integers:
         """Return at most n of the positions, ascending; the same ones every time."""
@@ -129,13 +129,9 @@ class Moments:
         """Return directions (k, m) of the basis as such of vectors (d, m)."""
         return directions if self.basis is None else self.basis @ directions
 
-    def codes(self, labels: Integers) -> Integers:
-        """Return the position of each label among those of the gallery, which has them all."""
-        return np.searchsorted(self.labels, labels)
-
     def within_shrinkage(self, items: Items) -> float:
         """Return the Ledoit-Wolf shrinkage of the covariance within labels."""
-        codes = self.codes(items.labels)
+        codes = codes_of(self.labels, items.labels)
         several = np.flatnonzero(self.counts[codes] > 1)
         factor = np.sqrt(self.counts / np.maximum(self.counts - 1, 1))[:, None]
         return shrinkage(
@@ -147,6 +143,13 @@ class Moments:
         """Return the Ledoit-Wolf shrinkage of the covariance of all vectors."""
         drawn = items.draw(np.arange(len(items)), MAX_RESIDUALS)
         return shrinkage(self.project(vectors) for _, vectors in items.blocks(drawn))
+
+
+def codes_of(ascending: Integers, labels: Integers) -> Integers:
+    """Return the places of labels among different, ascending ones that hold them all."""
+    if int(ascending[-1]) - int(ascending[0]) == len(ascending) - 1:
+        return np.asarray(labels - ascending[0])
+    return np.searchsorted(ascending, labels)
 
 
 def _project(vectors: Floats, centre: Floats, basis: Floats | None) -> Floats:
@@ -227,6 +230,23 @@ class Discriminants:
     def project(self, vectors: Floats) -> Floats:
         """Return vectors (..., d), centred, in the basis."""
         return (vectors - self.centre) @ self.basis
+
+    def quick_scores(self, vectors: Floats, out: NDArray[np.float32]) -> None:
+        """Write `scores` by one product in single precision."""
+        scaled = vectors / self.variances[:, None]
+        m, n, k = scaled.shape
+        factors = np.zeros((m, n, k + m + 1), np.float32)
+        factors[:, :, :k] = scaled
+        factors[np.arange(m), :, k + np.arange(m)] = 1
+        factors[:, :, -1] = np.einsum("mnk,nk->mn", scaled, vectors)
+        np.matmul(factors.reshape(m * n, -1), self._quick_factors, out=out.reshape(m * n, -1))
+
+    @cached_property
+    def _quick_factors(self) -> NDArray[np.float32]:
+        """(k + m + 1, L) what `quick_scores` multiplies with: of means, norms and one."""
+        shares = 1 / (1 + 1 / self.counts)
+        rows = np.concatenate([self.means.T, -0.5 * self.norms])
+        return np.append(rows * shares, [(1 - shares) / 2], axis=0).astype(np.float32)
 
     def scores(
         self, vectors: Floats, removal: Removal | None = None, out: Floats | None = None
@@ -398,44 +418,40 @@ class Neighbours:
         self,
         vectors: Floats,
         candidates: Integers,
-        gathered: Floats,
+        gathered: NDArray[np.float32],
         model: Discriminants | None = None,
         removal: Removal | None = None,
     ) -> Floats:
         """(2 or 3, n, c) distances of queries (n, d) to candidates (n, c) with vectors (n, c, d).
 
         The cosine distance, that after half whitening, and, with a discriminant, the squared
-        distance in its metric. Products with the vectors of candidates are all that it takes.
+        distance in its metric. All that it takes is products with the vectors of candidates less
+        that of the query, which are small where distances are: single precision will do.
         """
         lengths = np.maximum(np.linalg.norm(vectors, axis=1), MIN_LENGTH)
         projected = self.half.project(vectors)
         half_lengths = np.maximum(np.linalg.norm(projected, axis=1), MIN_LENGTH)
-        columns = [
+        rows = [
             vectors / lengths[:, None],
             (projected / half_lengths[:, None]) @ self.half.transform.T,
         ]
         if model is not None:
             in_basis = model.project(vectors)
-            columns.append((in_basis / model.variances[0]) @ model.basis.T)
-        products = gathered @ np.stack(columns, axis=2)
-        norms = np.maximum(self.norms[:, candidates], MIN_LENGTH)
-        distances = np.empty((len(columns), *candidates.shape))
-        distances[0] = 1 - products[:, :, 0] / norms[0]
-        offset = columns[1] @ self.half.centre
-        distances[1] = 1 - (products[:, :, 1] - offset[:, None]) / norms[1]
+            scaled = in_basis / model.variances[0]
+            rows.append(scaled @ model.basis.T)
+        dtype = np.float32 if removal is None else np.float64
+        directions = np.stack(rows, axis=1).astype(dtype)
+        apart = gathered - vectors.astype(dtype)[:, None]
+        products = (apart @ directions.transpose(0, 2, 1)).transpose(2, 0, 1)
+        norms = np.maximum(self.norms[: len(rows)].take(candidates, axis=1), MIN_LENGTH)
+        distances = np.empty(norms.shape)
+        for number, own in enumerate([lengths, half_lengths]):
+            distances[number] = 1 - (products[number] + own[:, None]) / norms[number]
         if model is not None:
-            squares = np.einsum("nk,nk->n", in_basis / model.variances[0], in_basis)
-            offset = columns[2] @ model.centre
-            squared = squares[:, None] - 2 * (products[:, :, 2] - offset[:, None]) + norms[2]
+            squares = np.einsum("nk,nk->n", scaled, in_basis)
+            distances[2] = norms[2] - squares[:, None] - 2.0 * products[2]
             if removal is not None:
-                squared += _removed(model, removal, in_basis, gathered)
-            distances[2] = squared / len(model.variances[0])
+                weights, inverse = removal.weights(model, 0)
+                distances[2] += added(weights @ model.basis.T @ apart.transpose(0, 2, 1), inverse)
+            distances[2] /= len(model.variances[0])
         return np.maximum(distances, MIN_DISTANCE)
-
-
-def _removed(model: Discriminants, removal: Removal, in_basis: Floats, gathered: Floats) -> Floats:
-    """(n, c) what a removal adds to squared distances to candidates (n, c, d)."""
-    scaled, inverse = removal.weights(model, 0)
-    directions = scaled @ model.basis.T
-    offsets = scaled @ in_basis[:, :, None] + (directions @ model.centre)[:, :, None]
-    return added(offsets - directions @ gathered.transpose(0, 2, 1), inverse)

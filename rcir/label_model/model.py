@@ -18,13 +18,16 @@ from rcir.label_model.experts import (
     Moments,
     Neighbours,
     Removal,
+    codes_of,
 )
+from rcir.metrics.labels import cells
 from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 
 MIN_HELD_OUT = 20
 SHARPNESS = 8.0  # of the cosines of labels, where no item can be held out
 MAX_FITTED_LABELS = 200  # of each item that is held out
+MAX_QUICK_NORM = 1e4  # squared, of means in the metrics: single precision will do up to it
 MAX_VALUES = 1 << 22  # numbers of a block of queries: 32 MiB
 
 
@@ -74,7 +77,7 @@ class LabelModel:
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
         vectors, left_out = items.vectors(rows), items.units[rows]
-        codes = model._codes(items.labels[rows])
+        codes = codes_of(moments.labels, items.labels[rows])
         blocks = [
             _likeliest(block, codes[part])
             for part, block in model._experts(items, vectors, candidates, left_out)
@@ -111,6 +114,8 @@ class LabelModel:
         left_out: Integers | None = None,
     ) -> Iterator[tuple[Integers, Floats]]:
         """Yield rows and the numbers (e, rows, L) of experts, in blocks that fit in memory."""
+        if left_out is not None and left_out.max(initial=-1) < 0:
+            left_out = None
         vectors, order = np.asarray(vectors, np.float64), np.arange(len(vectors))
         members, sizes = np.full((len(vectors), 1), -1), np.ones(len(vectors), np.int64)
         if left_out is not None:
@@ -125,15 +130,18 @@ class LabelModel:
             np.searchsorted(costs, np.arange(1, costs[-1] // MAX_VALUES + 2) * MAX_VALUES)
         )
         for rows in np.split(order, ends[ends < len(order)]):
-            removed = members[rows, : sizes[rows].max()]
-            codes = np.where(removed >= 0, self._codes(items.labels[removed]), -1)
             removal = None
-            if self.discriminants is not None and left_out is not None:
-                in_basis = self.discriminants.project(items.vectors(removed))
-                removal = Removal.of(self.discriminants, codes, in_basis)
+            if left_out is not None:
+                removed = members[rows, : sizes[rows].max()]
+                codes = np.where(removed >= 0, codes_of(self.labels, items.labels[removed]), -1)
+                if self.discriminants is not None:
+                    in_basis = self.discriminants.project(items.vectors(removed))
+                    removal = Removal.of(self.discriminants, codes, in_basis)
             experts = self._block(items, vectors[rows], candidates[rows], removal)
             if self.discriminants is None and left_out is not None:
-                counts = np.bincount(self._codes(items.labels), minlength=len(self.labels))
+                counts = np.bincount(
+                    codes_of(self.labels, items.labels), minlength=len(self.labels)
+                )
                 same = (codes[:, :, None] == codes[:, None, :]).sum(axis=2)
                 row, column = np.nonzero((codes >= 0) & (same == counts[codes]))
                 experts[:, row, codes[row, column]] = -np.inf
@@ -147,23 +155,24 @@ class LabelModel:
         distances = self.neighbours.distances(
             vectors, candidates, items.vectors(candidates), model, removal
         )
-        codes = self._codes(items.labels[candidates])
+        codes = codes_of(self.labels, items.labels[candidates])
         n_experts = 1 if model is None else 6
-        experts = np.empty((n_experts, len(vectors), len(self.labels)))
+        quick = removal is None and (model is None or model.norms.max() < MAX_QUICK_NORM)
+        dtype = np.float32 if quick else np.float64
+        experts = np.empty((n_experts, len(vectors), len(self.labels)), dtype)
         if model is None:
             fill_nearest(experts, -SHARPNESS * distances[1:2], codes, candidates >= 0)
             return experts
-        model.scores(model.project(vectors), removal, out=experts[:3])
+        if quick:
+            model.quick_scores(model.project(vectors), out=experts[:3])
+        else:
+            model.scores(model.project(vectors), removal, out=experts[:3])
         cosine, white, metric = distances
         numbers = np.stack([-np.log(cosine), -(white**2), -np.log(metric)])
         fill_nearest(experts[3:], numbers, codes, candidates >= 0)
         if removal is not None:
             experts[:, np.isneginf(experts[0])] = -np.inf
         return experts
-
-    def _codes(self, labels: Integers) -> Integers:
-        codes: Integers = np.searchsorted(self.labels, labels)
-        return codes
 
 
 def fill_nearest(
@@ -175,10 +184,9 @@ def fill_nearest(
     """
     least = np.where(is_candidate, numbers, np.inf).min(axis=2, initial=np.inf)
     experts[:] = np.where(np.isinf(least), 0.0, least)[:, :, None]
-    rows, columns = np.nonzero(is_candidate)
-    cells = rows * experts.shape[2] + codes[rows, columns]
-    for table, values in zip(experts, numbers, strict=True):
-        np.maximum.at(table.reshape(-1), cells, values[rows, columns])
+    places = cells(codes, experts.shape[2])[is_candidate]
+    for table, values in zip(experts, numbers.astype(experts.dtype), strict=True):
+        np.maximum.at(table.reshape(-1), places, values[is_candidate])
 
 
 def _likeliest(experts: Floats, right: Integers) -> tuple[Floats, NDArray[np.bool_]]:

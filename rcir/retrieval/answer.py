@@ -295,7 +295,9 @@ class State:
             candidates = self.searcher.candidates(prepared[rows])
             for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                 batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = calibration.arrange(self.searcher, batch, rule, request.distinct)
+                results = calibration.arrange(
+                    self.searcher, batch, rule, request.distinct, guarantee.threshold
+                )
                 yield results, *rule.sets(results, guarantee)
         self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile
 

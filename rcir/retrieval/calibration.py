@@ -319,14 +319,22 @@ class Calibration:
         return None
 
     def arrange(
-        self, searcher: Searcher, results: Results, rule: SetRule, distinct: Distinct = None
+        self,
+        searcher: Searcher,
+        results: Results,
+        rule: SetRule,
+        distinct: Distinct = None,
+        up_to: float = np.inf,
     ) -> Results:
-        """Return search results with the candidates that a rule scores, in their order."""
+        """Return search results with the candidates that a rule scores, in their order.
+
+        Labels whose score is above `up_to` may be left out.
+        """
         results = with_uncertainty(searcher, results, rule.uncertainty)
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)
         if rule.score_function.by_label_probability:
-            ranked = rank_labels(searcher, self.label_model, results)
+            ranked = rank_labels(searcher, self.label_model, results, up_to=up_to)
             lists_items = getattr(rule.score_function, "lists_items", False)
             results = list_items(searcher, results, ranked) if lists_items else ranked
         return results if distinct is None else results.first_of_each_label()

@@ -16,13 +16,13 @@ from scipy.spatial.distance import cdist
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import HoldsVectors
-from rcir.label_model import Items, LabelModel
-from rcir.metrics.labels import NO_CANDIDATE
+from rcir.label_model import Items, LabelModel, codes_of
+from rcir.metrics.labels import NO_CANDIDATE, cells
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
-from rcir.risk.results import TOLERANCE
+from rcir.risk.results import TOLERANCE, widen
 
 LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
 NEIGHBOURS = 64  # nearest candidates that the experts of a label model compare
@@ -109,6 +109,7 @@ def rank_labels(
     model: LabelModel | None,
     results: SearchResults,
     left_out: NDArray[np.int64] | None = None,
+    up_to: float = np.inf,
 ) -> SearchResults: ...
 @overload
 def rank_labels(
@@ -116,12 +117,14 @@ def rank_labels(
     model: LabelModel | None,
     results: LabelledResults,
     left_out: NDArray[np.int64] | None = None,
+    up_to: float = np.inf,
 ) -> LabelledResults: ...
 def rank_labels(
     searcher: Searcher,
     model: LabelModel | None,
     results: Results,
     left_out: NDArray[np.int64] | None = None,
+    up_to: float = np.inf,
 ) -> Results:
     """Return search results with the nearest item of each label, the likeliest label first.
 
@@ -134,12 +137,13 @@ def rank_labels(
         model: of the labels of its gallery; None for the probabilities of the queries.
         results: of n queries.
         left_out: (n,) units of the gallery that were left out, by default those of the search.
+        up_to: labels with a larger score (`LabelScore`) may be left out.
     """
     if isinstance(results, LabelledResults):
-        return _label(results, rank_labels(searcher, model, results.results, left_out))
+        return _label(results, rank_labels(searcher, model, results.results, left_out, up_to))
     if model is None:
         p = np.maximum(results.require("queries").probabilities, np.finfo(np.float32).tiny)
-        return order_labels(results, searcher.gallery.classes, np.log(p.astype(np.float64)))
+        return order_labels(results, searcher.gallery.classes, np.log(p, dtype=np.float64), up_to)
     if left_out is None:
         left_out = searcher.units_left_out(results.require("queries"))
     log_probabilities = model.log_probabilities(
@@ -148,42 +152,56 @@ def rank_labels(
         results.require("positions")[:, :NEIGHBOURS],
         left_out,
     )
-    return order_labels(results, model.labels, log_probabilities)
+    return order_labels(results, model.labels, log_probabilities, up_to)
 
 
 def order_labels(
-    results: SearchResults, labels: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+    results: SearchResults,
+    labels: NDArray[np.int64],
+    log_probabilities: NDArray[np.float64],
+    up_to: float = np.inf,
 ) -> SearchResults:
     """Return what `rank_labels` does, from (n, L) log probabilities of (L,) ascending labels."""
-    width = min(results.depth, len(labels))
+    width = results.depth
+    if up_to < np.inf:  # scores are at least the difference to the largest log probability
+        least = log_probabilities.max(axis=1, keepdims=True) - widen(widen(up_to))
+        width = min(width, int(np.count_nonzero(log_probabilities >= least, axis=1).max(initial=1)))
+    elif width > len(labels):
+        padding = (0, 0), (0, width - len(labels))
+        log_probabilities = np.pad(log_probabilities, padding, constant_values=-np.inf)
+    n, n_labels = log_probabilities.shape
     order = _largest(log_probabilities, width)
-    candidates, columns = results.require("labels"), results.label_columns
-    rows, places = np.nonzero(columns >= 0)
-    nearest = columns[rows, places]
-    column_of = np.full(log_probabilities.shape, -1, np.int32)
-    column_of[rows, np.searchsorted(labels, candidates[rows, nearest])] = nearest
-    column = np.take_along_axis(column_of, order, axis=1)
     log_p = np.take_along_axis(log_probabilities, order, axis=1)
+    candidates, positions = results.require("labels"), results.require("positions")
+    # The column of the nearest candidate of each label, which is written last. One-dimensional,
+    # because NumPy may otherwise write in another order.
+    columns = np.full(n * (n_labels + 1), -1, np.int32)
+    codes = np.where(candidates == NO_CANDIDATE, n_labels, codes_of(labels, candidates))
+    columns[cells(codes[:, ::-1], n_labels + 1).ravel()] = np.tile(
+        np.arange(results.depth, dtype=np.int32)[::-1], n
+    )
+    column = columns.take(cells(order, n_labels + 1))
     found, is_label = column >= 0, log_p > -np.inf
-    positions, distances = results.require("positions"), results.require("distances")
-    farthest = np.where(np.isposinf(distances), -np.inf, distances).max(axis=1, keepdims=True)
+    distances = results.require("distances")
+    farthest = distances.max(axis=1, keepdims=True, where=distances < np.inf, initial=-np.inf)
     distances = np.where(found, np.take_along_axis(distances, column, axis=1), farthest)
-    arrays = {
-        "labels": np.where(is_label, labels[order], NO_CANDIDATE),
-        "positions": np.where(found, np.take_along_axis(positions, column, axis=1), -1),
-        "distances": np.where(is_label, distances, np.inf),
-        "log_probabilities": log_p,
-    }
-    padding = ((0, 0), (0, results.depth - width))
-    padded: dict[str, Any] = {
-        name: np.pad(values, padding, constant_values=SearchResults.FILLERS[name])
-        for name, values in arrays.items()
-    }
-    return replace(results, one_per_label=True, votes=None, candidate_uncertainty=None, **padded)
+    return replace(
+        results,
+        depth=width,
+        one_per_label=True,
+        labels=np.where(is_label, labels.take(order, mode="clip"), NO_CANDIDATE),
+        positions=np.where(found, np.take_along_axis(positions, column, axis=1), -1),
+        distances=np.where(is_label, distances, np.inf),
+        log_probabilities=log_p,
+        votes=None,
+        candidate_uncertainty=None,
+    )
 
 
 def _largest(values: NDArray[np.float64], number: int) -> NDArray[np.int64]:
     """Return columns (n, number) of the largest values (n, m), in descending order."""
+    if number == 1:
+        return np.asarray(values.argmax(axis=1)[:, None])
     if values.shape[1] > 4 * number:  # several times as fast as sorting all
         columns = np.sort(np.argpartition(-values, number - 1, axis=1)[:, :number], axis=1)
         order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
@@ -272,7 +290,7 @@ def list_items(
         arrays["distances"][row, column] = distance[within]
         for name in ("labels", "log_probabilities"):
             arrays[name][row, column] = getattr(ranked, name)[row, place]
-    return replace(ranked, one_per_label=False, **arrays)
+    return replace(ranked, depth=results.depth, one_per_label=False, **arrays)
 
 
 def _listed(

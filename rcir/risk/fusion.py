@@ -7,7 +7,7 @@ these probabilities. Temperatures and weights are fitted by maximum likelihood o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,14 +97,17 @@ class Fusion:
 
     def log_probabilities(self, experts: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) log probabilities of candidates by experts (e, n, k), -inf where there is none."""
-        total = np.zeros(experts.shape[1:])
-        for expert, temperature, weight in zip(
-            experts, self.temperatures, self.weights, strict=True
-        ):
-            logs = expert_log_probabilities(expert, temperature)
-            logs *= max(weight, TINY)
-            total += logs
-        return log_softmax(total)
+        total, rare = np.zeros(experts.shape[1:], experts.dtype), np.log(experts.shape[2])
+        parts = zip(self.weights.tolist(), self.temperatures.tolist(), experts, strict=True)
+        for weight, temperature, expert in parts:
+            if weight * temperature > 0:  # the logs but for a constant of each query
+                logs = temperature * expert
+                if (logs.min(axis=1) < logs.max(axis=1) + MIN_LOG_PROBABILITY + rare).any():
+                    np.maximum(logs, log_sums(logs) + MIN_LOG_PROBABILITY, out=logs)
+                logs *= weight
+                total += logs
+        total[np.isneginf(experts[0])] = -np.inf
+        return log_softmax(total.astype(np.float64))
 
 
 def expert_log_probabilities(
@@ -150,11 +153,15 @@ def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> fl
 
 def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log softmax over the last axis; -inf remains."""
+    return np.asarray(logits - log_sums(logits))
+
+
+def log_sums(logits: NDArray[Any]) -> NDArray[Any]:
+    """(..., 1) logarithm of the sum of exponentials over the last axis; 0 if all are -inf."""
     highest = logits.max(axis=-1, keepdims=True)
-    shifted: NDArray[np.float64] = logits - np.where(np.isfinite(highest), highest, 0.0)
-    sums = np.exp(shifted).sum(axis=-1, keepdims=True)
-    shifted -= np.log(np.where(sums > 0, sums, 1.0))
-    return shifted
+    highest = np.where(np.isneginf(highest), 0, highest)
+    sums = np.exp(logits - highest).sum(axis=-1, keepdims=True)
+    return np.asarray(highest + np.log(np.where(sums > 0, sums, 1)))
 
 
 def _likelihood(

@@ -107,7 +107,8 @@ class SetRule:
         Raises:
             InvalidData: the queries were searched to another depth.
         """
-        if results.depth != self.evidence.depth:
+        by_label = self.score_function.by_label_probability  # in labels as likely as need be
+        if results.depth != self.evidence.depth and not by_label:
             raise InvalidData(
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.evidence.depth}: search alike"

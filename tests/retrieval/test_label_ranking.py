@@ -46,6 +46,24 @@ def test_order_labels_puts_the_likeliest_label_first_with_its_nearest_candidate(
     assert np.exp(ordered.log_probabilities) == pytest.approx(np.array([[0.5, 0.3, 0.2]]))
 
 
+@pytest.mark.parametrize("up_to", [0.0, 0.7, 2.0])
+def test_labels_that_no_threshold_reaches_may_be_left_out(up_to):
+    rng = np.random.default_rng(0)
+    n, depth = 50, 12
+    distances = np.sort(rng.uniform(size=(n, depth)), axis=1).astype(np.float32)
+    labels, positions = rng.integers(5, 20, (n, depth)), rng.integers(99, size=(n, depth))
+    results = SearchResults(np.zeros(n), depth, distances, labels, positions=positions)
+    log_p = np.log(rng.dirichlet(np.full(15, 0.1), n) + 1e-9)
+    whole, short = (order_labels(results, np.arange(5, 20), log_p, x) for x in (np.inf, up_to))
+    assert whole.depth == depth > short.depth
+    sizes = LabelScore().sizes(whole, up_to)
+    assert sizes.tolist() == LabelScore().sizes(short, up_to).tolist()
+    for row, size in enumerate(sizes):
+        for name in ("labels", "positions", "distances", "log_probabilities"):
+            values, kept = (getattr(each, name)[row, :size] for each in (whole, short))
+            assert values.tolist() == kept.tolist()
+
+
 def test_labels_without_an_item_that_is_left_in_are_no_candidates():
     results = SearchResults(
         np.zeros(1),
