@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,19 +227,17 @@ class Discriminants:
             norms=(1 / variances) @ (means**2).T,
         )
 
-    def project(self, vectors: Floats) -> Floats:
+    def project(self, vectors: NDArray[np.floating[Any]]) -> Floats:
         """Return vectors (..., d), centred, in the basis."""
         return (vectors - self.centre) @ self.basis
 
     def quick_scores(self, vectors: Floats, out: NDArray[np.float32]) -> None:
         """Write `scores` by one product in single precision."""
         scaled = vectors / self.variances[:, None]
-        m, n, k = scaled.shape
-        factors = np.zeros((m, n, k + m + 1), np.float32)
-        factors[:, :, :k] = scaled
-        factors[np.arange(m), :, k + np.arange(m)] = 1
-        factors[:, :, -1] = np.einsum("mnk,nk->mn", scaled, vectors)
-        np.matmul(factors.reshape(m * n, -1), self._quick_factors, out=out.reshape(m * n, -1))
+        squares = np.einsum("mnk,nk->mn", scaled, vectors)[:, :, None]
+        which = np.repeat(np.eye(len(scaled))[:, None], len(vectors), axis=1)
+        factors = np.concatenate([scaled, which, squares], axis=2).astype(np.float32)
+        np.matmul(factors, self._quick_factors, out=out)
 
     @cached_property
     def _quick_factors(self) -> NDArray[np.float32]:
@@ -248,9 +246,7 @@ class Discriminants:
         rows = np.concatenate([self.means.T, -0.5 * self.norms])
         return np.append(rows * shares, [(1 - shares) / 2], axis=0).astype(np.float32)
 
-    def scores(
-        self, vectors: Floats, removal: Removal | None = None, out: Floats | None = None
-    ) -> Floats:
+    def scores(self, vectors: Floats, removal: Removal | None = None) -> Floats:
         """(m, n, L) log densities of labels, without a constant of each query.
 
         Minus half the squared distance to the mean of a label with n items, over 1 + 1 / n, since
@@ -260,17 +256,10 @@ class Discriminants:
             vectors: (n, k) in the basis.
             removal: the items that are left out for each query; a label all of whose items are left
                 out gets -inf.
-            out: where to write them.
         """
-        shape = len(self.variances), len(vectors), len(self.means)
-        distances = np.empty(shape) if out is None else out
         factors = 1 + 1 / self.counts
         scaled = vectors / self.variances[:, None, :]
-        np.matmul(
-            -2 * scaled.reshape(-1, vectors.shape[1]),
-            self.means.T,
-            out=distances.reshape(-1, shape[2]),
-        )
+        distances: Floats = -2 * scaled @ self.means.T
         for number, block in enumerate(distances):
             block += self.norms[number]
             block += np.einsum("nk,nk->n", scaled[number], vectors)[:, None]
@@ -439,7 +428,7 @@ class Neighbours:
             in_basis = model.project(vectors)
             scaled = in_basis / model.variances[0]
             rows.append(scaled @ model.basis.T)
-        dtype = np.float32 if removal is None else np.float64
+        dtype: type[np.floating[Any]] = np.float32 if removal is None else np.float64
         directions = np.stack(rows, axis=1).astype(dtype)
         apart = gathered - vectors.astype(dtype)[:, None]
         products = (apart @ directions.transpose(0, 2, 1)).transpose(2, 0, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class LabelModel:
     def _experts(
         self,
         items: Items,
-        vectors: Floats,
+        vectors: NDArray[np.floating[Any]],
         candidates: Integers,
         left_out: Integers | None = None,
     ) -> Iterator[tuple[Integers, Floats]]:
@@ -166,7 +166,7 @@ class LabelModel:
         if quick:
             model.quick_scores(model.project(vectors), out=experts[:3])
         else:
-            model.scores(model.project(vectors), removal, out=experts[:3])
+            experts[:3] = model.scores(model.project(vectors), removal)
         cosine, white, metric = distances
         numbers = np.stack([-np.log(cosine), -(white**2), -np.log(metric)])
         fill_nearest(experts[3:], numbers, codes, candidates >= 0)

@@ -7,7 +7,7 @@ the queries, then put the labels in another order; labels that none of these ite
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.results import TOLERANCE, widen
 
+Labelled = TypeVar("Labelled", bound=LabelledResults)
 LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
 NEIGHBOURS = 64  # nearest candidates that the experts of a label model compare
 HELD_OUT = 500  # items that the weights of a label model are fitted on
@@ -103,22 +104,6 @@ def draw_items(searcher: Searcher) -> NDArray[np.int64]:
     return np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:HELD_OUT]
 
 
-@overload
-def rank_labels(
-    searcher: Searcher,
-    model: LabelModel | None,
-    results: SearchResults,
-    left_out: NDArray[np.int64] | None = None,
-    up_to: float = np.inf,
-) -> SearchResults: ...
-@overload
-def rank_labels(
-    searcher: Searcher,
-    model: LabelModel | None,
-    results: LabelledResults,
-    left_out: NDArray[np.int64] | None = None,
-    up_to: float = np.inf,
-) -> LabelledResults: ...
 def rank_labels(
     searcher: Searcher,
     model: LabelModel | None,
@@ -238,20 +223,6 @@ def nearest_of_labels(
     return positions, distances
 
 
-@overload
-def list_items(
-    searcher: Searcher,
-    results: SearchResults,
-    ranked: SearchResults,
-    left_out: NDArray[np.int64] | None = None,
-) -> SearchResults: ...
-@overload
-def list_items(
-    searcher: Searcher,
-    results: LabelledResults,
-    ranked: LabelledResults,
-    left_out: NDArray[np.int64] | None = None,
-) -> LabelledResults: ...
 def list_items(
     searcher: Searcher,
     results: Results,
@@ -343,7 +314,7 @@ def _listed(
     return row[kept], place[kept], position[kept], distance[kept]
 
 
-def _label(results: LabelledResults, ranked: SearchResults) -> LabelledResults:
+def _label(results: Labelled, ranked: SearchResults) -> Labelled:
     """Return the labelled results of queries with other candidates, which match by their label."""
     labels, of_queries = ranked.require("labels"), results.population.labels
     assert of_queries is not None

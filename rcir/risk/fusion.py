@@ -16,7 +16,7 @@ from rcir.store.codec import Array
 
 ANY = 0.002  # share of an expert's probability that is of any candidate: none rules out one alone
 RIDGE = 15.0
-TINY = 1e-300  # instead of 0, so that its product with -inf is -inf
+TINY = 1e-30  # instead of 0, so that its product with -inf is -inf
 MAX_LOG_TEMPERATURE = 12.0  # relative to the scale of an expert
 
 
@@ -77,7 +77,7 @@ class Fusion:
         usable = (right & np.isfinite(experts[0])).any(axis=1)
         experts, right = experts[:, usable], right[usable]
         temperatures = np.array([fit_temperature(expert, right) for expert in experts])
-        logs = np.array(list(map(expert_log_probabilities, experts, temperatures)))
+        logs = np.array(list(map(expert_logs, experts, temperatures.tolist())))
         common = fit_temperature(logs.sum(axis=0), right)
         finite = np.where(np.isfinite(logs), logs, 0.0)
 
@@ -97,27 +97,21 @@ class Fusion:
 
     def log_probabilities(self, experts: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) log probabilities of candidates by experts (e, n, k), -inf where there is none."""
-        total, rare = np.zeros(experts.shape[1:], experts.dtype), np.log(experts.shape[2])
-        parts = zip(self.weights.tolist(), self.temperatures.tolist(), experts, strict=True)
-        for weight, temperature, expert in parts:
-            if weight * temperature > 0:  # the logs but for a constant of each query
-                logs = temperature * expert
-                if (logs.min(axis=1) < logs.max(axis=1) + MIN_LOG_PROBABILITY + rare).any():
-                    np.maximum(logs, log_sums(logs) + MIN_LOG_PROBABILITY, out=logs)
-                logs *= weight
-                total += logs
-        total[np.isneginf(experts[0])] = -np.inf
+        total = np.zeros(experts.shape[1:], experts.dtype)
+        parts = zip(experts, self.temperatures.tolist(), self.weights.tolist(), strict=True)
+        for expert, temperature, weight in parts:
+            logs = expert_logs(expert, temperature)
+            logs *= max(weight, TINY)
+            total += logs
         return log_softmax(total.astype(np.float64))
 
 
-def expert_log_probabilities(
-    expert: NDArray[np.float64], temperature: float
-) -> NDArray[np.float64]:
+def expert_logs(expert: NDArray[Any], temperature: float) -> NDArray[Any]:
     """(n, k) log probabilities of one expert, -inf where there is no candidate."""
     missing = np.isneginf(expert)
-    values = max(temperature, TINY) * expert
+    values: NDArray[Any] = max(temperature, TINY) * expert
     highest = values.max(axis=1, keepdims=True)
-    values -= np.where(np.isfinite(highest), highest, 0.0)
+    values -= np.where(np.isneginf(highest), 0, highest)
     np.exp(values, out=values)
     values *= (1 - ANY) / np.maximum(values.sum(axis=1, keepdims=True), TINY)
     values += ANY / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
@@ -153,15 +147,11 @@ def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> fl
 
 def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log softmax over the last axis; -inf remains."""
-    return np.asarray(logits - log_sums(logits))
-
-
-def log_sums(logits: NDArray[Any]) -> NDArray[Any]:
-    """(..., 1) logarithm of the sum of exponentials over the last axis; 0 if all are -inf."""
     highest = logits.max(axis=-1, keepdims=True)
-    highest = np.where(np.isneginf(highest), 0, highest)
-    sums = np.exp(logits - highest).sum(axis=-1, keepdims=True)
-    return np.asarray(highest + np.log(np.where(sums > 0, sums, 1)))
+    shifted = logits - np.where(np.isneginf(highest), 0, highest)
+    sums = np.exp(shifted).sum(axis=-1, keepdims=True)
+    shifted -= np.log(np.where(sums > 0, sums, 1))
+    return shifted
 
 
 def _likelihood(
