@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class LabelModel:
             fusion = Fusion(np.ones(1), np.ones(1))
             return cls(moments.labels, None, neighbours, fusion)
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
-        vectors, left_out = items.vectors(rows), items.units[rows]
+        vectors, left_out = items.vectors(rows).astype(np.float64), items.units[rows]
         codes = codes_of(moments.labels, items.labels[rows])
         blocks = [
             _likeliest(block, codes[part])
@@ -109,7 +109,7 @@ class LabelModel:
     def _experts(
         self,
         items: Items,
-        vectors: NDArray[np.floating[Any]],
+        vectors: Floats,
         candidates: Integers,
         left_out: Integers | None = None,
     ) -> Iterator[tuple[Integers, Floats]]:
