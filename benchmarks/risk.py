@@ -420,10 +420,6 @@ def sizes(folder: Path, sets: list[str]) -> tuple[list[tuple[str, ...]], dict[st
                 for kind in cases
                 for alpha in ALPHAS
             ),
-            f"{name}_labels_reranked_over_learned": (
-                certified["labels", "reranked", "binomial", 0.1]
-                / certified["labels", "learned", "binomial", 0.1]
-            ),
         }
         if name == "digits":
             score_function = case.fitted("auto")

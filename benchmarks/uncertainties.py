@@ -6,7 +6,7 @@ calibration and test queries then certify sizes, at one alpha and delta:
 
 - by each uncertainty of a query alone (`Quantile` sizes): that of the encoder, those of the
   neighbourhood (cosine, gap, vote), and those of draws from the encoder's variance;
-- by all that is known of the neighbourhood (`Reranked`, without labels `Learned`);
+- by all that is known of the neighbourhood (`Learned`);
 - by the same, with the variances of query and candidates that the encoder states.
 
 The last two are compared as a ratio of sizes. There is a table for sets of one image per label, one
@@ -50,7 +50,6 @@ from rcir.risk import (
     LabelledResults,
     Learned,
     Quantile,
-    Reranked,
     ScoreFunction,
     SetRule,
     make_request,
@@ -207,7 +206,6 @@ def needed_size(fitted: ScoreFunction, queries: LabelledResults, rows: Rows) -> 
 
 def sizes(
     kinds: Mapping[str, LabelledResults],
-    learned: type[ScoreFunction],
     rows: Rows,
     size: Callable[[ScoreFunction, LabelledResults, Rows], float],
 ) -> dict[str, float]:
@@ -224,11 +222,11 @@ def sizes(
         {kind: tuning[kind] for kind in NEIGHBOURHOOD if kind in kinds}, [ALPHA], DELTA
     )
     split = without_variance(tuning[near])
-    fitted = learned.fit(split.results, split.relevant)
+    fitted = Learned.fit(split.results, split.relevant)
     by_column["neighbourhood"] = size(fitted, without_variance(kinds[near]), rows)
     if stated := {kind: tuning[kind] for kind in STATED if kind in kinds}:
         best, _ = smallest_uncertainty(stated, [ALPHA], DELTA)
-        fitted = learned.fit(tuning[best].results, tuning[best].relevant)
+        fitted = Learned.fit(tuning[best].results, tuning[best].relevant)
         by_column["with variance"] = size(fitted, kinds[best], rows)
     return by_column
 
@@ -257,12 +255,12 @@ def measured(trained: Trained) -> Iterator[tuple[str, dict[str, float]]]:
     )
     queries = one_each["cosine"]
     for rows in divisions(len(queries)):
-        yield "labels", sizes(one_each, Reranked, rows, certified_size)
-        yield "no labels", sizes(trained.unlabelled, Learned, rows, certified_size)
-        yield "corrupted", sizes(corrupt, Reranked, rows, certified_size)
+        yield "labels", sizes(one_each, rows, certified_size)
+        yield "no labels", sizes(trained.unlabelled, rows, certified_size)
+        yield "corrupted", sizes(corrupt, rows, certified_size)
     assert queries.population.labels is not None
     for rows in divisions_by_label(queries.population.labels):
-        yield "new labels", sizes(one_each, Reranked, rows, needed_size)
+        yield "new labels", sizes(one_each, rows, needed_size)
     if trained.outside is not None:
         inside = {kind: each.results.uncertainty for kind, each in trained.clean.items()}
         yield "outside", {kind: auroc(inside[kind], far) for kind, far in trained.outside.items()}

@@ -36,8 +36,7 @@ class Retrieval:
     Attributes:
         ids: names of the items.
         distances: (size,) L2 distances in embedding space; ascending, unless the score function
-            reorders candidates ("label-model", "label-lists", "learned", "reranked",
-            "match-probability").
+            reorders candidates ("label-model", "label-lists", "learned", "match-probability").
         probabilities: (size,) estimated probability of each item to be a true match, on average
             over queries like those that calibrated; nothing is guaranteed of it, see
             `rcir.risk.probability`.

@@ -112,7 +112,7 @@ def calibrate(
         warn_of_likeness(searcher, "calibration queries", calibration, others)
     reason = why_gallery_cannot_tune(searcher, queries_of(calibration), options)
     given = queries.probabilities is not None
-    if given and options.score_function not in ("auto", "reranked"):
+    if given and options.score_function != "auto":
         raise InvalidConfig("probabilities size sets by themselves: leave out score_function")
     if tuning is None and reason is not None and not given:
         raise InvalidConfig(

@@ -96,7 +96,7 @@ class RuleSource:
         """Return the source of the rules that size sets of labels."""
         return replace(
             self,
-            fits=None if self.fits is None else self.fits.first_of_each_label(),
+            fits=None if self.fits is None else Fits(self.fits.split.first_of_each_label()),
             labels=None if self.labels is None else self.labels.first_of_each_label(),
             calibration=self.calibration.first_of_each_label(),
             score_functions=score_functions,

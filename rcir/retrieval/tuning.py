@@ -81,9 +81,9 @@ class CalibrationOptions:
     """Options of a calibration.
 
     Attributes:
-        score_function: "constant", "minmax", "quantile", "learned", "reranked", or "auto", which
-            takes a model of the gallery's labels if it has labels, and else chooses on the tuning
-            split, see `rcir.risk.fit_score_function`; or the import path of your own, see
+        score_function: "constant", "minmax", "quantile", "learned", or "auto", which takes a model
+            of the gallery's labels if it has labels, and else chooses on the tuning split, see
+            `rcir.risk.fit_score_function`; or the import path of your own, see
             `rcir.risk.OwnRanking`.
         bound: confidence bound of the risk, see `rcir.risk.p_value`.
         alphas, delta: levels at which "auto" compares, and to report.
@@ -173,8 +173,7 @@ def choose_uncertainty(
 
 def models_labels(searcher: Searcher, options: CalibrationOptions) -> bool:
     """Return True if a model of the gallery's labels sizes sets for misses."""
-    named = options.score_function in ("auto", "reranked")
-    return named and why_no_label_model(searcher) is None
+    return options.score_function == "auto" and why_no_label_model(searcher) is None
 
 
 def why_gallery_cannot_tune(

@@ -22,7 +22,7 @@ from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeabilit
 from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.own import OwnRanking
 from rcir.risk.population import Population
-from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability, Reranked
+from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability
 from rcir.risk.request import Request, make_request
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults
 from rcir.risk.rule import SetRule
@@ -71,7 +71,6 @@ __all__ = [
     "Ranking",
     "Request",
     "RequestOptions",
-    "Reranked",
     "Risk",
     "RiskMonitor",
     "ScoreFunction",

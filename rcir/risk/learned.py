@@ -1,13 +1,9 @@
 """Learned scores: the less probable a candidate, or its label, is a true match, the larger.
 
 Sets that hold the candidates whose probability is at least some value are the smallest on average
-at their risk ("least ambiguous sets", Sadinle et al., JASA 2019, Theorem 1). All three learned
-score functions follow from that; they differ in the probability they learn:
-
-- `Learned`: a candidate is the nearest match;
-- `Reranked`: a label is the right one; the likeliest label comes first;
-- `MatchProbability`: a candidate is a match; the likeliest comes first. For risks that count all
-  matches.
+at their risk ("least ambiguous sets", Sadinle et al., JASA 2019, Theorem 1). `Learned` learns the
+probability that a candidate is the nearest match; `MatchProbability`, for risks that count all
+matches, that it is a match.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
 from rcir.risk.features import Features, fit_logistic, flat, linear
-from rcir.risk.results import TOLERANCE, SearchResults
+from rcir.risk.results import SearchResults
 from rcir.risk.score_functions import Matches, Ranking, ScoreFunction
 from rcir.store.codec import Array
 
@@ -88,7 +84,7 @@ class Learned(ScoreFunction):
         logits[_impossible(results, self.repeats)] = -np.inf
         return logits
 
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+    def rank(self, results: SearchResults) -> Ranking:
         logits = self._logits(results)
         log_p = np.maximum(log_expit(logits), np.log(MIN_PROBABILITY))
         log_p[:, 1:] += np.cumsum(log_expit(-logits[:, :-1]), axis=1)
@@ -108,17 +104,3 @@ def _impossible(results: SearchResults, repeats: bool) -> NDArray[np.bool_]:
     if results.labels is not None and not repeats:
         impossible |= results.earlier_of_same_label > 0
     return impossible
-
-
-def max_set_size(threshold: float) -> float:
-    """Return an upper bound of the sizes of sets whose scores are one over probabilities.
-
-    Ranks from the second on have probability 1 / threshold or more, and probabilities sum to 1. One
-    more is added for rounding.
-    """
-    return 2 + threshold * (1 + TOLERANCE) if threshold >= 0 else 1
-
-
-def inverse_scores(probability: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return one over probabilities; all that are smaller than 1e-9 count as that."""
-    return (1 / np.maximum(probability, MIN_PROBABILITY)).astype(np.float32)

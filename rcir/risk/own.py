@@ -67,7 +67,7 @@ class OwnScore(ScoreFunction):
     def _fit(cls, results: SearchResults, matches: Matches) -> Self:
         raise NotImplementedError  # `fit_own` has the object
 
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+    def rank(self, results: SearchResults) -> Ranking:
         ranking = self.own.rank(results)
         if not isinstance(ranking, Ranking):
             raise self._refused(f"is a {type(ranking).__name__}; it must be a rcir.risk.Ranking")

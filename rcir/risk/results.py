@@ -151,17 +151,15 @@ class SearchResults:
             return np.asarray(self.labels != NO_CANDIDATE)
         return np.ones((len(self), self.depth), bool)
 
-    def first_of_each_label(self, columns: NDArray[np.int64] | None = None) -> Self:
+    def first_of_each_label(self) -> Self:
         """Return the results with one candidate of each label, the nearest.
-
-        `columns` are leading columns of `label_columns`, all of them by default.
 
         Raises:
             InvalidData: the candidates have no labels.
         """
-        if self.one_per_label and columns is None:
+        if self.one_per_label:
             return self
-        columns = self.label_columns if columns is None else columns
+        columns = self.label_columns
         selected: dict[str, Any] = {
             name: take_columns(values, columns, filler)
             for name, values, filler in self._per_candidate()

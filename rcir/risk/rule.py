@@ -113,7 +113,7 @@ class SetRule:
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.evidence.depth}: search alike"
             )
-        ranking = self.score_function.rank(results, guarantee.threshold)
+        ranking = self.score_function.rank(results)
         return ranking, sizes_of(ranking, guarantee)
 
     def match_probabilities(self, request: Request) -> MatchProbabilities:

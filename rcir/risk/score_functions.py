@@ -56,8 +56,7 @@ class Ranking:
         scores: (n, k) nonconformity scores: 0 first, non-decreasing, infinite where there is no
             candidate.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
-        columns: (n, k) columns of the search results, in this order, then -1 for those that were
-            left out; None if the order is theirs.
+        columns: (n, k) columns of the search results in this order; None if the order is theirs.
     """
 
     scores: NDArray[np.float32]
@@ -78,7 +77,6 @@ class ScoreFunction(ABC):
     """
 
     name: ClassVar[str]
-    ranks_labels: ClassVar[bool] = False  # True if it is fitted on the nearest item of each label
     by_label_probability: ClassVar[bool] = False  # True if results need `log_probabilities`
 
     def __post_init__(self) -> None:
@@ -108,19 +106,12 @@ class ScoreFunction(ABC):
     def _fit(cls, results: SearchResults, matches: Matches) -> Self:
         """Fit on a tuning split that was checked."""
 
-    @classmethod
-    def suits(cls, results: SearchResults, matches: Matches) -> bool:
-        """Return True if it can be fitted on a tuning split that was checked."""
-        return True
-
     @abstractmethod
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+    def rank(self, results: SearchResults) -> Ranking:
         """Order and score the candidates.
 
         Args:
             results: of n queries.
-            up_to: largest threshold of interest. Candidates that cannot be within it may be left
-                out, which is faster.
 
         Raises:
             InvalidData: the queries lack something that the tuning split had.
@@ -137,7 +128,7 @@ class ScoreFunction(ABC):
 
     def sizes(self, results: SearchResults, threshold: float) -> NDArray[np.int64]:
         """(n,) set sizes at a threshold, at least 1."""
-        return set_sizes(self.rank(results, threshold).scores, threshold)
+        return set_sizes(self.rank(results).scores, threshold)
 
 
 def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredResults:
@@ -194,7 +185,7 @@ class ScaledScore(ScoreFunction):
     def scale(self, uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n,) scales in (0, 1] of (n,) uncertainties, non-decreasing in the uncertainty."""
 
-    def rank(self, results: SearchResults, up_to: float = np.inf) -> Ranking:
+    def rank(self, results: SearchResults) -> Ranking:
         scale = self.scale(results.uncertainty).astype(np.float32)
         scores = np.arange(results.depth, dtype=np.float32) / scale[:, None]
         if results.distances is not None:

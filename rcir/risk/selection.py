@@ -18,11 +18,10 @@ from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned
 from rcir.risk.losses import MISS, Risk, find_risk
-from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability, Reranked
+from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability
 from rcir.risk.results import LabelledResults, ScoredResults, SearchResults, widen
 from rcir.risk.score_functions import (
     Constant,
-    Matches,
     MinMax,
     Quantile,
     ScoreFunction,
@@ -32,14 +31,12 @@ from rcir.risk.score_functions import (
 )
 from rcir.store.codec import register
 
-ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned", "reranked"]
+ScoreFunctionName = Literal["auto", "constant", "minmax", "quantile", "learned"]
 SCORE_FUNCTIONS: Mapping[str, type[ScoreFunction]] = {
-    score_function.name: score_function
-    for score_function in (Constant, MinMax, Quantile, Learned, Reranked)
+    score_function.name: score_function for score_function in (Constant, MinMax, Quantile, Learned)
 }
 # For risks that count all matches; the others learn from the first match alone.
 _OF_ALL_MATCHES = (Constant, MinMax, Quantile, MatchProbability)
-_PREFERRED = (Reranked.name, Learned.name)  # for misses, unless another is `MUCH_SMALLER`
 _BY_NAME: Mapping[str, type[ScoreFunction]] = {
     **SCORE_FUNCTIONS,
     MatchProbability.name: MatchProbability,
@@ -63,19 +60,14 @@ class Fits:
 
     Attributes:
         split: the tuning split.
-        items: fits on all items, if the split has the nearest item of each label alone. Score
-            functions that rank labels are those of all items.
     """
 
     split: LabelledResults
-    items: Fits | None = None
     _fitted: dict[tuple[str, int | None], ScoreFunction] = field(default_factory=dict)
     _cross_fitted: dict[str, ScoredResults] = field(default_factory=dict)
 
     def fitted(self, kind: type[ScoreFunction], held_out: int | None = None) -> ScoreFunction:
         """Return a score function fitted on all queries, or on those outside of a fold."""
-        if kind.ranks_labels and self.items is not None:
-            return self.items.fitted(kind, held_out)
         key = (kind.name, held_out)
         if key not in self._fitted:
             split = self.split
@@ -94,10 +86,6 @@ class Fits:
             )
             self._cross_fitted[kind.name] = first.joined(*others)
         return self._cross_fitted[kind.name]
-
-    def first_of_each_label(self) -> Fits:
-        """Return fits on the nearest item of each label."""
-        return Fits(self.split.first_of_each_label(), self)
 
 
 def score_function_class(name: str) -> type[ScoreFunction]:
@@ -124,16 +112,15 @@ def fit_score_function(
     """Fit the score function of a name, or with "auto" the one that suits a risk best.
 
     "auto" compares all score functions on the tuning split alone, each query sized by a score
-    function that was fitted on the other folds. For misses it chooses `Reranked` if that suits the
-    queries, and else `Learned`, unless another one needs much smaller sets: with few queries
-    smaller differences are noise. For other risks it chooses the one with the smallest sets (for
-    false discovery: with the most true matches) among those that are never worse than `Constant`.
-    Before that, one that attains more of the levels. The calibration queries are not used, so that
-    the guarantee holds whatever it chooses.
+    function that was fitted on the other folds. For misses it chooses `Learned`, unless another one
+    needs much smaller sets: with few queries smaller differences are noise. For other risks it
+    chooses, among those that attain the most levels and are never worse than `Constant`, the one
+    with the smallest sets (for false discovery: with the most true matches). The calibration
+    queries are not used, so that the guarantee holds whatever it chooses.
 
     Args:
-        name: "constant", "minmax", "quantile", "learned", "reranked" or "auto". For other risks
-            than misses, the last three stand for "match-probability".
+        name: "constant", "minmax", "quantile", "learned" or "auto". For other risks than misses,
+            "learned" stands for "match-probability".
         results, truth: the tuning split, see `ScoreFunction.fit`; for other risks than misses truth
             is (n, depth), True where a candidate is a true match.
         alphas, delta: levels at which sizes are compared; other risks have levels of their own.
@@ -173,24 +160,21 @@ def fit_score_function(
     relevant = matches.relevant
     if relevant is None:  # for misses no other match counts
         relevant = np.arange(1, results.depth + 1) == matches.ranks[:, None]
-        matches = Matches(matches.ranks, relevant)
     totals = relevant.sum(axis=1) if n_relevant is None else np.asarray(n_relevant)
     fits = fits or Fits(LabelledResults(results, relevant, totals))
     kinds = SCORE_FUNCTIONS.values() if target.first_match else _OF_ALL_MATCHES
-    comparison = {}
-    for kind in kinds:
-        if kind.suits(results, matches):
-            comparison[kind.name] = _sizes(fits.cross_fitted(kind), target, alphas, delta)
+    comparison = {
+        kind.name: _sizes(fits.cross_fitted(kind), target, alphas, delta) for kind in kinds
+    }
     constant = comparison["constant"]
-    preferred = next((name for name in _PREFERRED if name in comparison), None)
 
     def order(kind: str) -> tuple[bool, int, float, bool]:
         sizes = comparison[kind]
         ratios = [sizes.get(alpha, np.inf) / constant[alpha] for alpha in constant]
         mean = float(np.log(ratios).mean()) if ratios else 0.0
-        if kind == preferred:
+        if kind == Learned.name:
             mean -= np.log(MUCH_SMALLER)
-        larger = preferred is None and max(ratios, default=1.0) > 1
+        larger = not target.first_match and max(ratios, default=1.0) > 1
         return larger, -len(sizes), mean, kind != "constant"
 
     best = min(comparison, key=order)
@@ -225,7 +209,7 @@ def size_ratio(
     if len(results) < MIN_QUERIES:
         return np.nan
 
-    if name == "auto":  # one for both, so that neither holds one image per label alone
+    if name == "auto":  # one for both
         fitted, compared = fit_score_function(
             name, others.results, others.relevant, alphas, delta, n_relevant=others.n_relevant
         )

@@ -87,13 +87,13 @@ def test_a_lower_risk_needs_sets_that_contain_those_of_a_higher_risk(certified):
 
 
 @pytest.fixture(scope="module")
-def reranked():
+def by_label_model():
     """Sets that take the likeliest label first."""
-    return calibrate(build(), "reranked", groups=False)
+    return calibrate(build(), "auto", groups=False)
 
 
-def test_reranked_items_keep_their_label_and_distance(reranked):
-    answers = retrieve(reranked, 0.1)
+def test_items_of_a_label_model_keep_their_label_and_distance(by_label_model):
+    answers = retrieve(by_label_model, 0.1)
     for row, answer in enumerate(answers):
         rows = positions(answer)
         assert len(set(rows)) == answer.size
@@ -103,8 +103,8 @@ def test_reranked_items_keep_their_label_and_distance(reranked):
     assert sum(bool((np.diff(answer.distances) < 0).any()) for answer in answers) > 30
 
 
-def test_reranked_sets_begin_with_the_nearest_item_of_each_label(reranked):
-    for row, answer in enumerate(retrieve(reranked, 0.05)):
+def test_sets_of_a_label_model_hold_the_nearest_item_of_each_label(by_label_model):
+    for row, answer in enumerate(retrieve(by_label_model, 0.05)):
         candidates = GALLERY.labels[TEST.order[row]]
         nearest = {label: TEST.order[row][candidates == label][0] for label in set(candidates)}
         returned = dict(zip(answer.labels, positions(answer), strict=True))
@@ -113,13 +113,13 @@ def test_reranked_sets_begin_with_the_nearest_item_of_each_label(reranked):
             assert returned[label] == nearest[label]
 
 
-def test_a_lower_risk_appends_to_reranked_sets(reranked):
-    strict, lenient = (retrieve(reranked, alpha) for alpha in (0.1, 0.5))
+def test_a_lower_risk_appends_to_sets_of_a_label_model(by_label_model):
+    strict, lenient = (retrieve(by_label_model, alpha) for alpha in (0.1, 0.5))
     for more, fewer in zip(strict, lenient, strict=True):
         assert more.ids[: fewer.size] == fewer.ids
     assert sum(each.size for each in strict) > sum(each.size for each in lenient)
     # Sets of labels and sets of items begin alike, with one item of each label.
-    for each, other in zip(retrieve(reranked, 0.5, distinct="label"), lenient, strict=True):
+    for each, other in zip(retrieve(by_label_model, 0.5, distinct="label"), lenient, strict=True):
         width = min(each.size, other.size)
         assert each.ids[:width] == other.ids[:width]
 

@@ -45,7 +45,7 @@ def by_drawers(retriever, part=CALIBRATION, names=DRAWERS, groups=False):
 
 
 def clustered(groups=False, score_function="quantile", **options):
-    retriever = build(**({"depth": 30} if score_function == "reranked" else {}))
+    retriever = build(**({"depth": 30} if score_function == "auto" else {}))
     first = by_drawers(retriever, TUNING, TUNING_DRAWERS, groups)
     retriever.calibrate_splits(
         first, by_drawers(retriever, groups=groups), score_function, **options
@@ -109,7 +109,7 @@ REQUESTS = (
 )
 
 
-@pytest.mark.parametrize("score_function", ["quantile", "reranked"])
+@pytest.mark.parametrize("score_function", ["quantile", "auto"])
 def test_every_other_answer_is_the_same_after_loading(tmp_path, score_function):
     own = clustered(groups=True, score_function=score_function)
     loaded = Retriever.load(own.save(tmp_path / "clustered"))

@@ -307,7 +307,7 @@ def grown_from_scratch(**options):
     "options",
     [
         {"depth": 30, "score_function": "learned"},
-        {"depth": 30, "score_function": "reranked"},
+        {"depth": 30, "score_function": "auto"},
         {"score_function": "minmax", "bound": "hoeffding"},
     ],
     ids=lambda options: options["score_function"],

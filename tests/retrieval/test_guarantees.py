@@ -186,7 +186,7 @@ def test_an_unattainable_request_reports_the_smallest_attainable_alpha(
 @pytest.mark.parametrize(
     ("options", "error", "word"),
     [
-        ({"score_function": "best"}, InvalidConfig, "reranked"),
+        ({"score_function": "best"}, InvalidConfig, "learned"),
         ({"bound": "chernoff"}, InvalidConfig, "chernoff"),
         ({"alphas": (2.0,)}, InvalidRiskLevel, "alpha"),
         ({"alphas": ()}, InvalidRiskLevel, "alphas"),

@@ -84,7 +84,7 @@ def test_negative_labels_are_labels_as_others(options):
 
     def retrieve(labels):
         retriever = rcir.Retriever.from_embeddings(VECTORS[:200], labels=labels[:200])
-        retriever.calibrate(VECTORS[200:590], labels[200:590], "reranked")
+        retriever.calibrate(VECTORS[200:590], labels[200:590])
         return [
             (answer.ids, answer.size)
             for answer in retriever.retrieve(VECTORS[590:], 0.3, 0.1, **options)

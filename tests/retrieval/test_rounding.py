@@ -22,7 +22,7 @@ def rounded(part, share):
     return Part(part.vectors, part.labels, part.uncertainty * (1 + share))
 
 
-@pytest.mark.parametrize("score_function", ["minmax", "quantile", "learned", "reranked"])
+@pytest.mark.parametrize("score_function", ["minmax", "quantile", "learned", "auto"])
 def test_queries_that_decide_the_threshold_are_served_when_they_are_rounded(score_function):
     own = calibrate(build(depth=40), score_function, groups=False)
     served = 0

@@ -157,8 +157,6 @@ def test_a_gallery_without_labels_is_calibrated_with_relevance_given_by_hand(
     with pytest.raises(InvalidData, match="label"):
         unlabelled.search([query]).first_of_each_label()
     parts = [by_hand(unlabelled, splits, part) for part in (splits.tuning, splits.calibration)]
-    with pytest.raises(InvalidData, match="label"):
-        unlabelled.calibrate_splits(*parts, "reranked")
     unlabelled.calibrate_splits(*parts, "quantile", query_uncertainty="encoder")
     with pytest.raises(InvalidConfig, match="no single label each"):
         unlabelled.retrieve(query, 0.3, 0.1, distinct="label")

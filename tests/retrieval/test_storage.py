@@ -67,9 +67,8 @@ REQUESTS = (
 @pytest.mark.parametrize(
     ("score_function", "change"),
     [
-        *product(SCORE_FUNCTIONS, ({}, {"uncertainty": None})),
-        # Sets are reranked by labels.
-        *((name, {"labels": None}) for name in SCORE_FUNCTIONS if name != "reranked"),
+        *product((*SCORE_FUNCTIONS, "auto"), ({}, {"uncertainty": None})),
+        *((name, {"labels": None}) for name in SCORE_FUNCTIONS),
     ],
     ids=str,
 )
@@ -87,11 +86,11 @@ def test_every_score_function_survives(tmp_path, score_function, change):
         if labelled or "distinct" not in options:
             before, after = (plain(retrieve(one, alpha, **options)) for one in (own, loaded))
             assert before == after
-    by_labels = labelled and score_function == "reranked"
+    by_labels = score_function == "auto"
     expected = "label-model" if by_labels else score_function
     assert guarantee(loaded, 0.5).score_function == expected
     # Those that learn which match is first tell nothing about the others.
-    learns = score_function in ("learned", "reranked")
+    learns = score_function == "learned"
     for risk in ("recall", "false-discovery"):
         expected = "match-probability" if learns else score_function
         expected = "label-lists" if by_labels else expected

@@ -183,7 +183,7 @@ def test_candidates_are_in_the_order_of_their_probability_and_scored_by_its_loga
 def test_selection_score_is_the_chance_that_the_first_candidate_is_not_the_nearest_match(fitted):
     results = draw(40, 1)[0]
     expected = 1 - probabilities(fitted, results).max(axis=1)
-    assert fitted.rank(results, 0.0).selection_score == pytest.approx(expected, rel=1e-5)
+    assert fitted.rank(results).selection_score == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_sets_of_the_same_mean_size_hold_more_first_matches():

@@ -1,24 +1,20 @@
-"""Score functions that reorder candidates, against regressions of scikit-learn and SciPy."""
+"""`MatchProbability`, against a regression of scikit-learn."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
-from rcir.metrics.labels import NO_CANDIDATE
 from rcir.risk import (
     Constant,
     LabelledResults,
     Learned,
     MatchProbability,
-    Reranked,
-    SearchResults,
     SetRule,
     make_request,
     order_statistic,
@@ -27,77 +23,19 @@ from rcir.risk import (
     score_ranks,
 )
 
-KINDS = (MatchProbability, Reranked)
-
 
 @pytest.fixture(scope="module")
 def split(one_key):
     return one_key(150, 0)
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
-def fitted(request, split):
-    return request.param.fit(*split[:2])
-
-
-def nearest(results, i):
-    """Columns of the nearest candidate of each key of query i, in their order."""
-    row = results.labels[i].tolist()
-    return [k for k, key in enumerate(row) if key != NO_CANDIDATE and key not in row[:k]]
-
-
-def label_features(results, i, describe, split):
-    """Features of each key of query i, in a ranking that holds every key once."""
-    columns = nearest(results, i)
-    row, missing = results.labels[i].tolist(), results.depth - len(columns)
-    once = SearchResults(
-        results.uncertainty[i : i + 1],
-        results.depth,
-        np.array([[*results.distances[i, columns], *[np.inf] * missing]]),
-        None,
-        results.candidate_uncertainty[i : i + 1, columns + [0] * missing],
-    )
-    table = []
-    for place, column in enumerate(columns):
-        values = describe(once, 0, place, split)
-        # votes of the key among all candidates, keys so far, and no repetition
-        values[-1:-1] = [row[:30].count(row[column]), np.log(place + 1), 0.0]
-        table.append(values)
-    return np.array(table)
-
-
-def conditional_logit(split, relevant, rows, describe):
-    """A function of (results, i): probability of each key, then of none, by SciPy's BFGS."""
-    tables = [label_features(split, i, describe, split) for i in rows]
-    right = []
-    for i, table in zip(rows, tables, strict=True):
-        hits = [relevant[i, column] for column in nearest(split, i)]
-        right.append(hits.index(True) if True in hits else len(table))
-    stacked = np.concatenate(tables)
-    mean, spread = stacked.mean(axis=0), stacked.std(axis=0)
-    spread[spread == 0] = 1
-
-    def chances(weights, table):
-        utilities = [*((table - mean) / spread @ weights[:-1]), weights[-1]]
-        powers = np.exp(np.array(utilities) - max(utilities))
-        return powers / powers.sum()
-
-    def loss(weights):
-        pairs = zip(tables, right, strict=True)
-        likelihood = sum(np.log(chances(weights, table)[place]) for table, place in pairs)
-        return -likelihood / len(tables) + 1e-4 * weights @ weights
-
-    optimum = minimize(loss, np.zeros(len(mean) + 1), method="BFGS", options={"gtol": 1e-7})
-    return lambda results, i: chances(optimum.x, label_features(results, i, describe, split))
+@pytest.fixture(scope="module")
+def fitted(split):
+    return MatchProbability.fit(*split[:2])
 
 
 @pytest.fixture(scope="module")
-def naive_labels(split, describe):
-    return conditional_logit(*split[:2], range(150), describe)
-
-
-@pytest.fixture(scope="module")
-def naive_matches(split, describe):
+def naive(split, describe):
     """A function of (results, i): the probability of each candidate to match."""
     results, relevant, _ = split
     cells = [(i, k) for i in range(len(results)) for k in range(9) if results.is_candidate[i, k]]
@@ -113,24 +51,12 @@ def naive_matches(split, describe):
     return probability
 
 
-@pytest.fixture
-def naive(fitted, naive_labels, naive_matches):
-    """A function of (results, i): the probability of each candidate, and that of no match."""
-
-    def of_labels(results, i):
-        *chances, none = naive_labels(results, i)
-        each = dict(zip(nearest(results, i), chances, strict=True))
-        return [each.get(k, 0.0) for k in range(9)], none
-
-    return of_labels if fitted.name == "reranked" else lambda *of: (naive_matches(*of), None)
-
-
 def test_order_and_probabilities_are_those_of_the_naive_regression(fitted, naive, one_key):
     results = one_key(40, 1)[0]
     ranking = fitted.rank(results)
     moved = 0
     for i, order in enumerate(ranking.columns.tolist()):
-        chances, _ = naive(results, i)
+        chances = naive(results, i)
         assert sorted(order) == list(range(9))
         expected = [chances[k] for k in order]
         exists = results.is_candidate[i, order][1:]
@@ -138,7 +64,7 @@ def test_order_and_probabilities_are_those_of_the_naive_regression(fitted, naive
         np.testing.assert_allclose(ranking.scores[i, 1:][exists], inverse[exists], rtol=1e-3)
         assert expected == pytest.approx(sorted(chances, reverse=True), abs=1e-5)
         last = [k for k in order if chances[k] == 0]
-        assert order[9 - len(last) :] == sorted(last)  # repeated keys and padding stay in order
+        assert order[9 - len(last) :] == sorted(last)  # padding stays in order
         moved += order != sorted(order)
         for values in (results.distances, results.labels):
             assert ranking.take(values)[i].tolist() == [values[i, k] for k in order]
@@ -149,23 +75,9 @@ def test_selection_score_is_the_chance_that_the_first_candidate_does_not_match(
     fitted, naive, one_key
 ):
     results = one_key(30, 2)[0]
-    scores = fitted.rank(results, 0.0).selection_score
+    scores = fitted.rank(results).selection_score
     for i in range(30):
-        assert scores[i] == pytest.approx(1 - max(naive(results, i)[0]), abs=1e-5)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.2, 4.0, 30.0])
-def test_the_first_candidates_are_ordered_as_among_all(fitted, one_key, threshold):
-    results = one_key(40, 1)[0]
-    whole, few = fitted.rank(results), fitted.rank(results, threshold)
-    k = few.scores.shape[1]
-    left_out = np.ones(whole.scores.shape, bool)
-    left_out[:, :k] = few.columns < 0
-    assert (whole.scores[left_out] > threshold * (1 + 1e-3)).all()
-    assert np.isposinf(few.scores[left_out[:, :k]]).all()
-    kept = ~left_out[:, :k]
-    np.testing.assert_array_equal(few.columns[kept], whole.columns[:, :k][kept])
-    np.testing.assert_array_equal(few.scores[kept], whole.scores[:, :k][kept])
+        assert scores[i] == pytest.approx(1 - max(naive(results, i)), abs=1e-5)
 
 
 def test_match_scores_are_those_of_the_place_of_the_first_match(fitted, one_key, first_ranks):
@@ -197,35 +109,6 @@ def test_a_query_alone_is_sized_as_among_many(fitted, one_key):
             assert fitted.sizes(results[i : i + 1], threshold).tolist() == [sizes[i]]
 
 
-def test_rankings_that_hold_every_key_once_are_reranked_alike(split, one_key, first_ranks):
-    fitted, results = Reranked.fit(*split[:2]), one_key(60, 6)[0]
-    once, columns = results.first_of_each_label(), results.label_columns
-    every, again = fitted.rank(results), fitted.rank(once)
-    for i in range(60):
-        labels = nearest(results, i)
-        order = [columns[i, k] for k in again.columns[i]][: len(labels)]
-        assert order == every.columns[i, : len(labels)].tolist()
-        some = slice(None, len(labels))
-        np.testing.assert_allclose(again.scores[i, some], every.scores[i, some], rtol=1e-6)
-    labelled = LabelledResults(*split, one_label=True).first_of_each_label()
-    for truth in (
-        Reranked.fit(labelled.results, labelled.relevant),
-        Reranked.fit(split[0], first_ranks(split[1])),
-    ):
-        np.testing.assert_allclose(truth.weights, fitted.weights, rtol=1e-6, atol=1e-9)
-
-
-def test_a_sample_of_many_queries_is_fitted(split, describe, monkeypatch):
-    results, relevant, _ = split
-    monkeypatch.setattr(reordering, "MAX_FIT_QUERIES", 60)
-    scores = Reranked.fit(results, relevant).rank(results).scores
-    sample = np.random.default_rng(0).permutation(150)[:60].tolist()
-    expected = conditional_logit(results, relevant, sample, describe)
-    for i in range(0, 150, 10):
-        chances = np.sort(expected(results, i)[:-1])[::-1]
-        assert 1 / scores[i, 1 : len(chances)] == pytest.approx(chances[1:], abs=1e-5)
-
-
 def test_a_sample_of_many_candidates_is_fitted(split, monkeypatch):
     results, relevant, _ = split
     samples, fit = [], reordering.fit_logistic
@@ -243,21 +126,8 @@ def test_a_sample_of_many_candidates_is_fitted(split, monkeypatch):
 
 
 def test_matches_that_a_model_cannot_learn_from_are_refused(split):
-    results, relevant, _ = split
     with pytest.raises(InvalidData, match="all matches"):
-        MatchProbability.fit(results, np.ones(150))
-    several = relevant.copy()
-    some = np.flatnonzero(relevant.sum(axis=1) < results.is_candidate.sum(axis=1))[0]
-    several[some, np.flatnonzero(results.is_candidate[some] & ~relevant[some])[-1]] = True
-    repeats = SearchResults(np.zeros(3), 3, labels=np.array([[5, 5, 7]] * 3))
-    for queries, truth in (
-        (replace(results, labels=None), relevant),
-        (results, several),
-        (repeats, np.array([1, 2, 3.0])),  # the second of its key is the first match
-    ):
-        with pytest.raises(InvalidData, match="label"):
-            Reranked.fit(queries, truth)
-    assert Reranked.fit(results, relevant).name == "reranked"
+        MatchProbability.fit(split[0], np.ones(150))
 
 
 @pytest.mark.parametrize("missing", ["distances", "labels", "candidate_uncertainty"])
@@ -266,23 +136,16 @@ def test_queries_must_have_what_the_model_was_fitted_with(missing, fitted, split
         fitted.rank(replace(split[0], **{missing: None}))
 
 
-@pytest.mark.parametrize("rank", [np.inf, 1.0])
-def test_queries_without_a_match_or_with_the_first_only_are_fitted_without_warning(rank, split):
-    scores = Reranked.fit(split[0], np.full(150, rank)).rank(split[0]).scores
-    assert (scores[:, 0] == 0).all()
-    assert (scores[:, 1:] >= scores[:, :-1]).all()
-
-
-def test_reranked_and_learned_sets_are_smaller_than_constant_ones(one_key, first_ranks):
+def test_learned_sets_are_smaller_than_constant_ones(one_key, first_ranks):
     split, calibration, (results, relevant, _) = (one_key(1000, seed) for seed in (7, 8, 9))
     sizes, ranks = {}, first_ranks(relevant)
-    for kind in (Constant, Learned, Reranked):
+    for kind in (Constant, Learned):
         score_function = kind.fit(split[0], split[1])
         scored = score_ranks(score_function, calibration[0], first_ranks(calibration[1]))
         threshold = order_statistic(0.3, 0.1, scored).threshold
         assert np.mean(score_function.match_scores(results, ranks) > threshold) < 0.32
         sizes[kind] = score_function.sizes(results, threshold).mean()
-    assert max(sizes[Reranked], sizes[Learned]) < 0.9 * sizes[Constant], sizes
+    assert sizes[Learned] < 0.9 * sizes[Constant], sizes
 
 
 def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, one_key):
@@ -300,9 +163,9 @@ def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, o
         assert fitted.relevant[same].sum() > 1.15 * constant.relevant[included].sum()
 
 
-@pytest.mark.parametrize("kind", [Reranked, Learned], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [MatchProbability, Learned], ids=lambda kind: kind.name)
 def test_the_constant_baseline_takes_the_candidates_in_the_order_of_the_sets(one_key, kind):
-    """One candidate of each key where the sets take one, counted query by query."""
+    """Counted query by query."""
     tuning, calibration = (
         LabelledResults(results, relevant, relevant.sum(axis=1))
         for results, relevant, *_ in (one_key(150, 0), one_key(300, 1))

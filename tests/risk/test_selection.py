@@ -1,7 +1,6 @@
 """The automatic choice of a score function, against comparisons that are made naively."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +9,13 @@ from rcir.risk import (
     RISKS,
     SCORE_FUNCTIONS,
     Constant,
-    LabelledResults,
     Learned,
     MatchProbability,
     Quantile,
-    Reranked,
     SearchResults,
     fit_score_function,
     selection,
 )
-from rcir.risk.selection import Fits
 from rcir.store.codec import encode
 from tests.risk.conftest import naive_allowed_misses
 
@@ -231,46 +227,21 @@ def test_a_score_function_that_attains_more_levels_is_chosen():
     assert min(sizes["constant"]) == 0.5  # one of the two, or both
 
 
-def test_misses_compare_every_suitable_score_function(one_key):
+def test_misses_compare_every_score_function(one_key):
     results, relevant, totals = one_key(1000, 0)
     score_function, sizes = fit_score_function("auto", results, relevant, n_relevant=totals)
     assert set(sizes) == set(SCORE_FUNCTIONS)
-    assert score_function.name == "reranked"  # the candidates tell which key is right
+    assert score_function.name == "learned"
     means = {name: np.mean(np.log(list(of.values()))) for name, of in sizes.items()}
-    assert means["reranked"] == min(means.values())
-    unlabelled = replace(results, labels=None)
-    _, without = fit_score_function("auto", unlabelled, relevant)
-    assert set(sizes) - set(without) == {"reranked"}
-    several = relevant.copy()
-    several[0, :3] = True
-    results.labels[0, :3] = [0, 1, 2]
-    _, others = fit_score_function("auto", results[:200], several[:200])
-    assert "reranked" not in others
+    assert means["learned"] == min(means.values())
 
 
-def test_reranked_is_compared_by_the_score_of_the_right_key(one_key):
+def test_misses_are_compared_by_the_least_score_of_a_match(one_key):
     results, relevant, _ = one_key(200, 1)
     _, sizes = fit_score_function("auto", results, relevant)
-    scores, matches = cross_fitted(Reranked, results, relevant)
+    scores, matches = cross_fitted(Learned, results, relevant)
     falling = np.sort(np.where(matches, scores, np.inf).min(axis=1))[::-1]
-    assert sizes["reranked"]
-    for alpha, size in sizes["reranked"].items():
+    assert sizes["learned"]
+    for alpha, size in sizes["learned"].items():
         threshold = falling[naive_allowed_misses(200, alpha)]
         assert size == pytest.approx((scores <= threshold * (1 + 1e-3)).sum(axis=1).mean())
-
-
-def test_fits_shared_by_images_and_labels_equal_separate_fits(one_key):
-    split = LabelledResults(*one_key(200, 0), one_label=True)
-    fits = Fits(split)
-    for kind in (Learned, MatchProbability, Reranked):
-        fits.fitted(kind)
-    fits.cross_fitted(Reranked)
-    shared, separate = fits.first_of_each_label(), Fits(split.first_of_each_label())
-    for fold in (None, 0, 3):
-        weights = [each.fitted(Reranked, fold).weights for each in (shared, separate)]
-        np.testing.assert_allclose(*weights, rtol=1e-6, atol=1e-9)
-    scores = [each.cross_fitted(Reranked).match_score for each in (shared, separate)]
-    np.testing.assert_allclose(*scores, rtol=1e-6)
-    for kind in (Learned, MatchProbability):
-        weights = [each.fitted(kind).weights for each in (shared, separate)]
-        np.testing.assert_array_equal(*weights)
