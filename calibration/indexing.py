@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from calibration.recalibration import save_tracked
 from rcir.errors import InvalidData, as_option
-from rcir.index import HoldsVectors, IndexConfig, build_index, dropped_on_error, recall_of
+from rcir.index import IndexConfig, build_index, dropped_on_error, recall_of
 from rcir.index.faiss_indexes import FaissIndex
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.query_uncertainty import with_uncertainty
@@ -104,7 +104,7 @@ def reindex(
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         InvalidConfig: of the index.
         InvalidRiskLevel: an alpha or delta is out of range.
-        InvalidData: the index holds no vectors, or there are too few tuning queries.
+        InvalidData: the index holds codes alone, or there are too few tuning queries.
         StaleCalibration: the retriever is not calibrated.
     """
     place = folder if output is None else output
@@ -118,11 +118,10 @@ def reindex(
                 f"{len(queries)} tuning queries are too few to compare indexes: calibrate with "
                 f"more, and with {as_option('tuning', 'queries')}"
             )
-        lossy = isinstance(retriever.index, FaissIndex) and retriever.index.lossy
-        if lossy or not isinstance(retriever.index, HoldsVectors):
+        if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
             raise InvalidData(
-                "the index keeps no vectors, or codes of the vectors: build another from the "
-                "vectors themselves, such as by `rcir certify --index`"
+                "the index keeps codes of the vectors: build another from the vectors themselves, "
+                "such as by `rcir certify --index`"
             )
         options = calibration.options
         levels = check_levels(alphas or options.alphas)

@@ -3,7 +3,6 @@
 from rcir.index.base import (
     DEPTH,
     SAFE_LENGTHS,
-    HoldsVectors,
     Index,
     IsRemote,
     KeepsDigests,
@@ -24,7 +23,6 @@ __all__ = [
     "DEPTH",
     "INDEXES",
     "SAFE_LENGTHS",
-    "HoldsVectors",
     "Index",
     "IndexConfig",
     "IsRemote",

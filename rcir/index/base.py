@@ -86,6 +86,10 @@ class Index(Protocol):
         """
         ...
 
+    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors (m, d) at positions (m,), which may repeat."""
+        ...
+
     @property
     def version(self) -> str:
         """A token that changes with everything that may change an answer, and is the same after
@@ -154,15 +158,6 @@ def dropped_on_error(index: Index) -> Iterator[None]:
             except Exception as failed:
                 error.add_note(f"the new index is still on the server: {failed}")
         raise
-
-
-@runtime_checkable
-class HoldsVectors(Protocol):
-    """An index that can return its vectors."""
-
-    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors (m, d) at positions (m,)."""
-        ...
 
 
 class UnbuiltIndex:

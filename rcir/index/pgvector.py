@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, StaleCalibration
 from rcir.index.base import Neighbours, check_vectors, no_neighbours, require_range
 from rcir.options import require_choice
+from rcir.stored_vectors import batches
 
 Returned = TypeVar("Returned")
 PgvectorMethod = Literal["hnsw", "ivfflat", "exact"]
@@ -78,6 +79,13 @@ NEAREST_ROWS = (
     "string_agg(float8send(distance), ''::bytea) AS distances FROM ("
     "SELECT id, embedding <-> query.vector AS distance FROM {table} "
     "ORDER BY embedding <-> query.vector{ties} LIMIT %s) AS nearest) AS found"
+)
+
+
+# Vectors as pgvector sends them, one after another in the order of a list of ids.
+VECTORS_OF_IDS = (
+    "SELECT coalesce(string_agg(vector_send(embedding), ''::bytea ORDER BY number), '') FROM "
+    "unnest(%b::bigint[]) WITH ORDINALITY AS wanted (id, number) JOIN {table} USING (id)"
 )
 
 
@@ -454,6 +462,28 @@ class PgvectorIndex:
         distances[rows, :count] = np.take_along_axis(exact, order, axis=1)
         positions[rows, :count] = np.take_along_axis(places, order, axis=1)
         return distances, positions
+
+    def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Index.vectors_at`; raises the errors of `search`."""
+        ids = self._ids[np.asarray(positions, np.int64)]
+        statement = self._fill_in(VECTORS_OF_IDS)
+
+        def query(connection: Connection[Any]) -> list[bytes]:
+            self._lock(connection, "ACCESS SHARE")
+            parts = []
+            for rows in batches(len(ids), self._dim):
+                row = connection.execute(statement, [ids[rows].tolist()], binary=True).fetchone()
+                assert row is not None
+                parts.append(row[0])
+            self._check_state(connection)
+            return parts
+
+        # Before each vector, its number of dimensions and a number that is not used.
+        row_type = np.dtype([("head", ">i2", 2), ("vector", ">f4", self._dim)])
+        table = np.frombuffer(b"".join(self._server.read(query)), row_type)
+        if len(table) != len(ids):
+            raise self._changed()
+        return table["vector"].astype(np.float32)
 
     def drop(self) -> None:
         """Drop the table and what records its changes, see `IsRemote.drop`."""

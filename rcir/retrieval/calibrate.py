@@ -16,7 +16,6 @@ from rcir.data.repeats import (
     warn_of_copies,
 )
 from rcir.errors import InvalidConfig, InvalidData, as_option
-from rcir.index import HoldsVectors
 from rcir.label_model import LabelModel
 from rcir.retrieval.calibration import (
     Calibration,
@@ -234,8 +233,6 @@ def _rank(
     """Return two splits by the probabilities of labels; `left_out` are units of the tuning one."""
     tuned = None if tuning is None else rank_labels(searcher, model, tuning, left_out)
     ranked = RankedLabels(LabelScore(), tuned, rank_labels(searcher, model, calibration))
-    if not isinstance(searcher.index, HoldsVectors):
-        return ranked
     listed = partial(_list_items, searcher, ranked, tuning, calibration, left_out)
     return replace(ranked, listed=listed)
 

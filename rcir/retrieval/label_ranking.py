@@ -15,7 +15,6 @@ from scipy.spatial.distance import cdist
 
 from rcir.embedding import as_numpy
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import HoldsVectors
 from rcir.label_model import Items, LabelModel, codes_of
 from rcir.metrics.labels import NO_CANDIDATE, cells
 from rcir.retrieval.queries import Queries
@@ -36,8 +35,6 @@ def why_no_label_model(searcher: Searcher) -> str | None:
         return "the gallery's items have no single label each"
     if searcher.gallery.items is not None:
         return "the encoder re-ranks candidates"
-    if not isinstance(searcher.index, HoldsVectors):
-        return "the index gives no vectors back"
     return None
 
 
@@ -200,12 +197,11 @@ def nearest_of_labels(
     """Return the position and distance (m,) of the nearest item of a label, for queries (m,).
 
     Args:
-        searcher: that searched; its index holds vectors.
+        searcher: that searched.
         results: of the search.
         rows: (m,) rows of queries.
         labels: (m,) a label for each.
     """
-    assert isinstance(searcher.index, HoldsVectors)
     vectors = results.require("vectors")
     left_out = searcher.units_left_out(results.require("queries"))
     ascending, by_label = searcher.gallery.by_label
@@ -234,7 +230,7 @@ def list_items(
     There are as many items as candidates were searched, whether they are candidates or not.
 
     Args:
-        searcher: that searched; its index holds vectors.
+        searcher: that searched.
         results: of n queries.
         ranked: what `rank_labels` made of them.
         left_out: see `rank_labels`.
@@ -274,7 +270,6 @@ def _listed(
 
     Of labels with more items than there is room for, the candidates are listed, and some others.
     """
-    assert isinstance(searcher.index, HoldsVectors)
     ascending, by_label = searcher.gallery.by_label
     classes, labels = searcher.gallery.classes, ranked.require("labels")
     first = np.searchsorted(ascending, labels)
@@ -325,5 +320,4 @@ def _label(results: Labelled, ranked: SearchResults) -> Labelled:
 def _items(searcher: Searcher) -> Items:
     """Return what a label model sees of a gallery; see `why_no_label_model`."""
     assert searcher.labels is not None
-    assert isinstance(searcher.index, HoldsVectors)
     return Items(searcher.labels, searcher.gallery.units, searcher.index.vectors_at)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.data.relevance import WithinRadius
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import HoldsVectors, lengths, one_minus_cosine
+from rcir.index import lengths, one_minus_cosine
 from rcir.metrics.labels import VOTERS, count_votes
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
@@ -100,9 +100,7 @@ def spread_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np
 
 def can_draw(searcher: Searcher) -> bool:
     """Return True if several draws of a query can rank its candidates, see `draw_columns`."""
-    if searcher.encoder is None or not searcher.encoder.draws:
-        return False
-    return searcher.gallery.items is not None or isinstance(searcher.index, HoldsVectors)
+    return searcher.encoder is not None and bool(searcher.encoder.draws)
 
 
 def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> NDArray[np.int64]:
@@ -124,8 +122,7 @@ def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> ND
     def vectors(positions: NDArray[np.int64]) -> NDArray[np.float32]:
         if searcher.gallery.items is not None:
             return searcher.gallery.items.vectors.numpy()[positions]
-        index: Any = searcher.index
-        return np.asarray(index.vectors_at(positions))
+        return searcher.index.vectors_at(positions)
 
     assert searcher.encoder is not None
     positions = results.require("positions")[:, :VOTERS]

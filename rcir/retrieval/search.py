@@ -19,7 +19,6 @@ from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, warn
 from rcir.index import (
     DEPTH,
-    HoldsVectors,
     Index,
     IsRemote,
     UnbuiltIndex,
@@ -304,11 +303,6 @@ class Searcher:
 
     def _moments_with(self, vectors: NDArray[np.float32], gallery: Gallery) -> NDArray[np.str_]:
         """Return the moments of a gallery to which vectors are being added."""
-        if not isinstance(self.index, HoldsVectors):
-            raise InvalidData(
-                "the moments of added items cannot be found, because the index gives no vectors "
-                "back: build the gallery anew, or pass clusters when you do"
-            )
         before = self.index.vectors_at(np.arange(len(self.index)))
         assert gallery.labels is not None
         every_vector = np.concatenate([before, vectors])

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.imports import find_class, import_path
-from rcir.index import HoldsVectors
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.label_ranking import draw_items, why_no_label_model
 from rcir.retrieval.queries import Queries, queries_of
@@ -188,8 +187,6 @@ def why_gallery_cannot_tune(
         return "the encoder re-ranks candidates"
     if len(searcher.gallery) <= searcher.gallery.largest_unit:
         return "all items are copies of each other"
-    if not isinstance(searcher.index, HoldsVectors):
-        return "the index gives no vectors back"
     kind = QUERY_UNCERTAINTIES.get(options.query_uncertainty)
     if kind is not None and kind.by_draws:
         return f"the uncertainty {options.query_uncertainty!r} needs draws of each query"
@@ -209,7 +206,6 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     """
     gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
     assert labels is not None
-    assert isinstance(index, HoldsVectors)
     rows = draw_items(searcher)
     if not len(rows):
         return None

@@ -8,7 +8,6 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.index import HoldsVectors
 from rcir.label_model.experts import BLOCK_VALUES, MIN_LENGTH, HalfWhitening, Items, Moments
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
@@ -48,7 +47,8 @@ class Whitening:
         step = max(1, BLOCK_VALUES // (positions.shape[1] * centred.shape[1]))
         for start in range(0, len(centred), step):
             rows = slice(start, start + step)
-            vectors = _vectors_at(searcher, np.where(is_candidate, positions, 0)[rows].ravel())
+            found = np.where(is_candidate, positions, 0)[rows].ravel()
+            vectors = searcher.index.vectors_at(found)
             vectors = vectors.reshape(-1, positions.shape[1], vectors.shape[1])
             products[rows] = (vectors @ directions[rows, :, None])[:, :, 0]
         products -= (directions @ self.centre)[:, None]
@@ -64,9 +64,8 @@ def fit_whitening(searcher: Searcher) -> Whitening | None:
 
     With leave_one_out the items are the queries, and may not shape what scores them.
     """
-    if searcher.labels is not None or searcher.options.leave_one_out:
-        return None
-    if searcher.gallery.items is not None or not isinstance(searcher.index, HoldsVectors):
+    reranks = searcher.gallery.items is not None
+    if reranks or searcher.labels is not None or searcher.options.leave_one_out:
         return None
     one_label = np.zeros(len(searcher.gallery), np.int64)
     items = Items(one_label, one_label, searcher.index.vectors_at)
@@ -74,8 +73,3 @@ def fit_whitening(searcher: Searcher) -> Whitening | None:
     lengths = [np.linalg.norm(half.project(vectors), axis=1) for _, vectors in items.blocks()]
     metric = (half.transform @ half.transform.T).astype(np.float32)
     return Whitening(half.centre, metric, np.concatenate(lengths))
-
-
-def _vectors_at(searcher: Searcher, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    assert isinstance(searcher.index, HoldsVectors)
-    return np.asarray(searcher.index.vectors_at(positions), np.float32)

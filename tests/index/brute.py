@@ -48,6 +48,9 @@ class BruteIndex:
         distances[:, : order.shape[1]] = np.take_along_axis(apart, order, axis=1)
         return distances, positions
 
+    def vectors_at(self, positions):
+        return self.vectors[positions]
+
     @property
     def version(self):
         return f"{self.vectors.shape} {zlib.crc32(self.vectors)}"

@@ -159,6 +159,8 @@ def test_removed_items_are_not_found_and_later_items_move_up(config, removed):
         distances, positions = index.search(rest, 1)
         assert positions[:, 0].tolist() == list(range(len(rest)))
         assert (distances == 0).all()
+        rows = np.array([len(rest) - 1, 0, len(rest) - 1])
+        np.testing.assert_array_equal(index.vectors_at(rows), rest[rows])
     if config.kind in EXACT and len(rest):
         assert index.version == filled(config, rest).version
 
