@@ -13,7 +13,6 @@ from rcir.data.relevance import WithinRadius
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.encoders.deterministic import Deterministic
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import IndexConfig
 from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from tests.methods import config_of
@@ -96,17 +95,14 @@ def test_agreement_and_overlap_are_those_by_hand(method):
         assert np.isclose(uncertainty, expected, atol=1e-9).mean() > 0.9
 
 
-def test_draws_need_a_variance_and_an_index_that_returns_vectors_and_agreement_needs_labels():
+def test_draws_need_a_variance_and_agreement_needs_labels():
     places = WithinRadius(np.random.default_rng(0).uniform(size=(80, 2)), 0.3)
     placed = ImageSet(GALLERY.images, None, GALLERY.ids, relevance=places)
-    brute = IndexConfig("tests.index.brute:BruteIndex")
-    for gallery, method, index, more in (
-        (GALLERY, "btl", None, ("agreement", "overlap")),
-        (placed, "btl", None, ("spread", "overlap")),
-        (GALLERY, "btl", brute, ()),
-    ):
-        one = Retriever.build(encoder_of(method), PREPROCESSING, gallery, index=index)
-        assert available_uncertainties(one.searcher) == ("encoder", "cosine", "gap", "vote", *more)
+    for gallery, more in ((GALLERY, "agreement"), (placed, "spread")):
+        one = Retriever.build(encoder_of("btl"), PREPROCESSING, gallery)
+        assert available_uncertainties(one.searcher) == (
+            *("encoder", "cosine", "gap", "vote", more, "overlap"),
+        )
     encoder = build_encoder(EncoderConfig("deterministic", dim=6), 1, (8, 8))
     certain = Retriever.build(encoder, PREPROCESSING, GALLERY)
     assert available_uncertainties(certain.searcher) == ("encoder", "cosine", "gap", "vote")
