@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, StaleCalibration, printable
-from rcir.metrics.ranking import Floats
 from rcir.retrieval.calibration import Calibration
-from rcir.retrieval.label_ranking import nearest_of_labels, with_probabilities
+from rcir.retrieval.label_ranking import nearest_of_labels
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
@@ -217,15 +216,11 @@ class State:
             uncertainty = "encoder" if self.calibration is None else self.calibration.uncertainty
         return with_uncertainty(self.searcher, results, uncertainty)
 
-    def answer(
-        self,
-        query: Any,
-        request: Request,
-        uncertainty: float | Floats | None = None,
-        model: str | None = None,
-        probabilities: ArrayLike | None = None,
-    ) -> Retrieval | list[Retrieval]:
-        """Answer queries with sets that satisfy a request, see `Retriever.retrieve`."""
+    def answer(self, query: Any, request: Request, **described: Any) -> Retrieval | list[Retrieval]:
+        """Answer queries with sets that satisfy a request, see `Retriever.retrieve`.
+
+        What is `described` (uncertainty, model, probabilities) is of vectors.
+        """
         guarantee = self.valid_calibration().guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         queries: Any = query if many else [query]
@@ -237,18 +232,12 @@ class State:
         if many and not len(queries):
             return []
         answers: list[Retrieval] = []
-        described = uncertainty, model, probabilities
-        for results, ranking, sizes in self._sets(queries, guarantee, *described):
+        for results, ranking, sizes in self._sets(queries, guarantee, **described):
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
     def answer_at_levels(
-        self,
-        queries: Any,
-        requests: Sequence[Request],
-        uncertainty: Floats | None = None,
-        model: str | None = None,
-        probabilities: ArrayLike | None = None,
+        self, queries: Any, requests: Sequence[Request], **described: Any
     ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         calibration = self.valid_calibration()
@@ -262,8 +251,7 @@ class State:
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        described = uncertainty, model, probabilities
-        for results, ranking, largest in self._sets(queries, strictest, *described):
+        for results, ranking, largest in self._sets(queries, strictest, **described):
             sizes = [sizes_of(ranking, each) for each in guarantees]
             probabilities = [
                 calibration.match_probabilities(ranking, by_query, each)[1]
@@ -276,18 +264,12 @@ class State:
         return answers
 
     def _sets(
-        self,
-        queries: Any,
-        guarantee: Guarantee,
-        uncertainty: float | Floats | None = None,
-        model: str | None = None,
-        probabilities: ArrayLike | None = None,
+        self, queries: Any, guarantee: Guarantee, **described: Any
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch."""
         request = guarantee.request
         calibration = self.require_calibration()
-        prepared = self.searcher.prepare(queries, None, uncertainty, model)
-        prepared = with_probabilities(self.searcher, prepared, probabilities)
+        prepared = self.searcher.prepare(queries, **described)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for rows in search_batches(*prepared.vectors.shape):

@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from rcir.embedding import as_numpy
-from rcir.errors import InvalidConfig, InvalidData
 from rcir.label_model import Items, LabelModel, codes_of
 from rcir.metrics.labels import NO_CANDIDATE, cells
-from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
@@ -29,49 +26,8 @@ NEIGHBOURS = 64  # nearest candidates that the experts of a label model compare
 HELD_OUT = 500  # items that the weights of a label model are fitted on
 
 
-def why_no_label_model(searcher: Searcher) -> str | None:
-    """Return why the labels of a gallery cannot be modelled; None if they can."""
-    if searcher.labels is None:
-        return "the gallery's items have no single label each"
-    if searcher.gallery.items is not None:
-        return "the encoder re-ranks candidates"
-    return None
-
-
-def with_probabilities(searcher: Searcher, queries: Queries, values: Any) -> Queries:
-    """Return queries with the probabilities (n, L) of the gallery's labels, if there are any.
-
-    Raises:
-        InvalidConfig: the probabilities cannot size sets of this gallery.
-        InvalidData: they are no probabilities of the labels in `Retriever.classes`.
-    """
-    if values is None:
-        return queries
-    if reason := why_no_label_model(searcher):
-        raise InvalidConfig(f"probabilities cannot size sets: {reason}")
-    if searcher.options.leave_one_out:
-        raise InvalidConfig("probabilities of queries need leave_one_out=False")
-    shape = len(queries), len(searcher.gallery.classes)
-    try:
-        table = np.atleast_2d(np.asarray(as_numpy(values), np.float64))
-    except (TypeError, ValueError) as error:
-        raise InvalidData(f"probabilities are not numbers ({error}): pass (n, L) numbers") from None
-    if table.shape != shape:
-        raise InvalidData(
-            f"probabilities have shape {table.shape}; expected {shape}: a row for each query, a "
-            "column for each of `Retriever.classes`"
-        )
-    right = (table >= 0).all(axis=1) & (np.abs(table.sum(axis=1) - 1) <= TOLERANCE)
-    if not right.all():
-        raise InvalidData(
-            f"{np.count_nonzero(~right)} of {len(right)} rows of probabilities are negative, NaN "
-            f"or do not sum to 1, first row {right.argmin()}"
-        )
-    return replace(queries, probabilities=table.astype(np.float32))
-
-
 def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> LabelModel:
-    """Fit a model of the gallery's labels; see `why_no_label_model`.
+    """Fit a model of the gallery's labels; see `Searcher.why_no_label_model`.
 
     Args:
         searcher: the search of the gallery.
@@ -318,6 +274,6 @@ def _label(results: Labelled, ranked: SearchResults) -> Labelled:
 
 
 def _items(searcher: Searcher) -> Items:
-    """Return what a label model sees of a gallery; see `why_no_label_model`."""
+    """Return what a label model sees of a gallery; see `Searcher.why_no_label_model`."""
     assert searcher.labels is not None
     return Items(searcher.labels, searcher.gallery.units, searcher.index.vectors_at)

@@ -261,6 +261,28 @@ class Queries:
         )
         return replace(self, images=None, relevance=relevance, population=population)
 
+    def with_probabilities(self, values: Any, classes: NDArray[np.int64]) -> Queries:
+        """Return the queries with probabilities (n, L) of (L,) labels, or raise `InvalidData`."""
+        shape = len(self), len(classes)
+        try:
+            table = np.atleast_2d(np.asarray(as_numpy(values), np.float64))
+        except (TypeError, ValueError) as error:
+            raise InvalidData(
+                f"probabilities are not numbers ({error}): pass (n, L) numbers"
+            ) from None
+        if table.shape != shape:
+            raise InvalidData(
+                f"probabilities have shape {table.shape}; expected {shape}: a row for each query, "
+                "a column for each of `Retriever.classes`"
+            )
+        right = (table >= 0).all(axis=1) & (np.abs(table.sum(axis=1) - 1) <= TOLERANCE)
+        if not right.all():
+            raise InvalidData(
+                f"{np.count_nonzero(~right)} of {len(right)} rows of probabilities are negative, "
+                f"NaN or do not sum to 1, first row {right.argmin()}"
+            )
+        return replace(self, probabilities=table.astype(np.float32))
+
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
         """Return the queries of several parts, one after the other."""

@@ -39,7 +39,6 @@ from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrat
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
-from rcir.retrieval.label_ranking import with_probabilities
 from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import (
@@ -492,8 +491,8 @@ class Retriever:
                 groups=groups,
                 clusters=clusters,
                 cluster=cluster,
+                probabilities=probabilities,
             )
-            queries = with_probabilities(searcher, queries, probabilities)
             if searcher is before.searcher:
                 return queries
             with suppress(SaveConflict):  # further labels were numbered meanwhile
@@ -553,8 +552,8 @@ class Retriever:
             groups=groups,
             clusters=clusters,
             cluster=cluster,
+            probabilities=probabilities,
         )
-        labelled = with_probabilities(searcher, labelled, probabilities)
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
         split = searcher.search_labelled(calibrated)
         if tuned is None:  # nothing was divided
@@ -653,7 +652,9 @@ class Retriever:
             True
         """
         request = make_request(alpha, delta, **options)
-        return self._state.answer(query, request, uncertainty, model, probabilities)
+        return self._state.answer(
+            query, request, uncertainty=uncertainty, model=model, probabilities=probabilities
+        )
 
     def guarantee(
         self, alpha: Alpha, delta: float | None, **options: Unpack[RequestOptions]
@@ -703,7 +704,9 @@ class Retriever:
             make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
             for alpha in sorted(check_levels(alphas))
         ]
-        return self._state.answer_at_levels(query, requests, uncertainty, model, probabilities)
+        return self._state.answer_at_levels(
+            query, requests, uncertainty=uncertainty, model=model, probabilities=probabilities
+        )
 
     @contextmanager
     def update(self) -> Iterator[Retriever]:
@@ -824,8 +827,8 @@ class Retriever:
                 groups=groups,
                 clusters=clusters,
                 cluster=cluster,
+                probabilities=probabilities,
             )
-            labelled = with_probabilities(searcher, labelled, probabilities)
             queries = searcher.search_labelled(labelled)
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))
 

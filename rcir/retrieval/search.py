@@ -178,6 +178,13 @@ class Searcher:
         return self.gallery.labels
 
     @property
+    def why_no_label_model(self) -> str | None:
+        """Why the labels of the gallery cannot be modelled; None if they can."""
+        if self.labels is None:
+            return "the gallery's items have no single label each"
+        return None if self.gallery.items is None else "the encoder re-ranks candidates"
+
+    @property
     def relevance(self) -> Relevance | None:
         """The relevance of the gallery items, which defines true matches; None if unknown."""
         return self.gallery.relevance
@@ -322,21 +329,30 @@ class Searcher:
         embedder: Embed | None = None,
         uncertainty: NDArray[np.floating[Any]] | float | None = None,
         model: str | None = None,
+        probabilities: ArrayLike | None = None,
     ) -> Queries:
         """Return queries ready to be searched, for `search` and `Retriever.retrieve`.
 
         Args:
             queries: see `search`.
             embedder: see `Retriever.build`.
-            uncertainty, model: of vectors, see `Retriever.retrieve`.
+            uncertainty, model, probabilities: of vectors, see `Retriever.retrieve`.
 
         Returns:
             The queries; digests of images are not computed yet.
 
         Raises:
-            InvalidConfig, InvalidImage: see `Retriever.embed`.
-            InvalidData: the vectors are unsuitable, or come from another model than the gallery's.
+            InvalidConfig, InvalidImage: see `Retriever.embed`; or probabilities cannot size sets.
+            InvalidData: the vectors are unsuitable, or come from another model than the gallery's;
+                or probabilities are none of the labels in `Retriever.classes`.
         """
+        if probabilities is not None:
+            if reason := self.why_no_label_model:
+                raise InvalidConfig(f"probabilities cannot size sets: {reason}")
+            if self.options.leave_one_out:
+                raise InvalidConfig("probabilities of queries need leave_one_out=False")
+            prepared = self.prepare(queries, embedder, uncertainty, model)
+            return prepared.with_probabilities(probabilities, self.gallery.classes)
         embedded = isinstance(queries, Queries | Embedding)
         if (self.encoder is not None or embedded) and not (uncertainty is None and model is None):
             raise InvalidConfig(
@@ -468,6 +484,7 @@ class Searcher:
         groups: ArrayLike | None = None,
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
+        probabilities: ArrayLike | None = None,
     ) -> tuple[Queries, Searcher]:
         """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`.
 
@@ -479,7 +496,7 @@ class Searcher:
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         cluster = require_text("cluster", cluster)
         queries: Any = vectors
-        embedded = self.prepare(queries, None, uncertainty, model)
+        embedded = self.prepare(queries, None, uncertainty, model, probabilities)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
         labelled = embedded.with_population(

@@ -19,7 +19,7 @@ from rcir.data.division import draw_by_cluster
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.imports import find_class, import_path
 from rcir.options import ALPHAS, DELTA
-from rcir.retrieval.label_ranking import draw_items, why_no_label_model
+from rcir.retrieval.label_ranking import draw_items
 from rcir.retrieval.queries import Queries, queries_of
 from rcir.retrieval.query_uncertainty import (
     QUERY_UNCERTAINTIES,
@@ -172,7 +172,7 @@ def choose_uncertainty(
 
 def models_labels(searcher: Searcher, options: CalibrationOptions) -> bool:
     """Return True if a model of the gallery's labels sizes sets for misses."""
-    return options.score_function == "auto" and why_no_label_model(searcher) is None
+    return options.score_function == "auto" and searcher.why_no_label_model is None
 
 
 def why_gallery_cannot_tune(
@@ -181,10 +181,8 @@ def why_gallery_cannot_tune(
     """Return why the items of a gallery cannot tune in place of queries; None if they can."""
     if searcher.options.leave_one_out:
         return "with leave_one_out the gallery's items are the queries"
-    if searcher.labels is None:
-        return "the gallery's items have no single label each"
-    if searcher.gallery.items is not None:
-        return "the encoder re-ranks candidates"
+    if searcher.why_no_label_model is not None:
+        return searcher.why_no_label_model
     if len(searcher.gallery) <= searcher.gallery.largest_unit:
         return "all items are copies of each other"
     kind = QUERY_UNCERTAINTIES.get(options.query_uncertainty)
