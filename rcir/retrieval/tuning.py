@@ -181,7 +181,7 @@ def why_gallery_cannot_tune(
     """Return why the items of a gallery cannot tune in place of queries; None if they can."""
     if searcher.options.leave_one_out:
         return "with leave_one_out the gallery's items are the queries"
-    if searcher.why_no_label_model is not None:
+    if searcher.labels is None or searcher.why_no_label_model:
         return searcher.why_no_label_model
     if len(searcher.gallery) <= searcher.gallery.largest_unit:
         return "all items are copies of each other"
