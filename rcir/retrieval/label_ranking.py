@@ -18,7 +18,7 @@ from rcir.metrics.labels import NO_CANDIDATE, cells
 from rcir.retrieval.query_uncertainty import Results
 from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
-from rcir.risk.results import TOLERANCE, widen
+from rcir.risk.results import widen
 
 Labelled = TypeVar("Labelled", bound=LabelledResults)
 LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
