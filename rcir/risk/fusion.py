@@ -77,7 +77,7 @@ class Fusion:
         usable = (right & np.isfinite(experts[0])).any(axis=1)
         experts, right = experts[:, usable], right[usable]
         temperatures = np.array([fit_temperature(expert, right) for expert in experts])
-        logs = np.array(list(map(expert_logs, experts, temperatures.tolist())))
+        logs = np.array(list(map(expert_log_probabilities, experts, temperatures.tolist())))
         common = fit_temperature(logs.sum(axis=0), right)
         finite = np.where(np.isfinite(logs), logs, 0.0)
 
@@ -100,21 +100,22 @@ class Fusion:
         total = np.zeros(experts.shape[1:], experts.dtype)
         parts = zip(experts, self.temperatures.tolist(), self.weights.tolist(), strict=True)
         for expert, temperature, weight in parts:
-            logs = expert_logs(expert, temperature)
+            logs = expert_log_probabilities(expert, temperature)
             logs *= max(weight, TINY)
             total += logs
         return log_softmax(total.astype(np.float64))
 
 
-def expert_logs(expert: NDArray[Any], temperature: float) -> NDArray[Any]:
+def expert_log_probabilities(expert: NDArray[Any], temperature: float) -> NDArray[Any]:
     """(n, k) log probabilities of one expert, -inf where there is no candidate."""
     missing = np.isneginf(expert)
+    number = expert.shape[1] - (missing.sum(axis=1, keepdims=True) if missing.any() else 0)
     values: NDArray[Any] = max(temperature, TINY) * expert
     highest = values.max(axis=1, keepdims=True)
-    values -= np.where(np.isneginf(highest), 0, highest)
+    values -= np.where(np.isfinite(highest), highest, 0.0)
     np.exp(values, out=values)
     values *= (1 - ANY) / np.maximum(values.sum(axis=1, keepdims=True), TINY)
-    values += ANY / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
+    values += np.asarray(ANY / np.maximum(number, 1), values.dtype)
     np.log(values, out=values)
     values[missing] = -np.inf
     return values
@@ -148,9 +149,9 @@ def fit_temperature(expert: NDArray[np.float64], right: NDArray[np.bool_]) -> fl
 def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log softmax over the last axis; -inf remains."""
     highest = logits.max(axis=-1, keepdims=True)
-    shifted = logits - np.where(np.isneginf(highest), 0, highest)
+    shifted: NDArray[np.float64] = logits - np.where(np.isfinite(highest), highest, 0.0)
     sums = np.exp(shifted).sum(axis=-1, keepdims=True)
-    shifted -= np.log(np.where(sums > 0, sums, 1))
+    shifted -= np.log(np.where(sums > 0, sums, 1.0))
     return shifted
 
 
