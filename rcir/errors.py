@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import sys
 import unicodedata
 import warnings
@@ -177,6 +178,9 @@ def reporting_errors() -> Iterator[None]:
                 f"warning: {printable(message)}", file=sys.stderr
             )
             yield
+    except BrokenPipeError:  # of a reader that needs no more, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except (RcirError, OSError) as error:
         print(f"error: {printable(_with_advice(error))}", file=sys.stderr)
         sys.exit(1)

@@ -33,6 +33,7 @@ from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions
 from rcir.risk.own import OwnScore
 from rcir.risk.probability import MatchProbabilities
+from rcir.risk.refusals import rounded_up
 from rcir.risk.request import conflict
 from rcir.risk.score_functions import Ranking
 from rcir.risk.selection import ComparedSizes
@@ -575,7 +576,7 @@ class CalibrationReport:
                 line += (
                     ""
                     if least is None
-                    else f"; the smallest alpha to certify on new queries is {least:.4g}"
+                    else f"; the smallest alpha to certify on new queries is {rounded_up(least):g}"
                 )
             lines.append(line)
         if self.coverage_sentence is not None:

@@ -117,10 +117,10 @@ class Guarantee:
                 "holds only if it was not chosen for its sets."
             )
         if self.by_own_model:
-            again += (
-                " It assumes that the model that gave the probabilities of labels has seen no "
-                "calibration query."
-            )
+            unseen = "no calibration query"
+            if self.request.labels != "calibrated":
+                unseen += ", and knows the labels of the calibration queries no better than others"
+            again += f" It assumes that the model behind the label probabilities has seen {unseen}."
         return (
             f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
             f"returned to {self._covered_queries()} ({self.score_function} sizes, "

@@ -8,10 +8,12 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidData
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.results import TOLERANCE, SearchResults
 from rcir.risk.score_functions import Matches, Ranking, ScoreFunction
 from rcir.store.codec import register
+
+CHECKED = 5  # queries that are ranked alone, too
 
 
 @runtime_checkable
@@ -56,8 +58,8 @@ class OwnScore(ScoreFunction):
     """A fitted `OwnRanking`, whose rankings are checked.
 
     Attributes:
-        own: it.
-        name: in guarantees.
+        own: the fitted ranking.
+        name: what guarantees call it.
     """
 
     own: OwnRanking
@@ -100,15 +102,31 @@ def fit_own(own: Any, results: SearchResults, truth: NDArray[np.bool_]) -> OwnSc
     """Fit a user's own score function, and check its ranking of the tuning queries.
 
     Raises:
-        InvalidData: `fit` returns something else, a ranking is not as `Ranking` says, or that of a
-            query depends on other queries.
+        InvalidConfig: `own` is a class whose `fit` needs an object.
+        InvalidData: `fit` returns something else, a ranking is not as `Ranking` says, or one of
+            five queries is ranked differently alone.
     """
+    if isinstance(own, type) and not hasattr(own.fit, "__self__"):
+        name = own.__name__
+        raise InvalidConfig(f"pass {name}(), an object, or make fit a class method of {name}")
     fitted = own.fit(results, truth)
     name = str(getattr(fitted, "name", type(fitted).__name__))
     if isinstance(fitted, type) or not isinstance(fitted, OwnRanking):
         raise InvalidData(f"fit returned a {name}: it must return an object with fit and rank")
     score_function = OwnScore(fitted, name)
-    scores, alone = score_function.rank(results).scores[:1], score_function.rank(results[:1]).scores
-    if not np.allclose(scores, alone, rtol=TOLERANCE):
-        raise InvalidData(f"{name} scores a query otherwise alone than among others: that is void")
+    together = _by_candidate(score_function.rank(results))
+    for row in np.unique(np.linspace(0, len(results) - 1, CHECKED).astype(int)):
+        alone = _by_candidate(score_function.rank(results[row : row + 1]))[0]
+        if not np.allclose(together[row], alone, rtol=TOLERANCE):
+            raise InvalidData(
+                f"{name} ranks a query differently alone and among others: rank each by itself"
+            )
     return score_function
+
+
+def _by_candidate(ranking: Ranking) -> NDArray[np.floating]:
+    """(n, 1 + depth) selection scores, and scores of candidates in the order of the search."""
+    scores = ranking.scores
+    if ranking.columns is not None:
+        scores = np.take_along_axis(scores, np.argsort(ranking.columns, axis=1), axis=1)
+    return np.column_stack([ranking.selection_score, scores])

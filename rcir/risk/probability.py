@@ -116,7 +116,7 @@ class MatchProbabilities:
             share = min(1.0, PRIOR_QUERIES / len(tuning))
             weights = np.append(weights, np.full(len(tuning), share))
         scores, relevant, selection_score, ranks = (
-            np.concatenate([getattr(split, name) for split in splits])
+            np.concatenate([split.require(name) for split in splits])
             for name in ("scores", "relevant", "selection_score", "match_rank")
         )
         row, column = np.nonzero(np.isfinite(scores[:, 1:]))
@@ -149,23 +149,23 @@ class MatchProbabilities:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return probabilities (m,) of the items in sets, and (n,) of the sets to hold a match.
 
-        That of a set is fitted to the sum of `of_items`, once for each guarantee.
+        That of a set is fitted to the sum of `of_items`, once for each guarantee, but is at least
+        that of its first item, and equal to it if there is no other.
         """
         key = guarantee.threshold, guarantee.selection_threshold, guarantee.request.max_size
-        if key not in self._of_sets:
+        fitted = self._of_sets.get(key)
+        if fitted is None:
             fitted_sizes = sizes_of(self.ranking, guarantee)
-            sums, hits = (
-                self.of_items(self.ranking, fitted_sizes)[1],
-                self.match_rank <= fitted_sizes,
-            )
-            answered = fitted_sizes > 0
+            sums = self.of_items(self.ranking, fitted_sizes)[1]
+            hits, several = self.match_rank <= fitted_sizes, fitted_sizes > 1
             if len(self._of_sets) >= MAX_REMEMBERED:
                 self._of_sets.clear()
-            self._of_sets[key] = FallingProbability.fit(
-                -sums[answered], hits[answered], self.weights[answered]
+            fitted = self._of_sets[key] = FallingProbability.fit(
+                -sums[several], hits[several], self.weights[several]
             )
         matches, sums = self.of_items(ranking, sizes)
-        return matches, self._of_sets[key](-sums)
+        first = self.first(ranking.selection_score)
+        return matches, np.where(sizes > 1, np.maximum(fitted(-sums), first), first * sizes)
 
 
 def sizes_of(ranking: Ranking, guarantee: Guarantee) -> NDArray[np.int64]:

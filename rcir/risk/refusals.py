@@ -53,7 +53,7 @@ def joint_refusal(
     required = [error.required_calibration for error in refusals]
     minimum = None if None in smallest else max(filter(None, smallest))
     if minimum is not None and minimum == least:
-        subject += f", which alpha >= {_rounded_up(least):.4f} certifies together"
+        subject += f", which alpha >= {rounded_up(least):.4f} certifies together"
     return RiskUnattainable(
         f"{subject}: {'; '.join(map(str, refusals))}",
         minimum_alpha=minimum,
@@ -76,7 +76,7 @@ def refusal(
     query counts.
     """
     advice, n, unit = [], calibration.population.n_units, calibration.population.unit_word
-    rounded = _rounded_up(minimum_alpha or 1)
+    rounded = rounded_up(minimum_alpha or 1)
     if rounded < 1:
         advice.append(
             f"request alpha >= {rounded:.4f} (on new queries, as it is chosen after looking)"
@@ -155,6 +155,6 @@ def _without_match(calibration: ScoredResults) -> str | None:
     )
 
 
-def _rounded_up(alpha: float) -> float:
+def rounded_up(alpha: float) -> float:
     """Return an alpha with the four digits that errors state."""
     return math.ceil(alpha * 1e4) / 1e4

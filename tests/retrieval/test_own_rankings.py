@@ -139,6 +139,15 @@ def of_the_batch(scores, selection, columns):
     return Ranking(scores * len(scores), selection, columns)
 
 
+def turned_in_a_batch(scores, selection, columns):
+    shift = int(len(scores) > 1)
+    return Ranking(scores, selection, np.roll(columns, shift, axis=1))
+
+
+def surer_in_a_batch(scores, selection, columns):
+    return Ranking(scores, selection - len(scores), columns)
+
+
 def repeated(scores, selection, columns):
     columns[-1, 4] = 3
     return Ranking(scores, selection, columns)
@@ -158,7 +167,9 @@ def repeated(scores, selection, columns):
         (lambda s, u, c: s, "is a ndarray"),
         (with_nan, "NaN"),
         (repeated, "each column"),
-        (of_the_batch, "otherwise alone"),
+        (of_the_batch, "differently alone"),
+        (turned_in_a_batch, "differently alone"),
+        (surer_in_a_batch, "differently alone"),
     ],
 )
 def test_unsuitable_rankings_are_refused_at_calibration(retriever, change, words):
