@@ -23,6 +23,7 @@ pytestmark = pytest.mark.statistical
 
 POPULATION, LABELS, DIM, DELTA = 4_000, 40, 16, 0.1
 DRAWS, BROKEN_DRAWS = 320, 40  # of calibrations that fit a model each
+RANKED = 60  # of galleries whose items are ranked among new queries
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,41 @@ def of_items(draws, seed, clusters):
     return violated
 
 
+def ranks_of_items(draws, seed, saw=()):
+    """(draws,) mean rank, in [0, 1], of the scores of left-out items among those of new queries.
+
+    Broken: the experts `saw` have the item whose label they rank.
+    """
+    right, rng, ranks = LabelModel._experts, np.random.default_rng(seed), np.zeros(draws)
+
+    def experts(model, items, vectors, candidates, left_out=None):
+        parts = right(model, items, vectors, candidates, left_out)
+        seen = right(model, items, vectors, candidates)
+        for (rows, numbers), (_, wrong) in zip(parts, seen, strict=True):
+            numbers[list(saw)] = wrong[list(saw)]
+            yield rows, numbers
+
+    for draw in range(draws):
+        label = rng.integers(12, size=240 + POPULATION)
+        vectors = 0.35 * rng.standard_normal((12, 60))[label]
+        vectors += rng.standard_normal(vectors.shape)
+        gallery, later = np.s_[:240], np.s_[240:]
+        retriever = rcir.Retriever.from_embeddings(
+            vectors[gallery], labels=label[gallery], leave_one_out=True, depth=8
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if saw:
+                patch.setattr(LabelModel, "_experts", experts)
+            retriever.calibrate(vectors[gallery], label[gallery])
+            rule = retriever.calibration.miss_rule
+        labelled = retriever.search_labelled(retriever.labelled(vectors[later], label[later]))
+        arranged = retriever.calibration.arrange(retriever.searcher, labelled, rule)
+        new = np.sort(score(rule.score_function, arranged).match_score)
+        scores = rule.evidence.match_score
+        ranks[draw] = np.mean([np.searchsorted(new, scores, side) for side in ("left", "right")])
+    return ranks / POPULATION
+
+
 def above(violated):
     """Return the standard errors by which a rate is above delta."""
     return (violated.mean() - DELTA) / np.sqrt(DELTA * (1 - DELTA) / len(violated))
@@ -156,6 +192,15 @@ def test_few_queries_keep_the_promise_unless_the_model_saw_them():
 def test_items_in_clusters_keep_the_promise_unless_clusters_are_ignored():
     assert above(of_items(DRAWS, 3, clusters=True)) <= 3
     assert above(of_items(BROKEN_DRAWS, 4, clusters=False)) > 3
+
+
+@pytest.mark.slow
+def test_items_rank_as_new_queries_do_unless_one_expert_saw_them():
+    """The second discriminant alone is enough to notice."""
+    right, broken = ranks_of_items(RANKED, 6), ranks_of_items(RANKED, 7, saw=(1,))
+    errors = [(each.mean() - 0.5) / each.std() * len(each) ** 0.5 for each in (right, broken)]
+    assert abs(errors[0]) <= 3
+    assert errors[1] < -3
 
 
 def test_calibration_queries_change_nothing_of_the_model():
