@@ -106,10 +106,11 @@ def fit_own(own: Any, results: SearchResults, truth: NDArray[np.bool_]) -> OwnSc
         InvalidData: `fit` returns something else, a ranking is not as `Ranking` says, or one of
             five queries is ranked differently alone.
     """
-    if isinstance(own, type) and not hasattr(own.fit, "__self__"):
+    fit = own.fit
+    if isinstance(own, type) and not hasattr(fit, "__self__"):
         name = own.__name__
         raise InvalidConfig(f"pass {name}(), an object, or make fit a class method of {name}")
-    fitted = own.fit(results, truth)
+    fitted = fit(results, truth)
     name = str(getattr(fitted, "name", type(fitted).__name__))
     if isinstance(fitted, type) or not isinstance(fitted, OwnRanking):
         raise InvalidData(f"fit returned a {name}: it must return an object with fit and rank")
