@@ -90,7 +90,7 @@ def size_source(evaluation: Evaluation) -> str:
         return f"{sentence}."
     alpha = min(levels, key=lambda level: abs(level - ALPHA))
     chosen = evaluation.comparison.get(score_function, {}).get(alpha)
-    sentence += f". On the tuning queries, at alpha = {alpha:g}, "
+    sentence += f". On the queries or gallery items that tuned them, at alpha = {alpha:g}, "
     if chosen is not None:
         sentence += f"these sets hold {chosen:.2f} images; "
     sentence += f"sized by {name!r} alone they would hold {levels[alpha]:.2f}"

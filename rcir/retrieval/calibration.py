@@ -552,7 +552,9 @@ class CalibrationReport:
             queries += f" in {number} clusters ({kind}), each counted alike"
         others = "items of the gallery" if calibration.tuned_on_gallery else "others"
         new_labels = any(row.new_labels_size is not None for row in self.rows)
-        how = f"{self.score_function} sizes, {queries}; {self.n_tuning} {others} fitted the sizes"
+        how = f"{self.score_function} sizes, {queries}"
+        if self.n_tuning:
+            how += f"; {self.n_tuning} {others} fitted the sizes"
         lines = [
             at_every_level(
                 calibration.options.delta,
