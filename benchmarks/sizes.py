@@ -233,12 +233,11 @@ def before(split: Split, number: int) -> Callable[[float], float]:
         tuning, calibration = neighbours(gallery, labelled[:cut]), labelled[cut:]
     kinds = uncertainties(tuning)
     kind, _ = smallest_uncertainty(kinds, ALPHAS, DELTA)
-    fits = Fits(kinds[kind]).first_of_each_label()
-    first = fits.split
+    first = kinds[kind].first_of_each_label()
     fitted, _ = fit_score_function(
         *("auto", first.results, first.relevant, ALPHAS, DELTA),
         n_relevant=first.n_relevant,
-        fits=fits,
+        fits=Fits(first),
     )
     evidence, tests = (
         score(fitted, uncertainties(neighbours(gallery, part))[kind].first_of_each_label())
