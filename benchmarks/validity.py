@@ -591,7 +591,7 @@ def label_model(items: int, depth: int, answered: int | None = None) -> Callable
     Args:
         items: of each label.
         depth: number of labels in a list, which are more than that.
-        answered: the depth of the lists that are returned, by default that of those that calibrate.
+        answered: depth of the lists that are returned; by default, that of calibration.
     """
 
     def scored(depth: int, vectors: Array, label: Array, population: Any) -> ScoredResults:

@@ -219,7 +219,7 @@ class State:
     def answer(self, query: Any, request: Request, **described: Any) -> Retrieval | list[Retrieval]:
         """Answer queries with sets that satisfy a request, see `Retriever.retrieve`.
 
-        What is `described` (uncertainty, model, probabilities) is of vectors.
+        `described` are uncertainty, model and probabilities, which only vectors can come with.
         """
         guarantee = self.valid_calibration().guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)

@@ -71,7 +71,7 @@ def rank_labels(
     distance that of the farthest candidate.
 
     Args:
-        searcher: that searched.
+        searcher: the one that searched.
         model: of the labels of its gallery; None for the probabilities of the queries.
         results: of n queries.
         left_out: (n,) units of the gallery that were left out, by default those of the search.
@@ -153,7 +153,7 @@ def nearest_of_labels(
     """Return the position and distance (m,) of the nearest item of a label, for queries (m,).
 
     Args:
-        searcher: that searched.
+        searcher: the one that searched.
         results: of the search.
         rows: (m,) rows of queries.
         labels: (m,) a label for each.
@@ -186,7 +186,7 @@ def list_items(
     There are as many items as candidates were searched, whether they are candidates or not.
 
     Args:
-        searcher: that searched.
+        searcher: the one that searched.
         results: of n queries.
         ranked: what `rank_labels` made of them.
         left_out: see `rank_labels`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import getattr_static, isfunction
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -106,11 +107,10 @@ def fit_own(own: Any, results: SearchResults, truth: NDArray[np.bool_]) -> OwnSc
         InvalidData: `fit` returns something else, a ranking is not as `Ranking` says, or one of
             five queries is ranked differently alone.
     """
-    fit = own.fit
-    if isinstance(own, type) and not hasattr(fit, "__self__"):
+    if isinstance(own, type) and isfunction(getattr_static(own, "fit")):
         name = own.__name__
         raise InvalidConfig(f"pass {name}(), an object, or make fit a class method of {name}")
-    fitted = fit(results, truth)
+    fitted = own.fit(results, truth)
     name = str(getattr(fitted, "name", type(fitted).__name__))
     if isinstance(fitted, type) or not isinstance(fitted, OwnRanking):
         raise InvalidData(f"fit returned a {name}: it must return an object with fit and rank")

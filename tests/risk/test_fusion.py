@@ -20,7 +20,7 @@ def make_experts(n=80, k=6, seed=0, several=False):
 
 
 def expert_logs(fusion, experts):
-    """Log probabilities of each expert, .002 of which is of any candidate."""
+    """Log probabilities of each expert, with a share of .002 for any candidate."""
     shares = softmax(fusion.temperatures[:, None, None] * experts, axis=2)
     return np.log(0.998 * shares + 0.002 / experts.shape[2])
 
