@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rcir.metrics.ranking import Floats
 from rcir.risk.guarantee import Guarantee
+from rcir.risk.population import Population
 from rcir.risk.results import ScoredResults, set_sizes
 from rcir.risk.score_functions import Ranking
 
@@ -105,16 +106,13 @@ class MatchProbabilities:
 
         Args:
             calibration: the queries; each independent unit counts as one.
-            tuning: the tuning split, scored by the same score function. All of it counts as 50
-                queries, so that few calibration queries do not decide alone.
+            tuning: the tuning split, scored by the same score function. It counts as at most
+                50 units, so that few calibration queries do not decide alone.
         """
-        units = calibration.population.units
-        weights = 1 / np.bincount(units)[units]
-        splits = [calibration]
+        splits, weights = [calibration], _weights(calibration.population, np.inf)
         if tuning is not None:
             splits.append(tuning)
-            share = min(1.0, PRIOR_QUERIES / len(tuning))
-            weights = np.append(weights, np.full(len(tuning), share))
+            weights = np.append(weights, _weights(tuning.population, PRIOR_QUERIES))
         scores, relevant, selection_score, ranks = (
             np.concatenate([split.require(name) for split in splits])
             for name in ("scores", "relevant", "selection_score", "match_rank")
@@ -166,6 +164,11 @@ class MatchProbabilities:
         matches, sums = self.of_items(ranking, sizes)
         first = self.first(ranking.selection_score)
         return matches, np.where(sizes > 1, np.maximum(fitted(-sums), first), first * sizes)
+
+
+def _weights(population: Population, at_most: float) -> NDArray[np.float64]:
+    """Return weights (n,) of queries: 1 for each unit, less if there are more than `at_most`."""
+    return min(1.0, at_most / population.n_units) / population.unit_sizes[population.units]
 
 
 def sizes_of(ranking: Ranking, guarantee: Guarantee) -> NDArray[np.int64]:

@@ -129,10 +129,14 @@ def test_a_cluster_counts_once_however_many_queries_it_has():
 
 
 def test_the_tuning_split_counts_as_fifty_queries():
-    def outcome(n, hit):
+    def outcome(n, hit, of_each=1):
         relevant = np.full((n, 1), hit)
+        clusters = np.arange(n) // of_each
         return ScoredResults.from_scores(
-            np.zeros((n, 1), np.float32), relevant, selection_score=np.zeros(n)
+            np.zeros((n, 1), np.float32),
+            relevant,
+            selection_score=np.zeros(n),
+            population=Population(n, clusters=clusters, cluster_word="video"),
         )
 
     def first(calibration, tuning):
@@ -140,6 +144,7 @@ def test_the_tuning_split_counts_as_fifty_queries():
 
     assert first(outcome(100, False), outcome(5000, True)) == pytest.approx(51 / 152)
     assert first(outcome(100, False), outcome(7, True)) == pytest.approx(8 / 109)
+    assert first(outcome(100, False), outcome(28, True, 4)) == pytest.approx(8 / 109)
 
 
 def test_new_labels_count_each_label_once_and_a_group_counts_alone():
