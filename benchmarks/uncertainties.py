@@ -297,6 +297,7 @@ def main() -> None:
     command.add_argument("--sets", nargs="+", choices=SETS, default=sized(SETS, SETS[:1]))
     methods = sized(METHODS, ("deterministic", "btl"))
     command.add_argument("--encoders", nargs="+", choices=METHODS, default=methods)
+    command.add_argument("--seeds", type=int, help="how many trainings of each method")
     options = command.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -305,7 +306,7 @@ def main() -> None:
     for name in options.sets:
         for method in options.encoders:
             values = defaultdict(list)
-            for seed in range(sized(SEEDS[name], 1)):
+            for seed in range(options.seeds or sized(SEEDS[name], 1)):
                 for table, row in measured(searched(name, method, seed, options.runs)):
                     values[table].append(row)
             for table, each in values.items():

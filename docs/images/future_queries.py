@@ -65,7 +65,6 @@ def by_unit(queries: ScoredResults) -> ScoredResults:
 
 
 NEW_LABELS = difficulties(5_000)  # a sample of the labels that come later
-TUNING = by_unit(queries_of(difficulties(UNITS)[NUMBER]))
 
 
 def same_labels() -> Iterable[Outcome]:
@@ -119,7 +118,7 @@ def share_of_failures(case: Callable[[], Iterable[Outcome]]) -> list[float]:
     for _ in range(DRAWS):
         risks = []
         for queries, request, later in case():
-            threshold = certify(request, queries, TUNING).threshold
+            threshold = certify(request, queries).threshold
             risks.append(np.exp(-threshold / later).mean())
         failures.append(np.array(risks) > ALPHA)
     shares: list[float] = np.mean(failures, axis=0).tolist()
