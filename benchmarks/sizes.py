@@ -6,7 +6,8 @@ splits and the same exact binomial bound, all labelled queries calibrate, and a 
 per label, the likeliest always. The best of the nine is taken after looking, separately for each
 gallery, level and number of labelled queries: nobody could choose as well beforehand. `before` is
 what the score functions of neighbours need (`auto`), chosen and fitted on three tenths of the
-queries, of fewer than 200 on the gallery.
+queries, of fewer than 200 on the gallery. Fewer queries than there are, and labels that calibrate,
+are drawn several times in each split.
 
 Data: 50 kinds of birds, 120 characters of Omniglot and 6,000 pictures of Fashion-MNIST, embedded by
 EfficientNet-Lite0 as ImageNet left it, and two-digit numbers by a network trained as in `rcir
@@ -53,9 +54,11 @@ from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.data.vector_files import read_vectors
 from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.metrics import reliability
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     LabelledResults,
+    ScoredResults,
     SearchResults,
     allowed_misses,
     fit_score_function,
@@ -77,7 +80,7 @@ CHARACTERS, PICTURES = sized((120, 600), (12, 20))
 DEPTH = 50
 FEW, TUNING_SHARE, MAX_ITEMS = 200, 0.3, 500  # of `before`
 STAKES = (0.25, 0.5, 0.75, 1.0)  # of bets on labels, in units of the largest
-DRAWS = sized(400, 20)
+POPULATION_DRAWS, DRAWS, CALIBRATIONS = sized((400, 10, 4), (20, 2, 2))  # of queries
 BINS = 15
 LARGE = sized((1_000_000, 128, 10_000, 5_000), (2_000, 16, 20, 300))  # items, d, labels, queries
 Sizes = dict[tuple[str, str, str, float], dict[str, list[float]]]  # set, gallery, count, alpha
@@ -220,20 +223,20 @@ def uncertainties(labelled: LabelledResults) -> dict[str, LabelledResults]:
     return {name: labelled.with_uncertainty(value) for name, value in values.items()}
 
 
-def before(split: Split, number: int) -> Callable[[float], float]:
-    """Return the mean size at an alpha by `auto` on neighbours, see the module."""
-    gallery, labelled = split.gallery, split.labelled[:number]
-    counts = np.bincount(gallery.labels)
-    several = np.flatnonzero(counts[gallery.labels] > 1)
-    if number < FEW and np.mean(counts[counts > 0] > 1) > 0.5:
-        rows = np.random.default_rng(0).permutation(several)[:MAX_ITEMS]
-        tuning, calibration = neighbours(gallery, gallery[rows], rows), labelled
+def before(split: Split, rows: NDArray[np.int64] | None = None) -> tuple[Floats, Floats]:
+    """Return scores of right answers (n,) and of candidates, by `auto` on neighbours, see above.
+
+    Labelled queries tune at rows, without these the gallery.
+    """
+    gallery = split.gallery
+    if rows is None:
+        several = np.flatnonzero(np.bincount(gallery.labels)[gallery.labels] > 1)
+        items = np.random.default_rng(0).permutation(several)[:MAX_ITEMS]
+        tuned = uncertainties(neighbours(gallery, gallery[items], items))
     else:
-        cut = round(TUNING_SHARE * number)
-        tuning, calibration = neighbours(gallery, labelled[:cut]), labelled[cut:]
-    kinds = uncertainties(tuning)
-    kind, _ = smallest_uncertainty(kinds, ALPHAS, DELTA)
-    first = kinds[kind].first_of_each_label()
+        tuned = uncertainties(neighbours(gallery, split.labelled[rows]))
+    kind, _ = smallest_uncertainty(tuned, ALPHAS, DELTA)
+    first = tuned[kind].first_of_each_label()
     fitted, _ = fit_score_function(
         *("auto", first.results, first.relevant, ALPHAS, DELTA),
         n_relevant=first.n_relevant,
@@ -241,31 +244,57 @@ def before(split: Split, number: int) -> Callable[[float], float]:
     )
     evidence, tests = (
         score(fitted, uncertainties(neighbours(gallery, part))[kind].first_of_each_label())
-        for part in (calibration, split.test)
+        for part in (split.labelled, split.test)
     )
-    scores = tests.require("scores").astype(np.float64)
-    return lambda alpha: certified(widen(evidence.match_score), scores, alpha, DELTA)
+    return widen(evidence.match_score), tests.require("scores").astype(np.float64)
+
+
+def scored(retriever: Retriever, queries: Part) -> ScoredResults:
+    """Return the scores of labels for queries by a retriever that its gallery tuned."""
+    calibration, searcher = retriever.calibration, retriever.searcher
+    assert calibration is not None
+    rule = calibration.rule_for(make_request())
+    results = searcher.search_labelled(searcher.labelled(queries.vectors, queries.labels)[0])
+    return score(rule.score_function, calibration.arrange(searcher, results, rule))
 
 
 def sizes_of_labels(pool: Pool, gallery: str, seed: int) -> Iterator[tuple[str, float, str, float]]:
     """Yield number of labelled queries, alpha, method and mean size of one split."""
     split = draw(pool, gallery, seed)
     n, labelled = len(split.labelled), split.labelled
-    names = np.unique(split.gallery.labels)
-    right = np.searchsorted(names, labelled.labels)
+    right = np.searchsorted(np.unique(split.gallery.labels), labelled.labels)
     scores = recipes(split.gallery, np.concatenate([labelled.vectors, split.test.vectors]))
-    for count in COUNTS:
-        number = n if count == "all" else int(count)
-        if number > n:
-            continue
-        earlier = before(split, number)
-        retriever = calibrated(split.gallery, labelled[:number])
+    methods = {name: (values[np.arange(n), right], values[n:]) for name, values in scores.items()}
+    retriever = calibrated(split.gallery, labelled, tuning="gallery")
+    match, sets = (scored(retriever, part) for part in (labelled, split.test))
+    methods["ours"] = widen(match.match_score), sets.require("scores").astype(np.float64)
+    several = np.unique(split.gallery.labels, return_counts=True)[1] > 1
+    earlier = before(split) if several.mean() > 0.5 else None
+    for count, rows in draws(n, COUNTS, DRAWS, seed):
         for alpha in ALPHAS:
-            for name, values in scores.items():
-                match = values[np.arange(number), right[:number]]
-                yield count, alpha, name, certified(match, values[n:], alpha, DELTA)
-            yield count, alpha, "before", earlier(alpha)
-            yield count, alpha, "ours", answered(retriever, split.test, alpha)
+            for name, (values, others) in methods.items():
+                yield count, alpha, name, certified(values[rows], others, alpha, DELTA)
+        if len(rows) < FEW and earlier is not None:
+            values, others = earlier
+        else:
+            cut = round(TUNING_SHARE * len(rows))
+            values, others = before(split, rows[:cut])
+            rows = rows[cut:]
+        for alpha in ALPHAS:
+            yield count, alpha, "before", certified(values[rows], others, alpha, DELTA)
+
+
+def draws(
+    n: int, counts: tuple[str, ...], repeats: int, seed: int
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield numbers of queries, and rows of that many of n; repeatedly unless these are all."""
+    rng = np.random.default_rng(seed)
+    for count in counts:
+        if count == "all":
+            yield count, np.arange(n)
+        elif int(count) <= n:
+            for _ in range(repeats):
+                yield count, rng.permutation(n)[: int(count)]
 
 
 def sizes_of_new_labels(
@@ -273,24 +302,26 @@ def sizes_of_new_labels(
 ) -> Iterator[tuple[str, float, str, float]]:
     """Yield the same for queries of the half of the labels that did not calibrate."""
     split = draw(pool, gallery, seed)
-    names = np.unique(split.gallery.labels)
-    calibrate = np.random.default_rng(seed).permutation(names)[: len(names) // 2]
-    labelled = split.labelled[np.isin(split.labelled.labels, calibrate)]
-    test = split.test[~np.isin(split.test.labels, calibrate)]
-    scores = recipes(split.gallery, np.concatenate([labelled.vectors, test.vectors]))
-    right = np.searchsorted(names, labelled.labels)
-    one_of_each = np.unique(labelled.labels, return_index=True)[1]
-    retriever = calibrated(split.gallery, labelled)
-    n = len(labelled)
-    for alpha in ALPHAS:
-        for name, values in scores.items():
-            match, sets = values[np.arange(n), right], values[n:]
-            yield "new", alpha, f"{name}, one", certified(match[one_of_each], sets, alpha, DELTA)
-            for stake in STAKES:
-                threshold = bet(match, labelled.labels, alpha, DELTA, stake)
-                size = (sets <= threshold).sum(axis=1).mean() if threshold < np.inf else np.nan
-                yield "new", alpha, f"{name}, stake {stake}", float(size)
-        yield "new", alpha, "ours", answered(retriever, test, alpha, query_labels="new")
+    names, n = np.unique(split.gallery.labels), len(split.labelled)
+    right = np.searchsorted(names, split.labelled.labels)
+    scores = recipes(split.gallery, np.concatenate([split.labelled.vectors, split.test.vectors]))
+    rng = np.random.default_rng(seed)
+    for _ in range(CALIBRATIONS):
+        calibrate = rng.permutation(names)[: len(names) // 2]
+        rows = np.flatnonzero(np.isin(split.labelled.labels, calibrate))
+        new = np.flatnonzero(~np.isin(split.test.labels, calibrate))
+        labelled, test = split.labelled[rows], split.test[new]
+        first = np.unique(labelled.labels, return_index=True)[1]
+        retriever = calibrated(split.gallery, labelled)
+        for alpha in ALPHAS:
+            for name, values in scores.items():
+                match, sets = values[rows, right[rows]], values[n + new]
+                yield "new", alpha, f"{name}, one", certified(match[first], sets, alpha, DELTA)
+                for stake in STAKES:
+                    threshold = bet(match, labelled.labels, alpha, DELTA, stake)
+                    size = (sets <= threshold).sum(axis=1).mean() if threshold < np.inf else np.nan
+                    yield "new", alpha, f"{name}, stake {stake}", float(size)
+            yield "new", alpha, "ours", answered(retriever, test, alpha, query_labels="new")
 
 
 def sizes_without_labels(
@@ -310,17 +341,14 @@ def sizes_without_labels(
         label: [str(row) for row in np.flatnonzero(items.labels == label)]
         for label in np.unique(items.labels)
     }
-    for count in ("all", "60"):
-        number = n if count == "all" else int(count)
-        if number > n:
-            continue
+    for count, rows in draws(n, ("all", "60"), CALIBRATIONS, seed):
         retriever = Retriever.from_embeddings(items.vectors, depth=DEPTH)
-        lists = [matches[label] for label in split.labelled.labels[:number]]
-        known = split.labelled.vectors[:number]
-        retriever.calibrate(known, lists, alphas=ALPHAS, delta=DELTA)
+        known = split.labelled[rows]
+        lists = [matches[label] for label in known.labels]
+        retriever.calibrate(known.vectors, lists, alphas=ALPHAS, delta=DELTA)
         for alpha in ALPHAS:
             for name, values in scores.items():
-                match = values[np.arange(number), first[:number]]
+                match = values[rows, first[rows]]
                 yield count, alpha, name, certified(match, values[n:], alpha, DELTA)
             yield count, alpha, "ours", answered(retriever, split.test, alpha)
 
@@ -342,7 +370,7 @@ def violations(pool: Pool) -> Iterator[tuple[str, float, float]]:
     rng = np.random.default_rng(0)
     for count in COUNTS:
         number = len(match) if count == "all" else int(count)
-        drawn = np.sort(rng.choice(match, (DRAWS, number)), axis=1)
+        drawn = np.sort(rng.choice(match, (POPULATION_DRAWS, number)), axis=1)
         for alpha in ALPHAS:
             allowed = allowed_misses(number, alpha, DELTA)
             if allowed >= 0:
@@ -362,14 +390,10 @@ def calibration_errors(pool: Pool, splits: int) -> dict[str, float]:
             right = np.asarray(answer.labels) == label
             stated["item"] += zip(answer.probabilities, right, strict=True)
             stated["set"].append((answer.match_probability, right.any()))
-    return {f"ece_{kind}": calibration_error(np.array(pairs)) for kind, pairs in stated.items()}
-
-
-def calibration_error(pairs: Floats) -> float:
-    """Return the calibration error of (n, 2) probabilities and outcomes, in bins of equal mass."""
-    parts = np.array_split(pairs[np.argsort(pairs[:, 0], kind="stable")], BINS)
-    gaps = [abs(part[:, 0].mean() - part[:, 1].mean()) * len(part) for part in parts if len(part)]
-    return float(np.sum(gaps) / len(pairs))
+    return {
+        f"ece_{kind}": reliability(*np.transpose(pairs), BINS, equal_mass=True).error
+        for kind, pairs in stated.items()
+    }
 
 
 def photographs(folder: Path) -> dict[str, float]:
