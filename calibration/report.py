@@ -21,6 +21,7 @@ from calibration.splits import SearchedSplits
 from rcir import figures
 from rcir.data import ImageSet
 from rcir.errors import printable
+from rcir.retrieval.label_ranking import nearest_of_labels
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import ScoredResults, SetRule
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
@@ -141,35 +142,38 @@ def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, F
         return {}
     from rcir.data import read_image
 
-    gallery = splits.data.gallery
-    ranking = splits.retriever.require_calibration().miss_rule.score_function.rank(test.results)
+    gallery, retriever = splits.data.gallery, splits.retriever
+    order = np.argsort(test.results.uncertainty, kind="stable")
+    queries = np.concatenate([order[:SHOWN_QUERIES], order[-SHOWN_QUERIES:]])
+    test = test[queries]
+    ranking = retriever.require_calibration().miss_rule.score_function.rank(test.results)
     sizes = set_sizes(ranking.scores, float(row.threshold or 0))
     positions = ranking.take(test.results.require("positions"))
+    unknown = (positions < 0) & (np.arange(positions.shape[1]) < sizes[:, None])
+    if unknown.any():  # no candidate has the label
+        labels = ranking.take(test.results.require("labels"))[unknown]
+        rows = np.nonzero(unknown)[0]
+        nearest, _ = nearest_of_labels(retriever.searcher, test.results, rows, labels)
+        positions = positions.copy()
+        positions[unknown] = nearest
     relevant = ranking.take(test.relevant)
     classes = _class_names(images)
     names: Any = images.ids if classes is None else classes
-
-    def draw(rows: NDArray[np.int64]) -> Figure:
-        sets = []
-        for query, size in zip(rows.tolist(), sizes[rows].tolist(), strict=True):
-            uncertainty = test.results.uncertainty[query]
-            title = f"query: {printable(names[query])}\nu = {uncertainty:.2g}, size {size}"
-            shown = np.arange(size)[positions[query, :size] >= 0]  # others are no candidates
-            items = [gallery.images[item] for item in positions[query, shown[:SET_COLUMNS]]]
-            sets.append(
-                figures.QuerySet(
-                    read_image(images.images[query], channels=3),
-                    title,
-                    [read_image(image, channels=3) for image in items],
-                    relevant[query, shown].tolist(),
-                )
+    sets = []
+    for place, (query, size) in enumerate(zip(queries.tolist(), sizes.tolist(), strict=True)):
+        uncertainty = test.results.uncertainty[place]
+        items = [gallery.images[item] for item in positions[place, :size][:SET_COLUMNS]]
+        sets.append(
+            figures.QuerySet(
+                read_image(images.images[query], channels=3),
+                f"query: {printable(names[query])}\nu = {uncertainty:.2g}, size {size}",
+                [read_image(image, channels=3) for image in items],
+                relevant[place, :size].tolist(),
             )
-        return figures.draw_query_sets(sets, SET_COLUMNS)
-
-    order = np.argsort(test.results.uncertainty, kind="stable")
+        )
     return {
-        "most_certain": draw(order[:SHOWN_QUERIES]),
-        "least_certain": draw(order[-SHOWN_QUERIES:]),
+        "most_certain": figures.draw_query_sets(sets[:SHOWN_QUERIES], SET_COLUMNS),
+        "least_certain": figures.draw_query_sets(sets[-SHOWN_QUERIES:], SET_COLUMNS),
     }
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from calibration import RiskResult, screen, sentences
+from calibration import RiskResult, report, screen, sentences
 from rcir.terminal import console
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -68,6 +68,23 @@ def test_every_figure_is_drawn_and_the_extreme_queries_are_named(outcome, pictur
     for end in (uncertainty.min(), uncertainty.max()):
         assert any(each.startswith(f"u = {end:.4f}") for each in shown)
     assert len(list(drawn[-1].iter(f"{SVG}image"))) >= 8, "pictures are in the sets"
+
+
+def test_items_of_labels_without_candidates_are_drawn(chosen, monkeypatch):
+    """Such labels have the position -1; the nearest candidate of each label is its nearest item."""
+    drawn = []
+    monkeypatch.setattr(
+        "calibration.report.figures.draw_query_sets", lambda *row: drawn.append(row)
+    )
+    splits, arranged = replace(chosen.splits), chosen.splits.arranged_test
+    for positions in (arranged.results.positions, np.full_like(arranged.results.positions, -1)):
+        results = replace(arranged.results, positions=positions)
+        splits.__dict__["arranged_test"] = replace(arranged, results=results)
+        report._draw_queries(chosen.evaluation, splits)
+    for (known, _), (found, _) in zip(drawn[:2], drawn[2:], strict=True):
+        for before, after in zip(known, found, strict=True):
+            np.testing.assert_array_equal(after.images, before.images)
+            assert len(after.images) == min(8, len(after.matches)) > 0
 
 
 def assert_cells(cells, values, **tolerances):
