@@ -25,6 +25,7 @@ from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 
 MIN_HELD_OUT = 20
+COMPARED = 64  # nearest items of each query
 SHARPNESS = 8.0  # of the cosines of labels, where no item can be held out
 MAX_FITTED_LABELS = 200  # of each item that is held out
 MAX_QUICK_NORM = 1e4  # squared, of means in the metrics: single precision will do up to it
@@ -63,7 +64,8 @@ class LabelModel:
         Args:
             items: at least one.
             rows: (m,) positions of items that are held out, each once.
-            candidates: (m, k) positions of their nearest items of other units, -1 for none.
+            candidates: (m, k) positions of their nearest items of other units, -1 for none; of more
+                than 64, the first.
         """
         moments = Moments.of(items)
         discriminants = Discriminants.fit(items, moments)
@@ -97,7 +99,7 @@ class LabelModel:
         Args:
             items: those of `fit`.
             vectors: (n, d) of queries.
-            candidates: (n, k) positions of their nearest items, -1 for none.
+            candidates: (n, k) positions of their nearest items, see `fit`.
             left_out: (n,) units of the gallery that are left out, -1 for none. A label that has no
                 other items gets -inf.
         """
@@ -114,6 +116,7 @@ class LabelModel:
         left_out: Integers | None = None,
     ) -> Iterator[tuple[Integers, Floats]]:
         """Yield rows and the numbers (e, rows, L) of experts, in blocks that fit in memory."""
+        candidates = candidates[:, :COMPARED]
         if left_out is not None and left_out.max(initial=-1) < 0:
             left_out = None
         vectors, order = np.asarray(vectors, np.float64), np.arange(len(vectors))
@@ -192,13 +195,14 @@ def fill_nearest(
 def _likeliest(experts: Floats, right: Integers) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the numbers (e, n, k) of the likeliest labels and the right one, and which it is.
 
-    Labels are ordered by the sum of the experts, each in units of its mean gap to the likeliest.
+    Labels are ordered by the sum of the experts, each in units of its mean gap to the query's
+    likeliest.
     """
     is_right = np.arange(experts.shape[2]) == right[:, None]
     if experts.shape[2] <= MAX_FITTED_LABELS:
         return experts, is_right
     gaps = experts.max(axis=2, keepdims=True) - experts
-    means = np.mean(gaps, axis=(1, 2), keepdims=True, where=np.isfinite(gaps))
+    means = np.mean(gaps, axis=2, keepdims=True, where=np.isfinite(gaps))
     order = np.where(is_right, -1.0, (gaps / np.maximum(means, MIN_DISTANCE)).sum(axis=0))
     kept = np.argpartition(order, MAX_FITTED_LABELS, axis=1)[:, :MAX_FITTED_LABELS]
     return np.take_along_axis(experts, kept[None], axis=2), np.take_along_axis(is_right, kept, 1)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rcir.data.repeats import (
     digests,
@@ -23,7 +22,7 @@ from rcir.retrieval.calibration import (
     coverage,
     needs_embeddings,
 )
-from rcir.retrieval.label_ranking import draw_items, fit_label_model, list_items, rank_labels
+from rcir.retrieval.label_ranking import fit_label_model, list_items, rank_labels
 from rcir.retrieval.queries import Queries, queries_of, require_alike
 from rcir.retrieval.query_checks import (
     are_items,
@@ -185,10 +184,8 @@ def _calibration_of(
             split = None if split is None else whitening.add_to(searcher, split)
         ranked = None
         if model is not None or given:
-            left_out, tunes = None, split is not None and not (given and tuned_on == "gallery")
-            if tuned_on == "gallery" and split is not None:
-                left_out = searcher.gallery.units[draw_items(searcher)]
-            ranked = _rank(searcher, model, split if tunes else None, calibrated, left_out)
+            tunes = not (given and tuned_on == "gallery")
+            ranked = _rank(searcher, model, split if tunes else None, calibrated)
         sources[items] = RuleSource(
             None if split is None else Fits(split),
             ranked,
@@ -228,12 +225,11 @@ def _rank(
     model: LabelModel | None,
     tuning: LabelledResults | None,
     calibration: LabelledResults,
-    left_out: NDArray[np.int64] | None,
 ) -> RankedLabels:
-    """Return two splits by the probabilities of labels; `left_out` are units of the tuning one."""
-    tuned = None if tuning is None else rank_labels(searcher, model, tuning, left_out)
+    """Return two splits by the probabilities of labels."""
+    tuned = None if tuning is None else rank_labels(searcher, model, tuning)
     ranked = RankedLabels(LabelScore(), tuned, rank_labels(searcher, model, calibration))
-    listed = partial(_list_items, searcher, ranked, tuning, calibration, left_out)
+    listed = partial(_list_items, searcher, ranked, tuning, calibration)
     return replace(ranked, listed=listed)
 
 
@@ -242,12 +238,11 @@ def _list_items(
     ranked: RankedLabels,
     tuning: LabelledResults | None,
     calibration: LabelledResults,
-    left_out: NDArray[np.int64] | None,
 ) -> RankedLabels:
     """Return two splits with all items of each label, see `_rank`."""
     tuned = None
     if tuning is not None and ranked.tuning is not None:
-        tuned = list_items(searcher, tuning, ranked.tuning, left_out)
+        tuned = list_items(searcher, tuning, ranked.tuning)
     lists = list_items(searcher, calibration, ranked.calibration)
     return RankedLabels(LabelListScore(), tuned, lists)
 

@@ -22,7 +22,6 @@ from rcir.risk.results import widen
 
 Labelled = TypeVar("Labelled", bound=LabelledResults)
 LISTED_TOGETHER, VECTORS_TOGETHER = 512, 1 << 15
-NEIGHBOURS = 64  # nearest candidates that the experts of a label model compare
 HELD_OUT = 500  # items that the weights of a label model are fitted on
 
 
@@ -38,16 +37,16 @@ def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> Lab
     if searcher.options.leave_one_out:
         assert held_out is not None
         rows = searcher.gallery.rows_of(held_out.results.require("queries").digests)
-        positions = held_out.results.require("positions")[rows >= 0, :NEIGHBOURS]
-        return LabelModel.fit(items, rows[rows >= 0], positions)
-    rows = draw_items(searcher)
+    else:
+        rows = draw_items(searcher)
     if held_out is not None:
-        return LabelModel.fit(items, rows, held_out.results.require("positions")[:, :NEIGHBOURS])
-    if not len(rows):
-        return LabelModel.fit(items, rows, np.empty((0, searcher.depth), np.int64))
-    vectors, units = items.vectors_at(rows), searcher.gallery.units[rows]
-    positions = searcher.nearest(vectors, left_out=units)[1]
-    return LabelModel.fit(items, rows, positions[:, :NEIGHBOURS])
+        positions = held_out.results.require("positions")[rows >= 0]
+    elif len(rows):
+        units = searcher.gallery.units[rows]
+        positions = searcher.nearest(items.vectors_at(rows), left_out=units)[1]
+    else:
+        positions = np.empty((0, searcher.depth), np.int64)
+    return LabelModel.fit(items, rows[rows >= 0], positions)
 
 
 def draw_items(searcher: Searcher) -> NDArray[np.int64]:
@@ -61,7 +60,6 @@ def rank_labels(
     searcher: Searcher,
     model: LabelModel | None,
     results: Results,
-    left_out: NDArray[np.int64] | None = None,
     up_to: float = np.inf,
 ) -> Results:
     """Return search results with the nearest item of each label, the likeliest label first.
@@ -74,21 +72,18 @@ def rank_labels(
         searcher: the one that searched.
         model: of the labels of its gallery; None for the probabilities of the queries.
         results: of n queries.
-        left_out: (n,) units of the gallery that were left out, by default those of the search.
         up_to: labels with a larger score (`LabelScore`) may be left out.
     """
     if isinstance(results, LabelledResults):
-        return _label(results, rank_labels(searcher, model, results.results, left_out, up_to))
+        return _label(results, rank_labels(searcher, model, results.results, up_to))
     if model is None:
         p = np.maximum(results.require("queries").probabilities, np.finfo(np.float32).tiny)
         return order_labels(results, searcher.gallery.classes, np.log(p, dtype=np.float64), up_to)
-    if left_out is None:
-        left_out = searcher.units_left_out(results.require("queries"))
     log_probabilities = model.log_probabilities(
         _items(searcher),
         results.require("vectors").astype(np.float64),
-        results.require("positions")[:, :NEIGHBOURS],
-        left_out,
+        results.require("positions"),
+        results.left_out,
     )
     return order_labels(results, model.labels, log_probabilities, up_to)
 
@@ -159,7 +154,7 @@ def nearest_of_labels(
         labels: (m,) a label for each.
     """
     vectors = results.require("vectors")
-    left_out = searcher.units_left_out(results.require("queries"))
+    left_out = results.left_out
     ascending, by_label = searcher.gallery.by_label
     positions, distances = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)
     for label in np.unique(labels):
@@ -175,12 +170,7 @@ def nearest_of_labels(
     return positions, distances
 
 
-def list_items(
-    searcher: Searcher,
-    results: Results,
-    ranked: Results,
-    left_out: NDArray[np.int64] | None = None,
-) -> Results:
+def list_items(searcher: Searcher, results: Results, ranked: Results) -> Results:
     """Return search results with all items of each label, nearest first, the likeliest label first.
 
     There are as many items as candidates were searched, whether they are candidates or not.
@@ -189,14 +179,11 @@ def list_items(
         searcher: the one that searched.
         results: of n queries.
         ranked: what `rank_labels` made of them.
-        left_out: see `rank_labels`.
     """
     if isinstance(results, LabelledResults):
         assert isinstance(ranked, LabelledResults)
-        return _label(results, list_items(searcher, results.results, ranked.results, left_out))
+        return _label(results, list_items(searcher, results.results, ranked.results))
     assert isinstance(ranked, SearchResults)
-    if left_out is None:
-        left_out = searcher.units_left_out(results.require("queries"))
     arrays: dict[str, Any] = {
         name: np.full((len(results), results.depth), filler, np.asarray(filler).dtype)
         for name, filler in SearchResults.FILLERS.items()
@@ -204,8 +191,7 @@ def list_items(
     }
     for start in range(0, len(results), LISTED_TOGETHER):
         block = slice(start, start + LISTED_TOGETHER)
-        out = None if left_out is None else left_out[block]
-        row, place, position, distance = _listed(searcher, results[block], ranked[block], out)
+        row, place, position, distance = _listed(searcher, results[block], ranked[block])
         column = np.arange(len(row)) - np.searchsorted(row, row)
         within = column < results.depth
         row, place, column = row[within] + start, place[within], column[within]
@@ -217,10 +203,7 @@ def list_items(
 
 
 def _listed(
-    searcher: Searcher,
-    results: SearchResults,
-    ranked: SearchResults,
-    left_out: NDArray[np.int64] | None,
+    searcher: Searcher, results: SearchResults, ranked: SearchResults
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return row, place of the label, position and distance of items, in order.
 
@@ -228,6 +211,7 @@ def _listed(
     """
     ascending, by_label = searcher.gallery.by_label
     classes, labels = searcher.gallery.classes, ranked.require("labels")
+    left_out = results.left_out
     first = np.searchsorted(ascending, labels)
     counts = np.where(ranked.is_candidate, np.searchsorted(ascending, labels, "right") - first, 0)
     room = results.depth + (searcher.gallery.largest_unit if left_out is not None else 0)

@@ -395,17 +395,20 @@ class Searcher:
         return self.candidates(self.prepare(queries, embedder), self.fingerprints())
 
     def candidates(
-        self, queries: Queries, fingerprints: Mapping[str, str] | None = None
+        self,
+        queries: Queries,
+        fingerprints: Mapping[str, str] | None = None,
+        left_out: NDArray[np.int64] | None = None,
     ) -> SearchResults:
         """Return the search results of prepared queries.
 
         Args:
             queries: the result of `prepare`.
             fingerprints: `self.fingerprints()`, stored in the results; calibration requires them.
+            left_out: see `nearest`; by default `units_left_out`.
         """
-        distances, positions, cosine = self.nearest(
-            queries.vectors, left_out=self.units_left_out(queries)
-        )
+        left_out = self.units_left_out(queries) if left_out is None else left_out
+        distances, positions, cosine = self.nearest(queries.vectors, left_out=left_out)
         if (
             self.gallery.items is not None
             and self.encoder is not None
@@ -429,6 +432,7 @@ class Searcher:
             positions=positions,
             vectors=queries.vectors,
             queries=queries,
+            left_out=left_out,
             fingerprints=fingerprints,
         )
 

@@ -33,7 +33,6 @@ from rcir.risk import (
     LabelledResults,
     OwnRanking,
     Population,
-    SearchResults,
     smallest_uncertainty,
 )
 from rcir.risk.bounds import check_bound, check_level, check_levels
@@ -202,36 +201,21 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     The gallery can tune, see `why_gallery_cannot_tune`; None if no label has two items. The items
     have uncertainties if those of `calibration` have them.
     """
-    gallery, index, labels = searcher.gallery, searcher.index, searcher.labels
+    gallery, labels = searcher.gallery, searcher.labels
     assert labels is not None
     rows = draw_items(searcher)
     if not len(rows):
         return None
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    vectors, units = index.vectors_at(rows), gallery.units[rows]
-    distances, positions, cosine = searcher.nearest(vectors, left_out=units)
     stated = queries_of(calibration).uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
-    copies = gallery.members(units)
+    queries = Queries(searcher.index.vectors_at(rows), uncertainty)
+    results = searcher.candidates(queries, searcher.fingerprints(), gallery.units[rows])
+    copies = gallery.members(gallery.units[rows])
     same = (labels[copies] == labels[rows, None]) & (copies >= 0)
-    keys = searcher.keys(positions)
-    assert keys is not None
-    results = SearchResults(
-        uncertainty=cosine if uncertainty is None else uncertainty,
-        depth=searcher.depth,
-        distances=distances,
-        labels=keys,
-        candidate_uncertainty=None
-        if gallery.uncertainty is None
-        else gallery.uncertainty.take(positions),
-        positions=positions,
-        vectors=vectors,
-        queries=Queries(vectors, uncertainty),
-        fingerprints=searcher.fingerprints(),
-    )
     return LabelledResults(
         results,
-        relevant=keys == labels[rows, None],
+        relevant=results.require("labels") == labels[rows, None],
         n_relevant=counts[number[rows]] - np.count_nonzero(same, axis=1),
         one_label=True,
         population=Population(len(rows), labels=labels[rows]),

@@ -58,6 +58,7 @@ class SearchResults:
             `first_of_each_label`.
         vectors: (n, d) embeddings of the queries.
         queries: the n queries as they were searched; it supports indexing by rows.
+        left_out: (n,) units of the gallery that each search left out, -1 for none.
         fingerprints: of the retriever that searched.
 
     Raises:
@@ -81,6 +82,7 @@ class SearchResults:
     one_per_label: bool = False
     vectors: NDArray[np.float32] | None = None
     queries: Any = None
+    left_out: NDArray[np.int64] | None = None
     fingerprints: Mapping[str, str] | None = None
 
     # The arrays (n, depth), and their value where there is no candidate.
@@ -98,7 +100,8 @@ class SearchResults:
         n, depth = len(self), self.depth
         if depth < 1:
             raise InvalidData(f"depth is {depth}; it must be at least 1")
-        check_arrays(self, {"uncertainty": (n,), **dict.fromkeys(self.FILLERS, (n, depth))})
+        shapes = dict.fromkeys(self.FILLERS, (n, depth))
+        check_arrays(self, {"uncertainty": (n,), "left_out": (n,), **shapes})
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"

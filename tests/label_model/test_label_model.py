@@ -194,5 +194,8 @@ def test_the_likeliest_labels_suffice_for_the_fit(monkeypatch):
     some = fit(items, vectors)
     assert (some.fusion.temperatures != every.fusion.temperatures).any()
     np.testing.assert_allclose(some.fusion.temperatures, every.fusion.temperatures, rtol=0.15)
+    monkeypatch.setattr(model_module, "MAX_VALUES", 5_000)  # some items at a time
+    blocks = fit(items, vectors)
+    np.testing.assert_allclose(blocks.fusion.temperatures, some.fusion.temperatures, rtol=1e-6)
     logs = [m.log_probabilities(items, vectors, others(items, vectors)) for m in (every, some)]
     assert np.abs(np.exp(logs[0]) - np.exp(logs[1])).max() < 0.05

@@ -8,26 +8,24 @@ from rcir.label_model import Items, LabelModel
 L = 8
 
 
-def make_items(n=90, d=6, seed=0, units=None):
-    """Items of 8 labels, the last of which has a single item."""
-    rng = np.random.default_rng(seed)
-    labels = np.concatenate(
-        [np.arange(L - 1).repeat(3), rng.integers(L - 1, size=n - 22 + 0), [L - 1]]
-    )
+def make_items(n=60, d=6):
+    """Items of 8 labels, the last of which has a single item, and the others at least three."""
+    rng = np.random.default_rng(0)
+    several = np.arange(L - 1).repeat(3)
+    labels = np.concatenate([several, rng.integers(L - 1, size=n - len(several) - 1), [L - 1]])
     means = rng.normal(size=(L, d))
     vectors = (
         means[labels] + 0.7 * rng.normal(size=(len(labels), d)) * np.linspace(0.3, 1.5, d)
     ).astype(np.float32)
-    units = np.arange(len(labels)) if units is None else units
-    return Items(labels.astype(np.int64), units, vectors.__getitem__), vectors
+    return Items(labels, np.arange(n), vectors.__getitem__), vectors
 
 
-def search(items, vectors, queries, left_out, k=200):
-    """All items, nearest by cosine distance first, without those of a unit."""
+def search(items, vectors, queries, left_out):
+    """All other items, nearest by cosine distance first, without those of a unit."""
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
     distances = 1 - unit(queries.astype(float)) @ unit(vectors.astype(float)).T
     distances[items.units[None] == left_out[:, None]] = np.inf
-    order = np.argsort(distances, axis=1)[:, :k]
+    order = np.argsort(distances, axis=1)
     return np.where(np.isfinite(np.take_along_axis(distances, order, axis=1)), order, -1)
 
 

@@ -11,7 +11,6 @@ import rcir
 from rcir.errors import RiskUnattainable
 from rcir.label_model import Items, LabelModel
 from rcir.retrieval.label_ranking import (
-    NEIGHBOURS,
     fit_label_model,
     order_labels,
     rank_labels,
@@ -85,15 +84,13 @@ def violations(draws, seed, broken=False):
         searcher = retriever.searcher
         items = Items(label[gallery], np.arange(len(gallery)), vectors[gallery].__getitem__)
         nearest = searcher.nearest(vectors[:100], left_out=searcher.gallery.units)[1]
-        fitted = LabelModel.fit(items, np.arange(100), nearest[:, :NEIGHBOURS])
+        fitted = LabelModel.fit(items, np.arange(100), nearest)
         if not broken:
             weights = fit_label_model(searcher, None).fusion.weights
             assert fitted.fusion.weights == pytest.approx(weights, rel=1e-3, abs=1e-4)
         queries = retriever.labelled(vectors[100:], label[100:])
         labelled = retriever.search_labelled(queries)
-        log_p = fitted.log_probabilities(
-            items, vectors[100:], labelled.results.positions[:, :NEIGHBOURS]
-        )
+        log_p = fitted.log_probabilities(items, vectors[100:], labelled.results.positions)
         ordered = order_labels(labelled.results, fitted.labels, log_p)
         relevant = ordered.labels == label[100:, None]
         scored = score(LabelScore(), replace(labelled, results=ordered, relevant=relevant))
