@@ -137,7 +137,7 @@ def measure_guarantees(
                 row = replace(row, constant_size=size)
                 scored, tested = logistic.calibration, logistic.test
                 if guarantee == MISS.key and scored is not None and tested is not None:
-                    baseline = replace(rule, tuned=scored, evidence=scored)
+                    baseline = replace(rule, tuned=None, evidence=scored)
                     size = baseline.mean_size(request, tested, calibration.chosen_among)
                     row = replace(row, logistic_size=size)
             rows.append(row)

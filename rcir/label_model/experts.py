@@ -352,12 +352,12 @@ def added(products: Floats, inverse: Floats) -> NDArray[np.float64]:
 class HalfWhitening:
     """A metric that reduces the differences of variance between directions, without labels.
 
-    Centred vectors are divided by the fourth root of their (shrunk) variance in each direction,
-    and scaled to unit length: half of what whitening does.
+    Centred vectors are divided by a power of their (shrunk) variance in each direction, 1/4 unless
+    there is no other expert, and scaled to unit length. Whitening divides by the power 1/2.
 
     Attributes:
         centre: (d,) mean of the gallery.
-        transform: (d, k) the directions, each divided by the fourth root of its variance.
+        transform: (d, k) the directions, each divided by this power of its variance.
     """
 
     centre: Annotated[Floats, Array(1)]

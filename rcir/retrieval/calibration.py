@@ -336,8 +336,8 @@ class Calibration:
             results = self.whitening.add_to(searcher, results)
         if rule.score_function.by_label_probability:
             ranked = rank_labels(searcher, self.label_model, results, up_to=up_to)
-            lists_items = getattr(rule.score_function, "lists_items", False)
-            results = list_items(searcher, results, ranked) if lists_items else ranked
+            lists = rule.score_function.lists_items
+            results = list_items(searcher, results, ranked) if lists else ranked
         return results if distinct is None else results.first_of_each_label()
 
     def rule_for(self, request: Request) -> SetRule:

@@ -29,7 +29,7 @@ BOLD = 0.7  # share of the largest stake from which on all is staked on single q
 ALPHAS = np.arange(1, 10_000) / 10_000  # levels that a refusal may state
 BLOCK_ENTRIES = 2**20  # losses that are computed at once
 LEAST_SHARE = 1e-30  # of the goal that still counts
-ROUNDING = 1e-9  # by which the wealth has to exceed its goal
+ROUNDING = 1e-9  # by which stakes aim beyond the goal, so that rounding does not miss it
 
 Value = TypeVar("Value", np.float32, np.float64)
 

@@ -42,7 +42,7 @@ class OwnRanking(Protocol):
     """
 
     def fit(self, results: SearchResults, truth: NDArray[np.bool_], /) -> OwnRanking:
-        """Return it fitted on n tuning queries; truth (n, depth) is True for true matches."""
+        """Return the ranking fitted on n queries; truth (n, depth) is True for true matches."""
         ...
 
     def rank(self, results: SearchResults, /) -> Ranking:

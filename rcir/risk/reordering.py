@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,6 @@ class LabelScore(ScoreFunction):
 
     name = "label-model"
     by_label_probability = True
-    lists_items: ClassVar[bool] = False  # True if candidates are all items of each label
 
     @classmethod
     def _fit(cls, results: SearchResults, matches: Matches) -> Self:

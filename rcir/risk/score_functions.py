@@ -78,6 +78,7 @@ class ScoreFunction(ABC):
 
     name: ClassVar[str]
     by_label_probability: ClassVar[bool] = False  # True if results need `log_probabilities`
+    lists_items: ClassVar[bool] = False  # True if candidates are all items of each label
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]

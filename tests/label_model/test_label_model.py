@@ -107,16 +107,18 @@ GALLERIES = {
 def test_galleries_at_the_limits(name):
     labels, d, noise = GALLERIES[name]
     items, vectors = gallery(labels, d, noise=noise)
-    model = fit(items, vectors)
-    candidates = others(items, vectors)
+    model, of_query = fit(items, vectors), labels[:5]
     queries = vectors[:5] + np.float32(0.01)
-    for left_out in (None, items.units[:5]):
-        logs = model.log_probabilities(items, queries, candidates[:5], left_out)
-        assert logs.shape == (5, len(np.unique(labels)))[0:2] or len(labels) == 1
-        assert not np.isnan(logs).any()
-        possible = np.isfinite(logs).any(axis=1)
-        np.testing.assert_allclose(np.exp(logs).sum(axis=1)[possible], 1)
-        assert possible.all() or len(np.unique(labels)) == 1
+    nearest = np.argsort(np.linalg.norm(queries[:, None] - vectors, axis=2), axis=1)
+    logs = model.log_probabilities(items, queries, nearest)
+    assert (logs.argmax(axis=1) == of_query).all()
+    without = model.log_probabilities(items, queries, nearest, items.units[:5])
+    alone = np.bincount(labels)[of_query, None] == 1
+    without_item = alone & (of_query[:, None] == range(logs.shape[1]))
+    np.testing.assert_array_equal(np.isneginf(without), without_item)
+    for values in (logs, without):
+        possible = np.isfinite(values).any(axis=1)
+        np.testing.assert_allclose(np.exp(values).sum(axis=1)[possible], 1)
 
 
 @pytest.mark.parametrize("far", [0, 30])

@@ -11,7 +11,8 @@ import rcir
 from calibration import recalibration
 from rcir import trust
 from rcir.errors import InvalidConfig, InvalidData, MissingClass, UntrustedFolder
-from rcir.risk import OwnRanking, Ranking
+from rcir.risk import OwnRanking, Ranking, SearchResults
+from rcir.risk.own import OwnScore
 from tests.own_rankings import ByFrequency, Gap
 from tests.vectors import draw_vectors
 
@@ -195,12 +196,7 @@ def test_objects_without_the_two_methods_are_refused(retriever, tmp_path):
 
 
 def test_missing_candidates_get_infinite_scores():
-    few = rcir.Retriever.from_embeddings(
-        GALLERY[:40],
-        labels=LABELS[:40],
-        leave_one_out=True,
-        clusters=["a"] * 9 + list(map(str, range(31))),
-    )
-    few.calibrate(QUERIES, QUERY_LABELS, Bad(Ranking), tuning="queries")
-    scores = few.calibration.miss_rule.evidence.scores
-    assert scores.shape[1] == 31
+    results = SearchResults(np.zeros(2), 3, np.array([[1.0, 2.0, np.inf], [1.0, 2.0, 3.0]]))
+    scores, columns = np.tile(np.arange(3.0), (2, 1)), np.array([[1, 0, 2], [2, 1, 0]])
+    own = Bad(lambda *_: Ranking(scores, np.zeros(2), columns))
+    assert OwnScore(own, "own").rank(results).scores.tolist() == [[0, 1, np.inf], [0, 1, 2]]

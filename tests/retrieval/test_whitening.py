@@ -77,7 +77,7 @@ def test_blocks_do_not_change_distances(calibrated, vectors, monkeypatch):
     )
 
 
-def test_sets_are_smaller_than_without_and_survive_a_folder(calibrated, vectors, tmp_path):
+def test_sets_are_smaller_than_without(calibrated, vectors, tmp_path, monkeypatch):
     values, kinds = vectors[0][1000:], vectors[1][1000:]
     answers = calibrated.retrieve(values, 0.2, 0.1)
     found = [kind in kinds_of(vectors, a) for a, kind in zip(answers, kinds, strict=True)]
@@ -88,11 +88,11 @@ def test_sets_are_smaller_than_without_and_survive_a_folder(calibrated, vectors,
     assert [a.to_dict() for a in loaded.retrieve(values[:9], 0.2, 0.1)] == [
         a.to_dict() for a in answers[:9]
     ]
-    constant = build(vectors, lists)
-    constant.calibrate(vectors[0][N:1000], lists(vectors[1][N:1000]), score_function="constant")
-    assert constant._state.calibration.whitening is None
-    sizes = [np.mean([a.size for a in r]) for r in (answers, constant.retrieve(values, 0.2, 0.1))]
-    assert sizes[0] < 0.8 * sizes[1], sizes
+    monkeypatch.setattr("rcir.retrieval.calibrate.fit_whitening", lambda _: None)
+    without = build(vectors, lists)
+    without.calibrate(vectors[0][N:1000], lists(vectors[1][N:1000]))
+    sizes = [np.mean([a.size for a in r]) for r in (answers, without.retrieve(values, 0.2, 0.1))]
+    assert sizes[0] < 0.9 * sizes[1], sizes
 
 
 def kinds_of(vectors, answer):
