@@ -153,20 +153,23 @@ def nearest_of_labels(
         rows: (m,) rows of queries.
         labels: (m,) a label for each.
     """
-    vectors = results.require("vectors")
-    left_out = results.left_out
+    queries, left_out = results.require("queries"), results.left_out
     ascending, by_label = searcher.gallery.by_label
     positions, distances = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)
     for label in np.unique(labels):
         chosen = np.flatnonzero(labels == label)
         first, last = np.searchsorted(ascending, [label, label + 1])
         items = by_label[first:last]
-        far = cdist(vectors[rows[chosen]], searcher.index.vectors_at(items))
+        around = np.tile(items, (len(chosen), 1))
         if left_out is not None:
-            far[searcher.gallery.units[items] == left_out[rows[chosen], None]] = np.inf
-        nearest = far.argmin(axis=1)
-        positions[chosen] = items[nearest]
-        distances[chosen] = far[np.arange(len(chosen)), nearest]
+            around[searcher.gallery.units[items] == left_out[rows[chosen], None]] = -1
+        if searcher.reranks(queries):
+            far, around = searcher.rerank(queries[rows[chosen]], around)
+        else:
+            far = cdist(queries.vectors[rows[chosen]], searcher.index.vectors_at(items))
+            far[around < 0] = np.inf
+        nearest = np.arange(len(chosen)), far.argmin(axis=1)
+        positions[chosen], distances[chosen] = around[nearest], far[nearest]
     return positions, distances
 
 
@@ -240,11 +243,14 @@ def _listed(
     kept = np.flatnonzero(keep)
     kept = kept[np.unique(row[kept] * len(by_label) + position[kept], return_index=True)[1]]
     further = kept[kept >= len(found)]
-    vectors = results.require("vectors")
+    queries = results.require("queries")
     for start in range(0, len(further), VECTORS_TOGETHER):
         part = further[start : start + VECTORS_TOGETHER]
-        apart = searcher.index.vectors_at(position[part]) - vectors[row[part]]
-        distance[part] = np.linalg.norm(apart, axis=1)
+        if searcher.reranks(queries):
+            distance[part] = searcher.rerank(queries[row[part]], position[part, None])[0][:, 0]
+        else:
+            apart = searcher.index.vectors_at(position[part]) - queries.vectors[row[part]]
+            distance[part] = np.linalg.norm(apart, axis=1)
     kept = kept[np.lexsort((distance[kept], place[kept], row[kept]))]
     return row[kept], place[kept], position[kept], distance[kept]
 

@@ -180,9 +180,7 @@ class Searcher:
     @property
     def why_no_label_model(self) -> str | None:
         """Why the labels of the gallery cannot be modelled; None if they can."""
-        if self.labels is None:
-            return "the gallery's items have no single label each"
-        return None if self.gallery.items is None else "the encoder re-ranks candidates"
+        return None if self.labels is not None else "the gallery's items have no single label each"
 
     @property
     def relevance(self) -> Relevance | None:
@@ -394,6 +392,24 @@ class Searcher:
         """
         return self.candidates(self.prepare(queries, embedder), self.fingerprints())
 
+    def reranks(self, queries: Queries) -> bool:
+        """Return True if the encoder has distances of its own, and the embeddings they need."""
+        return self.gallery.items is not None and queries.embedding is not None
+
+    def rerank(
+        self, queries: Queries, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return distances and positions (n, k) of items in the order of the encoder's distances.
+
+        Positions of -1 stay last, infinitely far. See `reranks`.
+        """
+        from rcir.encoders.rerank import rerank
+
+        assert self.encoder is not None
+        assert queries.embedding is not None
+        assert self.gallery.items is not None
+        return rerank(self.encoder, queries.embedding, self.gallery.items, positions)
+
     def candidates(
         self,
         queries: Queries,
@@ -409,16 +425,8 @@ class Searcher:
         """
         left_out = self.units_left_out(queries) if left_out is None else left_out
         distances, positions, cosine = self.nearest(queries.vectors, left_out=left_out)
-        if (
-            self.gallery.items is not None
-            and self.encoder is not None
-            and queries.embedding is not None
-        ):
-            from rcir.encoders.rerank import rerank
-
-            distances, positions = rerank(
-                self.encoder, queries.embedding, self.gallery.items, positions
-            )
+        if self.reranks(queries):
+            distances, positions = self.rerank(queries, positions)
         uncertainty, votes = self.gallery.uncertainty, None
         if self.relevance is not None and self.labels is None:  # labels are counted on demand
             votes = count_matches(self.relevance, positions, VOTERS)

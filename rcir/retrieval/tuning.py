@@ -209,7 +209,8 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     stated = queries_of(calibration).uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
-    queries = Queries(searcher.index.vectors_at(rows), uncertainty)
+    embedding = None if gallery.items is None else gallery.items[rows]
+    queries = Queries(searcher.index.vectors_at(rows), uncertainty, embedding=embedding)
     results = searcher.candidates(queries, searcher.fingerprints(), gallery.units[rows])
     copies = gallery.members(gallery.units[rows])
     same = (labels[copies] == labels[rows, None]) & (copies >= 0)
