@@ -24,7 +24,7 @@ from rcir.metrics.labels import cells
 from rcir.risk.fusion import Fusion
 from rcir.store.codec import Array
 
-MIN_HELD_OUT = 20
+MIN_HELD_OUT = 6
 COMPARED = 64  # nearest items of each query
 SHARPNESS = 8.0  # of the cosines of labels, where no item can be held out
 MAX_FITTED_LABELS = 200  # of each item that is held out
@@ -42,7 +42,7 @@ class LabelModel:
     items of the gallery, for each of which the experts are computed without it and without all
     other items of its unit, in closed form. No query is needed.
 
-    Where fewer than 20 items can be held out, only a whitened cosine c is left, as softmax(8 c) in
+    Where fewer than 6 items can be held out, only a whitened cosine c is left, as softmax(8 c) in
     the fusion.
 
     Attributes:
