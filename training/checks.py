@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rcir import tracking
 from rcir.cluster import in_submitted_job
 from rcir.data import ImageSet, Splits
+from rcir.data.records import can_train
 from rcir.data.rejects import REJECTS_FILE, find_unreadable, tolerate
-from rcir.data.sufficiency import can_train
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes

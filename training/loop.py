@@ -33,11 +33,10 @@ from rcir.terminal import console
 from rcir.torch_settings import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
-from training.batch_norm import freeze_affine
 from training.checkpoint import History, TrainState
 from training.config import TrainingConfig
 from training.images import on_features
-from training.trainer import Trainer
+from training.trainer import Trainer, freeze_affine
 from training.validation import (
     CERTIFIED_SIZE,
     MEAN_AVERAGE_PRECISION,

@@ -14,8 +14,8 @@ from rcir.cluster import read_cluster_tags, require_cluster
 from rcir.config import flatten
 from rcir.data import Splits, load_splits
 from rcir.data.catalogue import require_enough
+from rcir.data.records import calibration_note
 from rcir.data.rejects import REJECTS_FILE, write_rejects
-from rcir.data.sufficiency import calibration_note
 from rcir.encoders import Encoder
 from rcir.encoders.base import TrainingImages
 from rcir.encoders.embedder import Embedder

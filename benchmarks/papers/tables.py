@@ -24,12 +24,11 @@ from common import spread as spread  # for the scripts
 from rcir.data import ImageSet, Preprocessing
 from rcir.encoders import Encoder
 from rcir.encoders.batches import BATCH, embed
-from rcir.encoders.btl import BayesianTriplet
+from rcir.encoders.btl import BayesianTriplet, VonMisesFisher
 from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
-from rcir.encoders.vmf import VonMisesFisher
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.losses.hedged import mixture_samples
 from rcir.metrics import out_of_distribution, score_rankings, sparsification

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from rcir.data.division import DRAWN_PARTS, QueryDivision, divide
-from rcir.data.records import ImageSet, Source, Splits
-from rcir.data.sufficiency import list_shortages
+from rcir.data.records import ImageSet, Source, Splits, list_shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import require_options
 

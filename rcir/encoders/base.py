@@ -40,7 +40,7 @@ METHODS = {
     "deep-ensemble": "rcir.encoders.deep_ensemble:DeepEnsemble",
     "btl": "rcir.encoders.btl:BayesianTriplet",
     "hib": "rcir.encoders.hib:HedgedInstance",
-    "vmf": "rcir.encoders.vmf:VonMisesFisher",
+    "vmf": "rcir.encoders.btl:VonMisesFisher",
     "tripreg": "rcir.encoders.tripreg:TripReg",
     "lam": "rcir.encoders.lam:LaplacianMetric",
     "norm-softmax": "rcir.encoders.deterministic:NormSoftmax",

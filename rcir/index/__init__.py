@@ -12,11 +12,12 @@ from rcir.index.base import (
     check_vectors,
     dropped_on_error,
     lengths,
+    nearest_others,
     norms_of,
     one_minus_cosine,
+    recall_of,
     require_finite,
 )
-from rcir.index.neighbours import nearest_others, recall_of
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 
 __all__ = [

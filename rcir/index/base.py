@@ -1,4 +1,4 @@
-"""The protocol of an index."""
+"""The protocol of an index, checks of vectors, their lengths, distances and neighbours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,10 +15,14 @@ from rcir.embedding import as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.stored_vectors import batches
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 DEPTH = 200  # candidates per query, by default
 MAX_LENGTH = 2.0**62  # float32 can hold squared distances between such vectors
 SAFE_LENGTHS = (1e-15, 1e15)  # float32 can hold their squares without losing digits
 UNIT = 1e-5  # the rounding error of a length of 1
+MAX_BATCH_DISTANCES = 1 << 24  # distances held at a time: 64 MiB of float32
 Neighbours: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -333,3 +337,57 @@ def one_minus_cosine(
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine_distances = (squared - (x - y) ** 2) / product
     return np.clip(np.where(product > 0, cosine_distances, 1.0), 0.0, 2.0)
+
+
+def nearest_others(vectors: Tensor, k: int, queries: slice = slice(None)) -> Neighbours:
+    """Find the nearest other vectors of each vector, including its duplicates.
+
+    Args:
+        vectors: (n, d), on any device.
+        k: number of neighbours, 1 to n - 1.
+        queries: the q vectors whose neighbours are searched; all n by default.
+
+    Returns:
+        L2 distances and positions, each (q, k), nearest first.
+
+    Example:
+        >>> import torch
+        >>> distances, positions = nearest_others(torch.tensor([[0.0], [1.0], [1.0]]), 1)
+        >>> distances.tolist(), positions.tolist()
+        ([[1.0], [0.0], [0.0]], [[1], [2], [1]])
+    """
+    import torch  # indexes are built and searched without it
+
+    from rcir.torch_settings import full_precision
+
+    n = len(vectors)
+    if not 1 <= k < n:
+        raise InvalidData(f"{k} of the other vectors of {n}: from 1 to {n - 1} can be found")
+    vectors = vectors - vectors.mean(0)  # the matrix product of `cdist` loses digits elsewhere
+    distances, positions = [], []
+    places = torch.arange(n, device=vectors.device)[queries]
+    for rows in places.split(max(1, MAX_BATCH_DISTANCES // n)):
+        with full_precision():
+            block = torch.cdist(vectors[rows], vectors)
+        block[torch.arange(len(rows), device=vectors.device), rows] = torch.inf
+        nearest = block.topk(k, largest=False)
+        distances.append(nearest.values.cpu())
+        positions.append(nearest.indices.cpu())
+    return torch.cat(distances).numpy(), torch.cat(positions).numpy()
+
+
+def recall_of(positions: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Return the share of the exact candidates found at any rank, averaged over queries.
+
+    Args:
+        positions, exact: (q, k) positions, each once in a row; -1 where there is none.
+
+    Example:
+        >>> recall_of(np.array([[3, 1], [2, -1]]), np.array([[1, 3], [2, 0]]))
+        0.75
+    """
+    is_candidate = exact >= 0
+    step = int(max(positions.max(initial=0), exact.max(initial=0))) + 1
+    rows = step * np.arange(len(exact))[:, None]
+    shared = np.isin(exact + rows, (positions + rows)[positions >= 0]) & is_candidate
+    return float((shared.sum(axis=1) / np.maximum(is_candidate.sum(axis=1), 1)).mean())

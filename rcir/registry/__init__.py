@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 from rcir.imports import lazily
 
 if TYPE_CHECKING:
-    from rcir.registry.logged_model import answer_table
-    from rcir.registry.registration import register
+    from rcir.registry.logged_model import answer_table, register
 
-_HOMES = {
-    "rcir.registry.logged_model": ("answer_table",),
-    "rcir.registry.registration": ("register",),
-}
+_HOMES = {"rcir.registry.logged_model": ("answer_table", "register")}
 
 __all__ = ["answer_table", "register"]
 

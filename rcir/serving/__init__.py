@@ -4,8 +4,7 @@ from rcir.imports import lazily
 
 _HOMES = {
     "rcir.serving.app": ("create_app",),
-    "rcir.serving.ray_serve": ("serve_on_ray",),
-    "rcir.serving.server": ("serve",),
+    "rcir.serving.server": ("serve", "serve_on_ray"),
     "rcir.serving.settings": ("Settings",),
 }
 

@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rcir.errors import DataUnavailable, RcirError
-from rcir.serving.bodies import read_json, read_query
 from rcir.serving.errors import refusal
 from rcir.serving.middleware import (
     Access,
@@ -35,6 +34,8 @@ from rcir.serving.schemas import (
     Answer,
     Answers,
     Feedback,
+    read_json,
+    read_query,
     responses,
 )
 from rcir.serving.service import Service

@@ -1,16 +1,19 @@
-"""The server as a process."""
+"""The server as a process, or as replicas on Ray Serve."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from rcir import trust
 from rcir.errors import InvalidConfig
 from rcir.serving.app import create_app
 from rcir.serving.settings import Settings
@@ -25,6 +28,9 @@ else:
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
 
 GRACE_SECONDS = 30  # for requests in progress when the server stops
+APPLICATION_NAME = "rcir"
+TARGET_REQUESTS = 32  # requests in progress of a replica, above which another one is started
+MAX_REQUESTS = 512  # requests in progress of a replica
 
 
 def serve(place: str | os.PathLike[str], settings: Settings) -> None:
@@ -130,3 +136,55 @@ def listen(settings: Settings) -> socket.socket:
             "--port, or 0 for a free one"
         ) from error
     return listening
+
+
+def serve_on_ray(
+    place: str | os.PathLike[str], settings: Settings, replicas: tuple[int, int], gpus: float = 0
+) -> None:
+    """Serve a retriever by replicas on the Ray cluster of this process, behind one address.
+
+    It returns when the process is stopped. Each replica is a whole application that loads new
+    versions by itself and reads the feedback of the others from the file.
+
+    Args:
+        place, settings: as for `rcir.serving.serve`; every node must reach all folders and files.
+        replicas: minimum and maximum number.
+        gpus: number of GPUs of a replica, which embed pictures; may be a fraction.
+
+    Raises:
+        RcirError: as `rcir.serving.serve` does.
+    """
+    from ray import serve
+
+    from rcir.cluster import join_cluster
+
+    source = source_of(place, on_gpu=gpus > 0)
+    version = source.version()  # refuses a missing retriever here, not in the replicas
+    with listen(settings) as listening:
+        port = listening.getsockname()[1]
+
+    def build() -> FastAPI:
+        return create_app(source, settings)
+
+    join_cluster()
+    minimum, maximum = replicas
+    deployment: Any = serve.deployment(
+        serve.ingress(build)(),
+        name=APPLICATION_NAME,
+        autoscaling_config={
+            "min_replicas": minimum,
+            "max_replicas": maximum,
+            "target_ongoing_requests": TARGET_REQUESTS,
+        },
+        max_ongoing_requests=MAX_REQUESTS,
+        ray_actor_options={"num_gpus": gpus, "runtime_env": {"env_vars": trust.permissions()}},
+    )
+    serve.start(http_options={"host": settings.host, "port": port})
+    serve.run(deployment.bind(), name=APPLICATION_NAME, route_prefix="/")
+    print(f"{source.name}, version {version}", flush=True)
+    print(f"serving on {address_of(settings.host, port)}", flush=True)
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        serve.shutdown()

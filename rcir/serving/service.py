@@ -19,12 +19,11 @@ import numpy as np
 from rcir.retrieval.answer import AtLevels, Retrieval
 from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
-from rcir.serving.bodies import Query
 from rcir.serving.errors import StoreUnavailable
 from rcir.serving.middleware import Metrics, Shared
 from rcir.serving.monitoring import Evidence
 from rcir.serving.pictures import ItemPictures
-from rcir.serving.schemas import ExploreTerms, Feedback, Terms
+from rcir.serving.schemas import ExploreTerms, Feedback, Query, Terms
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 from rcir.serving.sources import RetrieverSource, ready_to_serve

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from rcir.data import ImageSet, overlaps
+from rcir.data import ImageSet
 from rcir.data.labelling import gallery_relevance, reported_relevance
 from rcir.data.relevance import (
     Relevance,
@@ -264,7 +264,7 @@ def random_labels(rng, n, n_labels, each, skew=0.0):
 @pytest.mark.parametrize(("n_labels", "skew"), [(70, 1.2), (600, 0.0)])  # as bits, and as pairs
 @pytest.mark.parametrize("block", [2**8, 2**22])
 def test_labels_in_common_are_counted_as_in_a_dense_product(block, n_labels, skew, monkeypatch):
-    monkeypatch.setattr(overlaps, "BLOCK_ENTRIES", block)
+    monkeypatch.setattr("rcir.data.relevance.BLOCK_ENTRIES", block)
     rng = np.random.default_rng(5)
     queries, gallery = (random_labels(rng, n, n_labels, 4, skew) for n in (211, 333))
     expected = (queries.labels.toarray().astype(int) @ gallery.labels.toarray().T) > 0

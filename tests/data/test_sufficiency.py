@@ -9,8 +9,8 @@ from scipy.stats import beta
 
 from rcir.data import DataConfig, ImageSet, load_splits
 from rcir.data.catalogue import require_enough
+from rcir.data.records import calibration_note, can_train, list_shortages
 from rcir.data.relevance import SharedLabel, WithinRadius
-from rcir.data.sufficiency import calibration_note, can_train, list_shortages
 from rcir.errors import InvalidData
 from tests.data.small_sets import touch
 

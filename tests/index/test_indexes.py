@@ -12,7 +12,7 @@ import torch
 
 import rcir
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
-from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others, neighbours
+from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_others
 from rcir.retrieval.retriever import Retriever
 from tests.index.brute import BruteIndex, BruteOptions
 from tests.index.conftest import (
@@ -322,7 +322,7 @@ def others_by_brute_force(points):
 
 @pytest.mark.parametrize(("n", "k", "dim"), [(2, 1, 3), (20, 19, 1), (300, 25, 64)])
 def test_nearest_others_are_those_of_brute_force(n, k, dim, monkeypatch):
-    monkeypatch.setattr(neighbours, "MAX_BATCH_DISTANCES", 1000)  # several blocks
+    monkeypatch.setattr("rcir.index.base.MAX_BATCH_DISTANCES", 1000)  # several blocks
     points = vectors(n, dim)
     expected = others_by_brute_force(points)
     part = slice(n // 3, n // 3 + 20)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import batch_norm
 
 from tests.training.helpers import ALONE, equal
-from training.batch_norm import GhostBatchStatistics, freeze_affine
+from training.trainer import GhostBatchStatistics, freeze_affine
 from training.workers import Workers
 
 STEPS = 3
