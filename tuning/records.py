@@ -149,14 +149,7 @@ def read_records(folder: Path) -> Records | None:
         for trial in stored["trials"]:
             trial.pop("folders", None)  # which other fields imply
         trials = {trial["number"]: Trial(**trial) for trial in stored["trials"]}
-        return Records(
-            folder,
-            stored["config"],
-            stored["mlflow_run"],
-            stored["tracking_uri"],
-            trials,
-            stored["finished"],
-        )
+        return Records(folder, **(stored | {"trials": trials}))
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and sweep again"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,16 +36,11 @@ from rcir.runs.folder import (
 )
 from rcir.terminal import console
 from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
+from rcir.tracking.runs import settings
 from training.checks import check_encoder, check_images, check_places, find_rejects
 from training.validation import assign_fold_roles
 from tuning.config import TuningConfig, Values, build_domains, draw, list_variations, with_values
-from tuning.records import (
-    SWEEP_FILE,
-    TABLE_FILE,
-    Records,
-    Trial,
-    read_records,
-)
+from tuning.records import SWEEP_FILE, TABLE_FILE, Records, Trial, read_records
 from tuning.trial import (
     OBJECTIVE,
     Plan,
@@ -63,6 +56,8 @@ from tuning.watch import TrialWatch
 CHANGEABLE = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
 # Of each objective, the metric in reports and the direction of its improvement.
 OBJECTIVES = {"certified_size": (OBJECTIVE, "min"), "recall_at_1": ("recall_at_1", "max")}
+# Ray Tune neither prints nor handles Ctrl-C.
+QUIET_TUNE = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
 
 
 class RecordedOptunaSearch(OptunaSearch):
@@ -91,8 +86,7 @@ def build_search(
 ) -> Searcher | None:
     """Return the searcher; None if all trials are drawn beforehand.
 
-    The values of `earlier` trials are suggested first; `record` gets number and values of each
-    suggestion.
+    It suggests `earlier` values first; `record` gets number and values of each suggestion.
     """
     if config.search == "random":
         return None
@@ -254,7 +248,8 @@ def _run(
         ),
     )
     console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")
-    with quiet("ray.tune", level=logging.CRITICAL), _settings():  # the records have failures
+    # The records have failures.
+    with quiet("ray.tune", level=logging.CRITICAL), settings(QUIET_TUNE):
         tuner.fit()
     watch.give_up()
     _confirm(config, plan, records, at_once)
@@ -295,19 +290,6 @@ def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -
                 failure = describe_failure(getattr(error, "cause", error))
                 records.trials[trial.number] = replace(trial, state="failed", **failure)
             records.write()
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Keep Ray Tune from printing and from handling Ctrl-C, unless the environment is set."""
-    defaults = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def _check_trials(
@@ -375,17 +357,11 @@ def publish(records: Records) -> None:
     best, tracked = records.ranked()[0], records.tracked
     tracked.log_tags({"rcir.best": best.name})
     tracked.log_metrics({f"sweep/{name}": value for name, value in best.metrics.items()})
-    write_file(records.folder / TABLE_FILE, _table(records).to_csv(index=False).encode())
+    table = pd.DataFrame(
+        {"trial": trial.name, "state": trial.state, "epochs": trial.epochs}
+        | {**trial.metrics, **trial.values, "reason": trial.reason}
+        for trial in records.ranked()
+    )
+    write_file(records.folder / TABLE_FILE, table.to_csv(index=False).encode())
     for file in (records.best_file, records.folder / TABLE_FILE, records.folder / SWEEP_FILE):
         tracked.log_file(file)
-
-
-def _table(records: Records) -> pd.DataFrame:
-    """Return the trials, best first, with their metrics, options and failures."""
-    return pd.DataFrame(
-        [
-            {"trial": trial.name, "state": trial.state, "epochs": trial.epochs}
-            | {**trial.metrics, **trial.values, "reason": trial.reason}
-            for trial in records.ranked()
-        ]
-    )

@@ -35,24 +35,19 @@ TRANSIENT = (CheckpointFailed, TrackingUnavailable, WorkersLost)  # a second att
 
 @dataclass(frozen=True)
 class Plan:
-    """The facts that all trials of a sweep share.
+    """The facts that all trials of a sweep share."""
 
-    `config` has absolute paths, `parent` is the sweep's run in MLflow, `ended` has the final states
-    of trials by number, and `rejects` ids and reasons of unreadable images, which are left out.
-    """
-
-    config: TuningConfig
+    config: TuningConfig  # with absolute paths
     folder: str
-    parent: TrackedRun
-    ended: Mapping[int, State]
-    rejects: Mapping[str, str]
+    parent: TrackedRun  # the sweep
+    ended: Mapping[int, State]  # final states, by number
+    rejects: Mapping[str, str]  # ids and reasons of unreadable images, which are left out
 
 
 def run_trial(trial_config: dict[str, Any], plan: Plan) -> None:
     """Train a trial with every seed, and report each epoch to Ray Tune.
 
-    A trial that was interrupted repeats its reports first, for scheduler and search, and continues
-    from its last checkpoint. One that has ended trains nothing.
+    An interrupted trial first repeats its reports, then continues. One that has ended only repeats.
     """
     # How long Ray Tune waits for a stopped trial, which MLflow may delay, before the next one takes
     # over its process; otherwise, the next trial is lost.

@@ -187,7 +187,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 @contextmanager
 def settings(values: Mapping[str, str]) -> Iterator[None]:
-    """Set MLflow options in the environment inside the block, unless the user has set them."""
+    """Set options in the environment inside the block, unless the user has set them."""
     with _settings_lock:
         added = [name for name in values if name not in os.environ or _settings_users[name]]
         os.environ.update({name: values[name] for name in added})
