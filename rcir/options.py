@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from numbers import Integral, Real
@@ -95,18 +96,12 @@ def _kind_name(kind: Any) -> str:
     return KIND_NAMES.get(kind, str(kind))
 
 
-def require_at_least(options: object, **least: float) -> None:
-    """Raise `InvalidConfig` for the first named option of a method that is too small."""
-    for name, minimum in least.items():
-        if (value := getattr(options, name)) < minimum:
-            raise InvalidConfig(f"encoder.options.{name} is {value}; it must be at least {minimum}")
-
-
-def require_not_negative(options: object, *names: str) -> None:
-    """Raise `InvalidConfig` for the first named option of a loss that is negative or NaN."""
-    for name in names:
-        if not (value := getattr(options, name)) >= 0:
-            raise InvalidConfig(f"loss.{name} is {value}; it must not be negative")
+def require_at_least(options: object, prefix: str = "", **minima: float) -> None:
+    """Raise `InvalidConfig` for an option that is below its minimum or not finite; None is fine."""
+    for name, least in minima.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value < math.inf:
+            raise InvalidConfig(f"{prefix}{name} is {value}; it must be at least {least}")
 
 
 def require_text(name: str, value: object) -> str:

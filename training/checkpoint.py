@@ -126,29 +126,19 @@ def _reporting_full_disk(path: Path) -> Iterator[None]:
 
 @dataclass
 class TrainState:
-    """Numbers that training continues from.
+    """Numbers that training continues from."""
 
-    Attributes:
-        epoch: number of complete epochs.
-        best_epoch: the one to keep so far, the last of several; 0 before the first.
-        best_size: its size, see `advance`.
-        best_score: its score.
-        improved_epoch: the last whose score exceeded that of the improved epoch before it by more
-            than `min_delta`; patience counts from here.
-        improved: its score.
-        seed: of the run.
-        steps: number of optimizer steps.
-    """
-
-    epoch: int = 0
-    best_epoch: int = 0
+    epoch: int = 0  # number of complete epochs
+    best_epoch: int = 0  # the one to keep so far, the last of several; 0 before the first
     _: KW_ONLY
-    best_size: float = float("inf")
+    best_size: float = float("inf")  # see `advance`
     best_score: float = -1.0
+    # The last epoch whose score exceeded that of the improved epoch before it by more than
+    # `min_delta`, from which patience counts; and its score.
     improved_epoch: int = 0
     improved: float = -1.0
     seed: int = 0
-    steps: int = 0
+    steps: int = 0  # of the optimizer
 
     def advance(self, size: float, score: float, min_delta: float) -> None:
         """Count an epoch; the best has the smallest size, of equal sizes the highest score."""

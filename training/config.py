@@ -19,7 +19,7 @@ from rcir.encoders import EncoderConfig, find_method, model_preprocessing
 from rcir.encoders.memory import check_memory
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
-from rcir.options import require_options
+from rcir.options import require_at_least, require_options
 
 MEMBERS = "members"  # folder of their runs, in that of the encoder's
 # Options that may change in later epochs are in these groups, except those that the state of an
@@ -61,7 +61,7 @@ class OptimizerConfig:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        require_at_least(self, {"reference_batch": 1, "warmup": 0, "weight_decay": 0}, "optimizer.")
+        require_at_least(self, "optimizer.", reference_batch=1, warmup=0, weight_decay=0)
         for name in ("lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -204,10 +204,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         if self.batch_per_worker is not None:
-            require_at_least(self, {"batch_per_worker": 1})
+            require_at_least(self, batch_per_worker=1)
             object.__setattr__(self, "batch", self.batch_per_worker * max(1, self.most_workers))
-        least = {"seed": 0, "epochs": 1, "patience": 0, "batch": 1, "max_failures": 0, "threads": 1}
-        require_at_least(self, least)
+        require_at_least(self, seed=0, epochs=1, patience=0, batch=1, max_failures=0, threads=1)
         check_max_rejects(self.max_rejects)
         check_memory("memory_gib", self.memory_gib)
         if not 0 <= self.min_delta < 1:
@@ -237,7 +236,7 @@ class TrainingConfig:
     def _check_workers(self) -> None:
         workers = self.num_workers
         if isinstance(workers, int):
-            require_at_least(self, {"num_workers": 0})
+            require_at_least(self, num_workers=0)
         elif not (len(workers) == 2 and 1 <= workers[0] <= workers[1]):
             raise InvalidConfig(f"num_workers is {list(workers)}; pass a number, or [least, most]")
         if not self.most_workers <= self.n_micro_batches <= self.batch:
@@ -326,14 +325,6 @@ class TrainingConfig:
     def n_micro_batches(self) -> int:
         """Number of micro-batches, with the default filled in."""
         return max(1, self.most_workers) if self.micro_batches is None else self.micro_batches
-
-
-def require_at_least(config: Any, minima: Mapping[str, float], prefix: str = "") -> None:
-    """Raise `InvalidConfig` for an option that is below its minimum or not finite; None is fine."""
-    for name, least in minima.items():
-        value = getattr(config, name)
-        if value is not None and not least <= value < math.inf:
-            raise InvalidConfig(f"{prefix}{name} is {value}; it must be at least {least}")
 
 
 def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfig:

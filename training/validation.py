@@ -42,14 +42,9 @@ NORMAL_QUANTILE = 1.645  # at 95%
 
 @dataclass(frozen=True)
 class FoldRoles:
-    """Rows of the validation images by role.
+    """Rows of the validation images by role; queries have a match in the gallery."""
 
-    Attributes:
-        searched: the gallery.
-        tuning, calibration, measured: queries that have a match in it.
-    """
-
-    searched: NDArray[np.int64]
+    searched: NDArray[np.int64]  # the gallery
     tuning: NDArray[np.int64]
     calibration: NDArray[np.int64]
     measured: NDArray[np.int64]

@@ -31,17 +31,11 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among those that train together.
+    """This process among those that train together."""
 
-    Attributes:
-        rank: of this process, from 0.
-        count: of all.
-        device: that this process computes on.
-    """
-
-    rank: int
-    count: int
-    device: torch.device
+    rank: int  # of this process, from 0
+    count: int  # of all
+    device: torch.device  # that this process computes on
 
     @classmethod
     def join(cls, use_gpu: bool) -> Workers:
@@ -64,11 +58,9 @@ class Workers:
         return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
 
     def all_gather(self, rows: Tensor, shared: bool = False) -> Tensor:
-        """Return the rows of all processes, by rank; their numbers may differ.
+        """Return the rows (n, ...) of all processes, by rank; their numbers n may differ.
 
-        Args:
-            rows: (n, ...) of this process.
-            shared: processes on the CPUs of a node share one copy, which must not be changed.
+        If `shared`, processes on the CPUs of a node share one copy, which must not be changed.
         """
         if self.count == 1:
             return rows

@@ -13,10 +13,10 @@ from ray import tune
 
 from rcir.encoders import find_method
 from rcir.errors import InvalidConfig
-from rcir.options import ALPHA, DELTA
+from rcir.options import ALPHA, DELTA, require_at_least
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
-from training.config import TrainingConfig, override, require_at_least
+from training.config import TrainingConfig, override
 
 METHOD = "encoder.method"
 SAMPLERS = ("uniform", "loguniform", "choice", "grid")
@@ -180,8 +180,7 @@ class TuningConfig:
     def __post_init__(self) -> None:
         check_level("alpha", self.alpha)
         check_level("delta", self.delta)
-        least = {"trials": 1, "seeds": 1, "interval": 1, "reduction": 2, "finalists": 0, "seed": 0}
-        require_at_least(self, least)
+        require_at_least(self, trials=1, seeds=1, interval=1, reduction=2, finalists=0, seed=0)
         if self.finalists and self.final_seeds <= self.seeds:
             raise InvalidConfig(
                 f"final_seeds is {self.final_seeds}; it must exceed seeds, {self.seeds}"

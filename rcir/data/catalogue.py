@@ -16,7 +16,7 @@ import numpy as np
 from rcir.data.division import DRAWN_PARTS, QueryDivision, divide
 from rcir.data.records import ImageSet, Source, Splits, list_shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
-from rcir.options import require_options
+from rcir.options import require_at_least, require_options
 
 # Options of `divide`, and their kinds.
 DIVISION_OPTIONS: dict[str, Any] = {
@@ -38,29 +38,17 @@ _PITTSBURGH = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that has a name.
-
-    Attributes:
-        title: what it is.
-        get: how to get it.
-        reader: module and function below `rcir.data.datasets` that read it as published; empty if
-            it only exists as splits.
-        places: where it may be, below the folder of all data sets; none if it needs no files.
-        images: the published number of images, of training and evaluation; None if there is none.
-        parts: sizes of its splits that differ from the defaults of `divide`.
-        options: of the reader.
-        splitter: module and function that read its splits; empty if `divide` draws them.
-        counts: options, and the published number of images with them; no other options have one.
-    """
+    """A data set that has a name. Readers are "module:function" below `rcir.data.datasets`."""
 
     title: str
-    get: str
-    reader: str
-    places: tuple[str, ...] = ()
-    images: int | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    splitter: str = ""
+    get: str  # how to get it
+    reader: str  # of the set as published; empty if it only exists as splits
+    places: tuple[str, ...] = ()  # below the folder of all data sets; none if it needs no files
+    images: int | None = None  # their published number, of training and evaluation
+    parts: Mapping[str, float] = field(default_factory=dict)  # sizes other than those of `divide`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader
+    splitter: str = ""  # reader of its splits; empty if `divide` draws them
+    # The published numbers of images with some options; with others none is published.
     counts: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
     def is_on_disk(self, root: Path) -> bool:
@@ -303,8 +291,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InvalidConfig(f"data.seed is {self.seed}; at least 0")
+        require_at_least(self, "data.", seed=0)
 
 
 def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
@@ -409,14 +396,10 @@ def verify(
     progress: Callable[[Iterator[str | None], int], Iterator[str | None]] | None = None,
     max_pixels: int | None = None,
 ) -> Findings:
-    """Read a data set and decode every picture of it. Readers check published checksums.
+    """Read a data set with options of its reader, and decode every picture of it.
 
-    Args:
-        name: of the data set.
-        root: folder of all data sets.
-        options: of the set's reader.
-        progress: wraps the iterator over the pictures; its second argument is their number.
-        max_pixels: larger pictures count as unreadable; None for `rcir.data.images.MAX_PIXELS`.
+    `progress` wraps the iterator over the pictures, whose number is its second argument. Pictures
+    of more than `max_pixels` (`rcir.data.images.MAX_PIXELS`) count as unreadable.
     """
     # This imports torch, which listing the sets does not need.
     from rcir.data.images import MAX_PIXELS, find_faults

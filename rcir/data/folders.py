@@ -38,19 +38,12 @@ SHOWN_ENDINGS = 3
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures with their metadata.
-
-    Attributes:
-        paths: n image files.
-        ids: n names, unique: the path in the folder, with slashes, or from the table.
-        columns: metadata by name, n values each; None where a value is unknown.
-        notes: what was left out, and what else a user should know, one sentence each.
-    """
+    """n pictures with their metadata."""
 
     paths: Sequence[Path]
-    ids: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
-    notes: tuple[str, ...] = ()
+    ids: Sequence[str]  # unique: the path in the folder, with slashes, or from the table
+    columns: Mapping[str, Sequence[Any]]  # metadata by name; None where a value is unknown
+    notes: tuple[str, ...] = ()  # sentences on what was left out, and what else matters
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -23,7 +23,7 @@ from rcir.data.images import (
     read_images,
 )
 from rcir.errors import InvalidConfig, InvalidImage
-from rcir.options import require_choice
+from rcir.options import require_at_least, require_choice
 
 READER_REVISION = 2  # revision of the pixels that `rcir.data.images` reads from a file
 ALWAYS_STATED = ("size", "channels", "mean", "std")  # whatever their values
@@ -77,8 +77,7 @@ class Preprocessing:
                 "whole image"
             )
         require_choice("preprocessing.crop_rounding", self.crop_rounding, CropRounding)
-        if self.max_pixels < 1:
-            raise InvalidConfig(f"preprocessing.max_pixels is {self.max_pixels}; at least 1")
+        require_at_least(self, "preprocessing.", max_pixels=1)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:

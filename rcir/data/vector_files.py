@@ -45,32 +45,20 @@ _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
 @dataclass(frozen=True, eq=False)
 class VectorTable:
-    """n vectors, and the other columns of a file; None for columns that it lacks.
+    """n vectors, and the other columns of a file; None for columns that it lacks."""
 
-    Attributes:
-        file: its name, for messages.
-        vectors: (n, d), column `vector`.
-        ids: n names, column `id`.
-        labels: (n,) whole numbers or texts, column `label`; or n lists of texts, column `labels`.
-        places: (n, 2), columns `x` and `y`.
-        uncertainty: (n,), column of that name.
-        group, cluster: (n,) texts, columns of that name, or the column that was named for clusters.
-        times: n capture times, column `time`, as they are in the file; see `seconds`.
-        model: what embedded them.
-        columns: the names of all columns or arrays of the file.
-    """
-
-    file: str
-    vectors: NDArray[Any]
-    ids: list[str] | None = None
+    file: str  # its name, for messages
+    vectors: NDArray[Any]  # (n, d), column `vector`
+    ids: list[str] | None = None  # column `id`
+    # (n,) whole numbers or texts, column `label`; or n lists of texts, column `labels`.
     labels: NDArray[Any] | list[list[str]] | None = None
-    places: NDArray[np.float64] | None = None
-    uncertainty: NDArray[np.float64] | None = None
-    group: NDArray[np.str_] | None = None
-    cluster: NDArray[np.str_] | None = None
-    times: list[Any] | None = None
-    model: str | None = None
-    columns: tuple[str, ...] = ()
+    places: NDArray[np.float64] | None = None  # (n, 2), columns `x` and `y`
+    uncertainty: NDArray[np.float64] | None = None  # (n,)
+    group: NDArray[np.str_] | None = None  # (n,)
+    cluster: NDArray[np.str_] | None = None  # (n,), or the column that was named for clusters
+    times: list[Any] | None = None  # column `time`, as it is in the file; see `seconds`
+    model: str | None = None  # what embedded them
+    columns: tuple[str, ...] = ()  # the names of all columns or arrays of the file
 
     def __len__(self) -> int:
         return len(self.vectors)

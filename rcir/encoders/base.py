@@ -25,7 +25,7 @@ from rcir.errors import InvalidConfig
 from rcir.imports import find_class, import_path
 from rcir.losses import PointLossOptions, TupleRows, point_tuple_loss
 from rcir.mining import Negatives, Positive
-from rcir.options import require_choice, require_options
+from rcir.options import require_at_least, require_choice, require_options
 from rcir.torch_settings import BY_DIFFERENCES, full_precision, shared_by_threads
 
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
@@ -96,8 +96,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         require_choice("encoder.pooling", self.pooling, Pooling)
-        if self.dim < 2:
-            raise InvalidConfig(f"encoder.dim is {self.dim}; at least 2")
+        require_at_least(self, "encoder.", dim=2)
         if not isinstance(self.pretrained, bool) and self.pretrained not in get_args(Weights):
             raise InvalidConfig(
                 f"encoder.pretrained is {self.pretrained!r}; it is true, false or one of "

@@ -48,7 +48,7 @@ class BayesianTripletEncoderOptions:
     distance: Distance = "mean"
 
     def __post_init__(self) -> None:
-        require_at_least(self, variance_hidden=1)
+        require_at_least(self, "encoder.options.", variance_hidden=1)
 
 
 class BayesianTriplet(Encoder):
@@ -111,7 +111,7 @@ class VonMisesFisherEncoderOptions:
     distance: Distance = "mean"
 
     def __post_init__(self) -> None:
-        require_at_least(self, concentration_hidden=1)
+        require_at_least(self, "encoder.options.", concentration_hidden=1)
 
 
 class VonMisesFisher(Encoder):

@@ -39,7 +39,7 @@ class DeepEnsembleOptions:
     combination: Combination = "distance"
 
     def __post_init__(self) -> None:
-        require_at_least(self, members=2)
+        require_at_least(self, "encoder.options.", members=2)
 
 
 class DeepEnsemble(Encoder):

@@ -61,7 +61,7 @@ class NormSoftmaxEncoderOptions:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        require_at_least(self, classes=2)
+        require_at_least(self, "encoder.options.", classes=2)
 
 
 class NormSoftmax(Deterministic):

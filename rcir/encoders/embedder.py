@@ -25,6 +25,7 @@ from rcir.encoders.base import Encoder, Images
 from rcir.encoders.batches import Block, embed_readable, split_blocks
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.files import write_file
+from rcir.options import require_at_least
 
 if TYPE_CHECKING:
     from rcir.encoders.replicas import Replicas
@@ -63,10 +64,7 @@ class Embedder:
     replicas: Replicas | None = None
 
     def __post_init__(self) -> None:
-        if self.num_workers < 0:
-            raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")
-        if self.batch is not None and self.batch < 1:
-            raise InvalidConfig(f"batch is {self.batch}; at least 1")
+        require_at_least(self, num_workers=0, batch=1)
         if self.use_gpu and self.num_workers == 0 and not torch.cuda.is_available():
             raise InvalidConfig("use_gpu is true, and this process has no CUDA device")
 

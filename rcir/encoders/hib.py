@@ -48,7 +48,7 @@ class HedgedInstanceOptions:
     distance: Literal["match", "mean"] = "match"
 
     def __post_init__(self) -> None:
-        require_at_least(self, components=0, samples=1)
+        require_at_least(self, "encoder.options.", components=0, samples=1)
         if self.components and self.samples % self.components:
             raise InvalidConfig(
                 f"encoder.options.samples is {self.samples}; it must be a multiple of components, "

@@ -71,7 +71,7 @@ class LaplacianMetricOptions:
                 )
         if not 0 < self.memory < 1:
             raise InvalidConfig(f"encoder.options.memory is {self.memory}; it must lie in (0, 1)")
-        require_at_least(self, passes=2)
+        require_at_least(self, "encoder.options.", passes=2)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class MCDropoutOptions:
     def __post_init__(self) -> None:
         if not 0 < self.dropout < 1:
             raise InvalidConfig(f"encoder.options.dropout is {self.dropout}; it must lie in (0, 1)")
-        require_at_least(self, passes=2)
+        require_at_least(self, "encoder.options.", passes=2)
 
 
 class DropoutConv(nn.Module):

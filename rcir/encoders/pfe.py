@@ -86,7 +86,7 @@ class ProbabilisticFaceEmbeddingOptions:
                 f"encoder.options.base {self.base} is not trained by the triplet loss: train it "
                 "first, and set encoder.options.base_weights to encoder.safetensors of that run"
             )
-        require_at_least(self, steps=1, samples_per_class=2)
+        require_at_least(self, "encoder.options.", steps=1, samples_per_class=2)
         group = self.samples_per_class
         if self.batch % group or self.batch < 2 * group:
             raise InvalidConfig(

@@ -30,7 +30,7 @@ class TripRegOptions:
     unit: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least(self, variance_hidden=1)
+        require_at_least(self, "encoder.options.", variance_hidden=1)
 
 
 class TripReg(Encoder):

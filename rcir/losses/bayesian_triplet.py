@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.special import erfcx, log_ndtr
 
 from rcir.losses.tuples import TupleRows, mean_of_valid
-from rcir.options import require_not_negative
+from rcir.options import require_at_least
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BayesianTripletOptions:
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "margin", "kl_scale", "epsilon")
+        require_at_least(self, "loss.", margin=0, kl_scale=0, epsilon=0)
 
 
 def _sum(values: Tensor, dim: int) -> Tensor:

@@ -90,22 +90,18 @@ def _zero() -> Tensor:
 class PairCurvature:
     """Sums of Hessian diagonals over pairs that match, and over others within the margin.
 
-    Attributes:
-        geometry: see `pair_hessian_blocks`.
-        variant: "full", all pairs and terms; "fixed", without mixed derivatives; "positive", only
-            pairs that match.
-        margin: of the loss; pairs that do not match and are farther apart have no curvature.
-        sums: (2, d, f + 1) float64, of pairs that match and of others; () before the first pair.
-        counts: (2,) float64, numbers of pairs that match, and of others within the margin.
-        unmined: (2,) float64, number of pairs that were not chosen by their distance, and of those
-            of them within the margin: the weight of pairs that do not match.
+    Variants are "full", all pairs and terms; "fixed", without mixed derivatives; "positive", only
+    pairs that match. Pairs that do not match and are farther apart than the margin of the loss have
+    no curvature.
     """
 
-    geometry: HessianGeometry
+    geometry: HessianGeometry  # see `pair_hessian_blocks`
     variant: Variant
     margin: float
+    # Float64: (2, d, f + 1) of pairs that match and of others, and (2,) their numbers.
     sums: Tensor = field(default_factory=_zero)
     counts: Tensor = field(default_factory=_zero)
+    # (2,) float64: pairs that were not chosen by their distance, and those within the margin.
     unmined: Tensor = field(default_factory=_zero)
 
     def add(

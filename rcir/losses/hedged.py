@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcir.options import require_not_negative
+from rcir.options import require_at_least
 from rcir.torch_settings import BY_DIFFERENCES
 
 
@@ -29,7 +29,7 @@ class HedgedOptions:
     kl_scale: float = 1e-4
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "kl_scale")
+        require_at_least(self, "loss.", kl_scale=0)
 
 
 def match_logits(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.errors import InvalidConfig
-from rcir.options import require_choice, require_not_negative
+from rcir.options import require_at_least, require_choice
 
 ContrastiveForm = Literal["squared-gap", "linear", "hadsell", "soft"]
 TripletForm = Literal["squared", "unsquared", "soft"]
@@ -147,7 +147,7 @@ class PointLossOptions:
         require_choice("loss.form", self.form, PointForm)
         if self.margin is None:
             object.__setattr__(self, "margin", 0.7 if self.form in CONTRASTIVE else 0.1)
-        require_not_negative(self, "margin")
+        require_at_least(self, "loss.", margin=0)
         if not 0 < self.scale < math.inf:
             raise InvalidConfig(f"loss.scale is {self.scale}; it must be above 0, and finite")
 

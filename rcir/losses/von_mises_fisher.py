@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rcir.losses.bayesian_triplet import order_nll
 from rcir.losses.tuples import TupleRows, mean_of_valid
-from rcir.options import require_not_negative
+from rcir.options import require_at_least
 
 RECURRENCES = 32  # orders between that of the expansion and v
 SERIES_LIMIT = 0.03  # times the root of d: a series is used below, where other terms would cancel
@@ -115,7 +115,7 @@ class VonMisesFisherOptions:
     kl_scale: float = 1e-6
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "margin", "kl_scale")
+        require_at_least(self, "loss.", margin=0, kl_scale=0)
 
 
 def vmf_triplet_moments(

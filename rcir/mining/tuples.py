@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from rcir.data.relevance import Relevance, WithinRadius, find_database
 from rcir.errors import InvalidConfig
-from rcir.options import require_choice
+from rcir.options import require_at_least, require_choice
 from rcir.torch_settings import BY_DIFFERENCES, copy_to, full_precision
 
 Positive = Literal["nearest", "random", "farthest"]
@@ -81,17 +81,12 @@ class MiningConfig:
             require_choice("mining.negatives", self.negatives, Negatives)
         require_choice("mining.scope", self.scope, Scope)
         require_choice("mining.cache", self.cache, Cache)
-        at_least = {"num_negatives": 1, "sample": 2, "refresh": 1, "samples_per_class": 2}
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidConfig(f"mining.{name} is {value}; at least {least}")
+        least = {"num_negatives": 1, "margin": 0, "sample": 2, "refresh": 1, "samples_per_class": 2}
+        require_at_least(self, "mining.", **least)
         if self.pool < self.num_negatives:
             raise InvalidConfig(
                 f"mining.pool is {self.pool}; at least mining.num_negatives, {self.num_negatives}"
             )
-        if not self.margin >= 0:
-            raise InvalidConfig(f"mining.margin is {self.margin}; it must not be negative")
         if self.cache == "sampled" and self.scope == "batch":
             raise InvalidConfig('mining.cache "sampled" needs mining.scope "epoch"')
         if self.samples_per_class is not None and self.scope != "batch":

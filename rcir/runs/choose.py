@@ -12,35 +12,20 @@ import numpy as np
 from rcir import tracking
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import (
-    Guarantee,
-    SetRule,
-    check_level,
-    corrected,
-    make_request,
-    smallest_certified,
-)
+from rcir.risk import Guarantee, SetRule, check_level, corrected, make_request, smallest_certified
 from rcir.runs.compare import Comparison, Run, compare, group_by_queries, read_runs
 from rcir.store.folder import current_version, locked
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The retriever with the smallest sets, marked as chosen.
+    """The retriever with the smallest sets, marked as chosen."""
 
-    Attributes:
-        comparison: of all, each certified at delta / `guarantee.chosen_among`.
-        run: the chosen run.
-        size: its mean set size on the test queries, at the level of the guarantee.
-        guarantee: its guarantee in spite of the choice.
-        tracked: True if its copy in MLflow is marked, too.
-    """
-
-    comparison: Comparison
-    run: Run
-    size: float
-    guarantee: Guarantee
-    tracked: bool
+    comparison: Comparison  # of all, each certified at delta / `guarantee.chosen_among`
+    run: Run  # the chosen one
+    size: float  # its mean set size on the test queries, at the level of the guarantee
+    guarantee: Guarantee  # in spite of the choice
+    tracked: bool  # True if its copy in MLflow is marked, too
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -39,27 +39,18 @@ CHOSEN_BY_LOOKING = (
 
 @dataclass(frozen=True)
 class Run:
-    """The folder, options and results of a run.
+    """The folder, options and results of a run."""
 
-    Attributes:
-        name: to be shown.
-        folder: of the run.
-        state: such as "finished".
-        options: of its training and calibration, by dotted name; empty if they are not known.
-        results: by split.
-        tracked: by split, the MLflow run with its metrics.
-        in_sweep: True for a trial of a sweep.
-        last_metrics: of a trial, its last metrics on the validation images, at delta = 0.1.
-    """
-
-    name: str
+    name: str  # to be shown
     folder: Path
-    state: str
+    state: str  # such as "finished"
+    # Of its training and calibration, by dotted name; empty if they are not known.
     options: dict[str, Any] = field(default_factory=dict)
     results: dict[Split, RunResults] = field(default_factory=dict)
-    tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)
+    tracked: dict[Split, tracking.TrackedRun] = field(default_factory=dict)  # have its metrics
     _: KW_ONLY
-    in_sweep: bool = False
+    in_sweep: bool = False  # True for a trial of a sweep
+    # Of a trial, its last metrics on the validation images, at delta = 0.1.
     last_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -77,38 +68,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """A run beside others.
-
-    Attributes:
-        run: the run.
-        sizes: by alpha, its mean certified size.
-        differences: by alpha, how much larger than those of the first run its sets are; empty for
-            the first run, and unless all were measured on the same queries.
-    """
+    """A run beside others; figures are by alpha."""
 
     run: Run
-    sizes: dict[float, Estimate] = field(default_factory=dict)
+    sizes: dict[float, Estimate] = field(default_factory=dict)  # mean certified sizes
+    # How much larger than those of the first run its sets are; empty for the first run, and unless
+    # all were measured on the same queries.
     differences: dict[float, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Runs side by side."""
 
-    Attributes:
-        rows: in the given order, the trials of a sweep best first.
-        split: on which they are compared.
-        alphas, delta: levels of the sets.
-        first: the run that others are compared with; None if none has certified sizes.
-        notes: what could not be compared, and warnings.
-    """
-
-    rows: list[Row]
-    split: Split
+    rows: list[Row]  # in the given order, the trials of a sweep best first
+    split: Split  # on which they are compared
     alphas: tuple[float, ...]
     delta: float
-    first: Run | None
-    notes: list[str]
+    first: Run | None  # that others are compared with; None if none has certified sizes
+    notes: list[str]  # what could not be compared, and warnings
 
     @property
     def differing(self) -> list[str]:

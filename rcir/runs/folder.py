@@ -54,18 +54,11 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """Training and validation images of a run at the time of training.
+    """Training and validation images of a run at the time of training."""
 
-    Attributes:
-        images: (n,) their unique digests, sorted, see `rcir.data.repeats`.
-        classes: their sorted classes: the attribute "class" of the data set, else the labels; none
-            where images have several labels.
-        zero_shot: True if no query was of these classes.
-    """
-
-    images: NDArray[np.bytes_]
-    classes: list[str]
-    zero_shot: bool
+    images: NDArray[np.bytes_]  # (n,) their unique digests, sorted, see `rcir.data.repeats`
+    classes: list[str]  # see `list_classes`; sorted
+    zero_shot: bool  # True if no query was of these classes
 
     @classmethod
     def from_splits(cls, splits: Splits) -> Self:
@@ -131,7 +124,7 @@ class TrainedOn:
 
 
 def list_classes(images: ImageSet) -> NDArray[np.str_]:
-    """Return the (n,) names of classes; none where images have several labels."""
+    """Return the attribute "class" (n,), else the labels; none where images have several labels."""
     if "class" in images.attributes:
         return images.attributes["class"].astype(str)
     return np.array([] if images.labels is None else images.labels, str)

@@ -35,21 +35,13 @@ def digest_names(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RunResults:
-    """Measurements of an encoder on queries, and the sizes of their sets.
-
-    Attributes:
-        on: the split of the queries.
-        queries: `digest_names` of the queries that calibrate and are measured, in order.
-        parts: what calibrates and what is measured; each query is measured in one part. Empty if
-            there are too few queries.
-        metrics: by name; `rcir compare` shows "recall_at_1" and "ece".
-        score_function: how set size depends on the query.
-    """
+    """Measurements of an encoder on queries, and the sizes of their sets."""
 
     on: Split
-    queries: str
+    queries: str  # `digest_names` of those that calibrate and are measured, in order
+    # What calibrates and what is measured, each query in one part; empty if there are too few.
     parts: list[Certified]
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # `rcir compare` shows "recall_at_1" and "ece"
     score_function: str
 
     def write(self, path: Path) -> None:

@@ -251,17 +251,11 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class QueryBody(Generic[QueryTerms]):
-    """A body with queries: pictures as multipart, or vectors as JSON, and the guarantee.
+    """A body with queries: pictures as multipart, or vectors as JSON, and the guarantee."""
 
-    Attributes:
-        terms: the guarantee, the other fields of a form.
-        vectors: vectors and the guarantee.
-        file: field of a form with a picture, or with several if `vectors` is `VectorQueries`.
-    """
-
-    terms: type[QueryTerms]
-    vectors: type[Any]
-    file: str
+    terms: type[QueryTerms]  # the guarantee: the other fields of a form
+    vectors: type[Any]  # with the guarantee
+    file: str  # field of a form with a picture, or with several
 
     @property
     def several(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rcir.errors import InvalidConfig
+from rcir.options import require_at_least
 
 TOKEN_VARIABLE = "RCIR_TOKEN"
 LOOPBACK = "127.0.0.1"
@@ -63,15 +64,11 @@ class Settings:
     feedback_days: float = 7.0
 
     def __post_init__(self) -> None:
-        for name in ("port", "capacity", "most_bytes", "most_pixels", "client_connections"):
-            value, least = getattr(self, name), int(name != "port")
-            if value < least:
-                raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
+        require_at_least(self, port=0, poll=0, capacity=1, most_bytes=1, most_pixels=1)
+        require_at_least(self, client_connections=1)
         for name in ("decode_seconds", "header_seconds", "body_seconds", "feedback_days"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise InvalidConfig(f"{name} is {value}; it must be a finite number above 0")
-        if not 0 <= self.poll < math.inf:
-            raise InvalidConfig(f"poll is {self.poll}; it must be a finite number, at least 0")
         if self.pictures is not None and not self.pictures.is_dir():
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):
