@@ -25,12 +25,9 @@ _inside = _InsideBlock()
 def without_autologging() -> Iterator[None]:
     """Keep `mlflow.autolog()` from logging the models that this thread fits inside the block.
 
-    A calibration fits hundreds of small scikit-learn models. Autologging would turn each of them
-    into a run of the user, or write its parameters into the user's active run. Also a decorator.
-
-    MLflow's own switch is global: the first block that ends would turn logging on for all threads.
-    Here, the switch is set for good to a value that depends on the thread, so that models fitted
-    outside of the block are logged as before. MLflow is not imported.
+    A calibration fits hundreds of small scikit-learn models, each of which would become a run of
+    the user. MLflow's own switch is global: here it is set for good to a value that depends on the
+    thread, so that models fitted outside of blocks are logged as before. Also a decorator.
     """
     mlflow: Any = sys.modules.get("mlflow.utils.autologging_utils")
     # True means that somebody has turned autologging off.

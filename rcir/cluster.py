@@ -32,11 +32,8 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 def join_cluster() -> None:
     """Join the cluster at RAY_ADDRESS, or start one on this machine for this process alone.
 
-    A process stays in the cluster that it has joined. By default, Ray would join any cluster on the
-    machine, such as that of another training, and end with it.
-
-    Raises:
-        InvalidConfig: no cluster answers at RAY_ADDRESS.
+    By default, Ray would join any cluster on the machine, such as that of another training, and end
+    with it. `InvalidConfig` if no cluster answers at RAY_ADDRESS.
     """
     if not ray.is_initialized():
         require_cluster()
@@ -65,7 +62,11 @@ def require_cluster() -> None:
         f"prints, or unset {ADDRESS_VARIABLE} to use this machine alone"
     )
     try:
-        resolved = _find_last_started() if address == "auto" else address
+        resolved = address
+        if address == "auto":  # Ray reads it from a file that a killed cluster leaves behind
+            from ray._private.services import canonicalize_bootstrap_address
+
+            resolved = str(canonicalize_bootstrap_address(address))
         scheme, _, rest = resolved.rpartition("://")
         parts = urlsplit(f"//{rest}")
         host, port = parts.hostname, parts.port or (CLIENT_PORT if scheme == CLIENT else None)
@@ -85,13 +86,6 @@ def require_cluster() -> None:
         raise InvalidConfig(
             f"{ADDRESS_VARIABLE} is {named}, and no Ray cluster answers there ({reason}): {remedy}"
         )
-
-
-def _find_last_started() -> str:
-    """Return Ray's address for "auto", from a file that a killed cluster leaves behind."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    return str(canonicalize_bootstrap_address("auto"))
 
 
 def _why_no_cluster(host: str, port: int) -> str | None:

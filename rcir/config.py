@@ -29,16 +29,10 @@ def parse(
 ) -> Config:
     """Return a configuration from a command line: `--config FILE` and dotted overrides.
 
-    Options are spelled with hyphens or underscores. If the configuration has `alphas`, `--alpha`
-    accepts one or several of them. `--help` and `--print_config` print and exit. An argument that
-    cannot be parsed ends the process with status 2; `InvalidConfig` is raised for a value that the
-    configuration refuses.
-
-    Args:
-        kind: the dataclass to fill.
-        argv: arguments without the program's name; None for those of this process.
-        prog, description: shown in the help.
-        reads_folders: True to add the options of `rcir.trust`.
+    `argv` are arguments without the program's name; None for those of this process. If the
+    configuration has `alphas`, `--alpha` accepts one or several of them; `reads_folders` adds the
+    options of `rcir.trust`. An argument that cannot be parsed ends the process with status 2;
+    `InvalidConfig` is raised for a value that the configuration refuses.
     """
     usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # short, as errors print it
     parser = ArgumentParser(prog=prog, description=description, usage=usage)

@@ -112,11 +112,7 @@ class Embedding:
 
     @staticmethod
     def concatenate(parts: Sequence[Embedding]) -> Embedding:
-        """Concatenate the embeddings of several batches of one encoder.
-
-        Raises:
-            InvalidData: they have different parts.
-        """
+        """Concatenate embeddings of one encoder; `InvalidData` if they have different parts."""
         import torch
 
         batches = [part.tensors for part in parts]
@@ -134,13 +130,7 @@ convert(Embedding, Mapping[str, NDArray[Any]], Embedding.arrays, Embedding.from_
 def as_numpy(values: Any) -> Any:
     """Return tensors and columns of other libraries as NumPy arrays, and all else unchanged.
 
-    Example:
-        >>> import pyarrow as pa
-        >>> as_numpy(pa.array(["pear", "fig"])).tolist(), as_numpy([1, 2])
-        (['pear', 'fig'], [1, 2])
-
-    Raises:
-        InvalidData: they are sparse, or a tensor without values.
+    `InvalidData` if they are sparse, or a tensor without values.
     """
     if hasattr(values, "detach"):
         return _of_tensor(values)
@@ -157,14 +147,9 @@ def as_numpy(values: Any) -> Any:
 
 
 def as_vectors(values: Any) -> NDArray[Any]:
-    """Return real numbers of any library as an array of integers or floats.
+    """Return a vector (d,) or vectors (n, d) of any library as an array of integers or floats.
 
-    Args:
-        values: a vector (d,), or vectors (n, d): an array, a list, a tensor, a frame, a table, or a
-            column of lists.
-
-    Raises:
-        InvalidData: they are not real numbers, are sparse, or the rows differ in length.
+    `InvalidData` if they are not real numbers, are sparse, or the rows differ in length.
 
     Example:
         >>> as_vectors([[1, 2], [3, 4]]).tolist()

@@ -129,8 +129,6 @@ def as_option(name: str, value: object = True) -> str:
     """Return how to pass an option, for advice: a keyword in Python, a flag on a command line.
 
     Example:
-        >>> as_option("query_labels", "any"), as_option("anytime")
-        ('query_labels="any"', 'anytime=True')
         >>> with naming_flags():
         ...     as_option("query_labels", "any"), as_option("anytime")
         ('--query-labels any', '--anytime')
@@ -192,12 +190,8 @@ def reporting_errors() -> Iterator[None]:
 def printable(text: object) -> str:
     r"""Return the text with unprintable characters escaped.
 
-    A file system allows names with line ends, control sequences of terminals, marks that change the
+    Names of files may have line ends, control sequences of terminals, marks that change the
     direction of writing, and bytes that are not UTF-8, which Python keeps as lone surrogates.
-
-    Example:
-        >>> printable("person 3"), printable("a\nb"), printable("\x1b[31mred"), printable("\udcff")
-        ('person 3', 'a\\nb', '\\x1b[31mred', '\\udcff')
     """
     letters = str(text)
     if letters.isprintable():

@@ -1,8 +1,7 @@
 """Atomic writing of files and folders: whole or not at all, whenever the writer is killed.
 
 Files are written under a hidden name that states the writer: host, process and start of that
-process. Before anything is written, what dead processes left under such names is removed, and a
-folder that one of them had completed, but not yet renamed, gets its name.
+process. What dead processes left under such names is removed before anything is written.
 """
 
 from __future__ import annotations

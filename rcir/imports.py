@@ -52,12 +52,10 @@ of rcir
 
 
 def find_class(option: str, name: str, table: Mapping[str, str]) -> type[Any]:
-    """Return the class that a table of import paths names, or a class of the user.
+    """Return the class that a table of import paths names, or one of the user.
 
-    Args:
-        option: name of the option in messages, such as "index.kind".
-        name: a name in the table, or an import path, "package.module:Class".
-        table: names and the import paths of their classes.
+    `name` is a name in the table, or an import path, "package.module:Class"; `option` is what
+    messages call it, such as "index.kind".
 
     Raises:
         InvalidConfig: the name does not exist.

@@ -27,12 +27,7 @@ _shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside,
 def shared_by_threads(
     key: Hashable, change: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Hold a change of state while any thread is inside: the first makes it, the last undoes it.
-
-    Args:
-        key: identifies the state.
-        change: makes and undoes the change.
-    """
+    """Hold a change of state, known by a key, while any thread is inside: the last undoes it."""
     with _lock:
         count, stack = _shared.get(key, (0, ExitStack()))
         if not count:
@@ -54,11 +49,8 @@ def full_precision() -> Iterator[None]:
     """Plain float32, whatever the caller's autocast, TF32 or bfloat16 settings.
 
     The settings apply to all threads of the process until the last one leaves.
-
-    Raises:
-        InvalidConfig: NVIDIA_TF32_OVERRIDE is 1, which no setting of PyTorch overrides.
     """
-    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":  # which no setting of PyTorch overrides
         raise InvalidConfig(
             "the environment variable NVIDIA_TF32_OVERRIDE is 1, so that embeddings on GPUs would "
             "differ from those of the calibration: unset NVIDIA_TF32_OVERRIDE, or set it to 0"
@@ -106,8 +98,7 @@ def keep_freed_memory() -> None:
     """Let this process reuse freed memory from now on.
 
     glibc returns every freed block of more than 32 MiB to the system, which clears new ones page by
-    page. For networks on photographs, that takes as long as the arithmetic. Other allocators are
-    not changed.
+    page: for networks on photographs, that takes as long as the arithmetic.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -1,9 +1,8 @@
 """Permissions for what a folder may name: classes of other packages, and servers.
 
-A retriever or a training run of somebody else must neither run code nor receive credentials unless
-its reader agrees. While a folder is read (`reading`), a class outside rcir and a server need a
-permission: an argument of the call, or the environment (which `--trust-code` and `--trust-server`
-of the commands set).
+A folder of somebody else must neither run code nor receive credentials unless its reader agrees.
+While it is read (`reading`), a class outside rcir and a server need a permission: an argument of
+the call, or the environment (which `--trust-code` and `--trust-server` of the commands set).
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ built_on: set[str] = set()  # servers that this program built an index on
 def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]:
     """Read a folder inside the block: what it names needs a permission.
 
-    The block applies to its own thread. A thread that is started inside does not inherit it, and
-    would treat what the folder names as the program's own choice: read folders in the calling
-    thread, or pass the context on (`asyncio.to_thread`, or `contextvars.copy_context().run`).
-    `code` allows classes outside rcir, and "*" among the `servers` allows all hosts.
+    A thread that is started inside does not inherit the block, and would treat what the folder
+    names as the program's own choice: read folders in the calling thread, or pass the context on
+    (`asyncio.to_thread`). `code` allows classes outside rcir, "*" among the `servers` all hosts.
     """
     token = _reading.set((code, frozenset(servers)))
     try:

@@ -1,9 +1,8 @@
 """Random transforms of training images, drawn afresh at every step.
 
-Drawing is separate from transforming: the numbers for a whole batch come first, and each process
-transforms its own images of the batch, so that the result does not depend on how it is shared out.
-Colours are changed as by torchvision's `ColorJitter`, image by image; rotation, crop and mirroring
-are one affine warp. An image's result is the same to the last bit whichever others are beside it.
+The numbers for a whole batch are drawn first, and each process transforms its own images, so that
+the result does not depend on how a batch is shared out. Colours are changed as by torchvision's
+`ColorJitter`, image by image; rotation, crop and mirroring are one affine warp.
 """
 
 from __future__ import annotations
@@ -35,18 +34,10 @@ def draw_warps(
 ) -> NDArray[np.float32]:
     """Draw n warps: a rotation about the centre, then a crop resized to the whole, then mirroring.
 
-    Args:
-        n: number of warps.
-        size: (height, width) of the images.
-        rotation: degrees; angles are uniform in [-rotation, rotation], counterclockwise.
-        crop: area is uniform in [crop, 1] of the image's, the ratio of width to height log-uniform
-            in [3/4, 4/3] of the image's, if such a crop fits; its place is uniform.
-        mirrored: (n,) which are mirrored left to right.
-        rng: source of all randomness.
-
-    Returns:
-        (n, 2, 3), from places in the result to places in the image: both are (x, y, 1), where x and
-        y run from -1 to 1 between the outer borders.
+    Angles are uniform, counterclockwise; the area of the crop is uniform in [crop, 1], the ratio of
+    its sides log-uniform in [3/4, 4/3] of the image's, if such a crop fits, its place uniform.
+    Return (n, 2, 3), from places in the result to places in the image: both are (x, y, 1), where x
+    and y run from -1 to 1 between the outer borders.
     """
     angle = np.radians(rng.uniform(-rotation, rotation, n))
     area = rng.uniform(crop, 1, n)
@@ -134,9 +125,8 @@ def occlude(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Hide part of some images behind black squares (Oh et al., ICLR 2019, appendix A).
 
-    Each square tile of an image (n, ..., s, m * s), a digit or the whole of a square image, is hit
-    with the given probability by a square of side L in {0, ..., s} at a uniform place inside it.
-    Return a copy, and for each image whether a square of side 1 or more was drawn.
+    Each square tile of an image (n, ..., s, m * s) is hit with the given probability by a square of
+    side L in {0, ..., s} at a uniform place inside it. Also return which images were hit (L > 0).
     """
     n, side, width = len(images), *images.shape[-2:]
     squares = _draw_squares(n, (side, width), probability, rng)
@@ -197,9 +187,8 @@ class TransformParameters:
         colours = (self.brightness, self.contrast, self.saturation, self.hue)
         if self.warps is not None or any(values is not None for values in colours):
             changed = torch.empty_like(images, memory_format=torch.contiguous_format)
-            step = len(images)
-            if images.device.type == "cpu":
-                step = MAX_BATCH_PIXELS // images.shape[1:].numel()
+            on_cpu = images.device.type == "cpu"
+            step = MAX_BATCH_PIXELS // images.shape[1:].numel() if on_cpu else len(images)
             step = max(1, step)
             for start in range(0, len(images), step):
                 rows = slice(start, start + step)

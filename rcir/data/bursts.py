@@ -1,10 +1,10 @@
 """Moments: items of one label that were photographed together, found by vectors or capture times.
 
 If the items of a label are independent, the nearest of them, at distances d1 <= d2 <= ... of an
-item, spread around it like a Poisson process. In a space of local dimension D, the gaps
-k log(d[k + 1] / d[k]) are then independent and exponential with mean 1 / D. From such ratios Levina
-and Bickel ("Maximum likelihood estimation of intrinsic dimension", NeurIPS 2004) estimate D. A
-burst of k + 1 photographs leaves a k-th gap that is far larger.
+item, spread around it like a Poisson process: in a space of local dimension D, the gaps
+k log(d[k + 1] / d[k]) are independent and exponential with mean 1 / D (Levina and Bickel, "Maximum
+likelihood estimation of intrinsic dimension", NeurIPS 2004). A burst of k + 1 photographs leaves a
+k-th gap that is far larger.
 """
 
 from __future__ import annotations
@@ -37,15 +37,11 @@ def count_mates(
     """Return the number of near-copies of each item among the others of its label, (n,).
 
     The nearest k others are near-copies if the k-th gap is larger than in a share
-    `FALSE_RATE` / 2^k of independent items, so that at most the share `FALSE_RATE` of these, about,
-    is taken for members of a burst.
-
-    Args:
-        distances: (n, k) to the nearest others of the label, ascending, k >= 2; infinite where
-            there are none. Exact copies do not count as others.
-        n_others: (n,) number of others of the label. At most a third of them, or one, can be
-            near-copies: a label does not consist of one burst.
-        mean_gap: mean gap of independent items; by default the median first gap states it.
+    `FALSE_RATE` / 2^k of independent items, so that about the share `FALSE_RATE` of these at most
+    is taken for members of a burst. At most a third of the others (n,), or one, can be near-copies:
+    a label does not consist of one burst. `distances` (n, k) to the nearest others are ascending,
+    k >= 2, infinite where there are none; exact copies are not others. By default, the median first
+    gap states the mean gap of independent items.
     """
     tested = min(MAX_MATES, distances.shape[1] - 1)
     mates = np.arange(1, tested + 1)
@@ -53,8 +49,7 @@ def count_mates(
     exists = np.isfinite(nearest[:, 1:])
     ratios = np.where(exists, nearest[:, 1:], 1) / np.where(exists, nearest[:, :-1], 1)
     gaps = mates * np.log(ratios)
-    if mean_gap is None:
-        mean_gap = _mean(gaps[exists[:, 0], 0])
+    mean_gap = _mean(gaps[exists[:, 0], 0]) if mean_gap is None else mean_gap
     if not mean_gap > 0:
         return np.zeros(len(distances), np.int64)
     possible = exists & (mates <= np.maximum(1, n_others[:, None] // 3))
@@ -120,9 +115,9 @@ def find_moments(
 def as_seconds(times: object, what: str, first: int = 0) -> NDArray[np.float64]:
     """Return capture times (n,) in seconds since 1970, NaN where unknown.
 
-    A date without a time of day is unknown. Times without a zone are taken as they are, since only
-    differences count. Values are texts such as "2026-11-26 09:47:00", numbers of seconds, or times
-    of Python, NumPy or pandas; None, NaN, NaT and blank texts are unknown.
+    Values are texts such as "2026-11-26 09:47:00", numbers of seconds, or times of Python, NumPy or
+    pandas; None, NaN, NaT, blank texts and dates without a time of day are unknown. Times without a
+    zone are taken as they are, since only differences count.
     """
     try:
         values = np.asarray(as_numpy(times))

@@ -65,10 +65,8 @@ class DataSet:
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""
-        if self.splitter:
-            require_options(where, _function(self.splitter), options)
-        else:
-            require_options(where, self.function(), options, DIVISION_OPTIONS)
+        further = {} if self.splitter else DIVISION_OPTIONS
+        require_options(where, _function(self.splitter or self.reader), options, further)
 
     def published(self, options: Mapping[str, Any]) -> int | None:
         """Return the published number of images with options of the reader, or None."""

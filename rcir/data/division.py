@@ -1,8 +1,7 @@
 """Division of a data set into the splits that training and calibration need.
 
-Images of one cluster, such as all that one person drew or that one panorama was cut into, resemble
-each other. If queries to come will be of new clusters, those that calibrate and those that test
-must be of different clusters too, so whole clusters are drawn.
+If queries to come will be of new clusters, such as other people's drawings, those that calibrate
+and those that test must be of different clusters too, so whole clusters are drawn.
 """
 
 from __future__ import annotations
@@ -41,21 +40,14 @@ def draw_by_cluster(
     parts: Mapping[str, float],
     unit: str = "clusters",
 ) -> list[NDArray[np.int64]]:
-    """Divide images so that no cluster is in two parts.
+    """Divide images so that no cluster (n,) is in two parts.
 
-    The number of clusters of each part is settled before any is drawn. Adding clusters until they
-    hold enough images would prefer large clusters (the inspection paradox), and the clusters of the
-    parts would not be exchangeable.
+    The size of a part is a share of the clusters (below 1), or a number of images: as many clusters
+    as hold it on average, rounded up. The number of clusters is settled before any is drawn: adding
+    clusters until they hold enough images would prefer large ones (the inspection paradox), and the
+    clusters of the parts would not be exchangeable. `unit` is what messages call them.
 
-    Args:
-        rng: decides which cluster is where.
-        clusters: (n,) of each image.
-        parts: the size of each: a share of the clusters (below 1), or a number of images: as many
-            clusters as hold it on average, rounded up.
-        unit: what the clusters are called in messages.
-
-    Returns:
-        The rows of each part, then those that remain, in random order.
+    Return the rows of each part, then those that remain, in random order.
     """
     number, n = _number_clusters(clusters)
     counts = [_count_clusters(share, n, len(clusters)) for share in parts.values()]
@@ -104,12 +96,10 @@ def draw_gallery(
 ) -> list[NDArray[np.int64]] | None:
     """Draw whole clusters for the gallery, which hold every label.
 
-    Clusters are put into a random order. Those that show a label first are searched, and then as
-    many others as are missing. `share` is of the clusters, or a number of images.
-
-    Returns:
-        The rows of the gallery, and the others. None if the labels need more than one and a half
-        times as many clusters as requested, for instance if each label has a cluster of its own.
+    Of clusters in random order, those that show a label first are searched, and then as many others
+    as are missing of `share`: of the clusters, or a number of images. Return the rows of the
+    gallery, and the others; None if the labels need more than one and a half times as many clusters
+    as requested, for instance if each label has a cluster of its own.
     """
     number, n = _number_clusters(clusters)
     count = _count_clusters(share, n, len(clusters))

@@ -233,10 +233,9 @@ def decode_jpeg(content: Tensor, channels: int) -> Tensor:
 class UntrustedImage(BytesIO):
     """The bytes of an image file of one of `UNTRUSTED_FORMATS`, decoded in bounded time.
 
-    A small file can take minutes: each scan of a progressive JPEG file decodes all of its pixels,
-    and Pillow reads the parts of a header one by one. `InvalidImage` is raised at once for a JPEG
-    file of too many segments or scans; and when it is read, after too many parts or after the
-    deadline, a value of `time.monotonic()`.
+    A small file can take minutes: each scan of a progressive JPEG decodes all of its pixels, and
+    Pillow reads the parts of a header one by one. `InvalidImage` is raised at once for too many
+    segments or scans; and when it is read, after too many parts or a deadline (`time.monotonic`).
     """
 
     def __init__(self, content: bytes, deadline: float) -> None:
@@ -323,7 +322,6 @@ def read_images(
 ) -> NDArray[np.uint8]:
     """Read images as (n, *size) or (n, *size, 3); paths are read in as many threads as torch uses.
 
-    Besides the result, memory holds one image for each thread, one of them above `LARGE_PIXELS`.
     The error is that of the first image, in the order given, that cannot be read.
     """
     images = np.empty((len(sources), *resizing.size, *(3,) * (channels == 3)), np.uint8)
@@ -414,7 +412,9 @@ def _open_format(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
     start = file.read(16)
     for name in formats:
         if name == "HEIF" and start[4:8] == b"ftyp":
-            _register_heif()
+            with naming_extras():
+                import pillow_heif
+            pillow_heif.register_heif_opener()
         if name not in Image.OPEN:
             Image.init()
         factory, accept = Image.OPEN.get(name, (None, None))
@@ -426,13 +426,6 @@ def _open_format(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
         except (SyntaxError, IndexError, TypeError, struct.error):
             continue
     raise UnidentifiedImageError
-
-
-def _register_heif() -> None:
-    """Let Pillow read HEIC, which the extra "heif" adds."""
-    with naming_extras():
-        import pillow_heif
-    pillow_heif.register_heif_opener()
 
 
 def _read(
@@ -478,8 +471,7 @@ class _InPillow(type):
 class _PillowWarning(Warning, metaclass=_InPillow):
     """Stands for every category of warnings in a thread that runs Pillow, and for none in others.
 
-    `warnings.catch_warnings` cannot silence Pillow: it replaces the filters of all threads, and if
-    two threads overlap, the last one restores filters that ignore everything.
+    `warnings.catch_warnings` would replace the filters of all threads.
     """
 
 

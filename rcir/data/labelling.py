@@ -19,9 +19,8 @@ from rcir.metrics.labels import UNMATCHED
 def gallery_relevance(labels: object, ids: Sequence[str]) -> tuple[Relevance, dict[int, str]]:
     """Return the relevance of gallery items, and the names of their labels by number.
 
-    `labels` are whole numbers or texts, one for each item; lists of texts, where items match that
-    share one; a `Relevance`, such as places (`WithinRadius`); or None, if the labels of a query
-    will be the ids of its true matches.
+    `labels` are whole numbers or texts; lists of texts, where items match that share one; a
+    `Relevance`; or None, if the labels of a query will be the ids of its true matches.
     """
     if labels is None:
         return SharedLabel.items(len(ids)), dict(enumerate(ids))
@@ -44,8 +43,7 @@ def query_relevance(
 ) -> tuple[Relevance, dict[int, str]]:
     """Return the relevance of queries, and the names of the labels of gallery and queries.
 
-    The labels are of the gallery's kind. A label that no gallery item has matches nothing; from
-    lists it is left out.
+    The labels are of the gallery's kind; one that no gallery item has matches nothing.
 
     Example:
         >>> gallery, names = gallery_relevance(["pear", "fig"], ["a", "b"])
@@ -112,8 +110,7 @@ def added_relevance(
 ) -> tuple[Relevance, dict[int, str]]:
     """Return the relevance of n items that are added to a gallery, and the names of all labels.
 
-    With `numbered`, whole numbers are labels even if these have names, as in a data set that has
-    both. Lists must not have new labels, which earlier queries may have had.
+    With `numbered`, whole numbers are labels even if these have names. Lists must have no new ones.
     """
     if isinstance(labels, Relevance):
         relevance, all_names = labels, dict(names)
@@ -135,13 +132,7 @@ def added_relevance(
 
 
 def example_labels(relevance: Relevance, names: Mapping[int, str]) -> str:
-    """Return up to three labels, or places, of some images, for messages.
-
-    Example:
-        >>> relevance, names = gallery_relevance(["pear", "fig", "plum", "date"], list("abcd"))
-        >>> example_labels(relevance, names)
-        "'date', 'fig', 'pear', ... (4 labels)"
-    """
+    """Return up to three labels, or places, of some images, for messages."""
     what = "labels"
     if isinstance(relevance, WithinRadius):
         n, what, examples = len(relevance), "places", relevance.places[:3].round(3).tolist()

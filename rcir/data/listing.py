@@ -30,15 +30,11 @@ MAX_NUMBER = 10**18  # of numbers in text files
 
 
 class Row(NamedTuple):
-    """An image of a published data set.
-
-    The label is a whole number, or what the set's relevance is made of; for an image that is left
-    out, the kind of such images.
-    """
+    """An image of a published data set."""
 
     file: str  # relative to the set's folder, with slashes; it is also the id
     split: str  # "train", "query", "gallery" or `LEFT_OUT`
-    label: Any
+    label: Any  # what the set's relevance is made of; of an image that is left out, the reason
     attributes: tuple[Any, ...] = ()
 
 
@@ -53,9 +49,8 @@ def source_of(
 ) -> Source:
     """Return a published data set from the rows of its images, whose files are in the folder.
 
-    Without the split "gallery", training never sees the labels of the queries. `attributes` names
-    the attributes of each row, `cluster` the one that states clusters. `relevance` makes the
-    relevance of a split from the labels of its rows; by default, images with equal labels match.
+    Without the split "gallery", training never sees the labels of the queries. `relevance` makes
+    the relevance of a split from the labels of its rows; by default, equal labels match.
     `InvalidData` if a split is empty, an image is listed twice, or a label is in both halves.
     """
     by_split: dict[str, list[Row]] = {split: [] for split in (*splits, LEFT_OUT)}
@@ -96,10 +91,9 @@ def source_of(
 def read_mat(
     path: Path, take: Callable[[Mapping[str, Any]], Content], squeeze: bool = False
 ) -> Content:
-    """Read variables of a MATLAB file, up to version 7.2, or raise `InvalidData`.
+    """Return what `take` makes of the variables of a MATLAB file, up to version 7.2.
 
-    `take` gets the variables by name, and may fail as NumPy does where they are not as expected.
-    With `squeeze`, the dimensions of size 1 are dropped, which MATLAB adds.
+    It may fail as NumPy does. With `squeeze`, dimensions of size 1, which MATLAB adds, are dropped.
     """
     try:
         return take(loadmat(path, squeeze_me=squeeze))
@@ -168,10 +162,9 @@ def list_files(folder: Path) -> list[str]:
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> Iterator[list[str]]:
-    """Yield the fields of the lines of a text file, separated by white space.
+    """Yield the fields of the lines of a text file, separated by white space, also of its header.
 
-    The lines of the header are yielded too. `InvalidData` if a line below it has another number
-    of fields than `columns`, or there is none.
+    `InvalidData` if a line below it has another number of fields than `columns`, or there is none.
     """
     try:
         lines = path.read_text("utf-8-sig").rstrip().split("\n")

@@ -1,8 +1,4 @@
-"""Names, labels and numbers: one Unicode form, UTF-8 only, and one rule by which they are read.
-
-`as_labels`, `as_label_lists`, `as_texts`, `as_ids` and `as_numbers` hold this rule, for arguments
-in Python and for all files.
-"""
+"""Names, labels and numbers, in Python and in files: one rule by which they are read."""
 
 from __future__ import annotations
 
@@ -40,10 +36,9 @@ def to_nfc(name: str) -> str:
 
 
 def require_utf8(names: Iterable[str], where: str, remedy: str = RENAME_ADVICE) -> None:
-    r"""Raise `InvalidData` if a name is not UTF-8, so that no answer could contain it.
+    """Raise `InvalidData` if a name is not UTF-8, so that no answer could contain it.
 
-    Python keeps bytes of file names that are not UTF-8 as lone surrogates. The message says which
-    place (`where`) has the name, and what to do (`remedy`).
+    Python keeps bytes of file names that are not UTF-8 as lone surrogates.
     """
     listed = list(names)
     try:

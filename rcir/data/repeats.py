@@ -127,10 +127,9 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
 def require_no_repeats(
     gallery: Digests | None, tuning: Digests, calibration: Digests, recurring: bool = False
 ) -> None:
-    """Raise `InvalidData` for duplicates of tuning or calibration queries.
+    """Raise `InvalidData` for duplicates; the gallery is None if its digests are unknown.
 
-    With `recurring`, calibration queries may be in the tuning split too, and may come twice. The
-    gallery is None if its digests are unknown.
+    With `recurring`, calibration queries may be in the tuning split too, and may come twice.
     """
     _require_new("queries of the tuning split", tuning, gallery)
     before = None if recurring else tuning
@@ -142,8 +141,7 @@ def require_new(
 ) -> None:
     """Raise `InvalidData` for duplicates among queries that are added to a calibration.
 
-    `before` has all queries that the retriever was tuned or calibrated with. With `recurring`, the
-    added ones may be among them, and may come twice.
+    With `recurring`, they may be among those that the retriever was tuned or calibrated with.
     """
     problem = "were tuned or calibrated with before"
     _require_new("queries to add", added, gallery, None if recurring else before, problem)
@@ -168,10 +166,9 @@ def _require_new(
 
 
 def warn_of_copies(queries: str, distances: NDArray[np.floating[Any]], known: bool) -> None:
-    """Warn of queries that are hardly apart from their nearest gallery item.
+    """Warn of queries hardly apart from their nearest item, such as other encodings of a picture.
 
-    Another encoding of a picture has another digest and nearly the same embedding. `distances`
-    (n, depth) are ascending; `known` if digests have shown that no query is in the gallery.
+    `distances` (n, depth) are ascending; `known` if digests show that no query is in the gallery.
     """
     rows = np.flatnonzero(distances[:, 0] <= _near(distances))
     if len(rows):
@@ -207,13 +204,11 @@ def warn_of_bursts(
     """Warn of queries that come in bursts, such as frames of one video.
 
     The mates of a query are the other queries within `BURST_SHARE` of the distance to its nearest
-    gallery item. They count only if no more than as many again are nearer than that item. Otherwise
-    the queries are nearer to each other because they come from another source than the gallery.
-    With m mates per query, n queries are about as informative as n / (1 + m) independent ones.
-
-    The test is exact. If queries and gallery items are independent draws from one population,
-    however clumpy, each neighbour of a query is equally likely to be any of the other queries and
-    items. Permuting them gives the distribution of the number of mates.
+    gallery item. They count only if no more than as many again are nearer than that item: otherwise
+    the queries come from another source than the gallery. With m mates per query, n queries are
+    about as informative as n / (1 + m) independent ones. The test is exact: if queries and gallery
+    items are independent draws from one population, each neighbour of a query is equally likely to
+    be any of the others, and permuting them gives the distribution of the number of mates.
 
     `among` has distances and numbers of the other queries of a sample, nearest first, for each
     query of another sample; `gallery` distances and positions of its nearest gallery items.
@@ -235,9 +230,8 @@ def warn_of_gallery_bursts(
 ) -> None:
     """Warn of queries from the gallery that find other members of their own burst there.
 
-    The share of queries with near-copies among their matches (`rcir.data.bursts.count_mates`) is
-    then more than three times that of independent queries, at a level of 0.01. Fewer bursts hardly
-    affect delta. `distances` (n, depth) are ascending; `relevant` is True for the matches.
+    The share of queries with near-copies among their matches (`count_mates`) is then more than
+    three times that of independent queries, at a level of 0.01. Fewer bursts hardly affect delta.
     """
     nearest = np.where(relevant & (distances > 0), distances, np.inf)
     nearest = np.sort(nearest, axis=1)[:, :N_NEIGHBOURS]

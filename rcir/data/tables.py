@@ -99,19 +99,19 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
 
 
 def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
-    """Return an Arrow table of the columns of these names, or of all.
+    """Return an Arrow table of the columns of these names, or of all; missing ones are ignored.
 
-    Columns that are missing are ignored. Blanks around names of columns do not count, and an index
-    without a name, which pandas adds, is left out.
+    Blanks around names do not count, and an index without a name, which pandas adds, is left out.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    def is_read(name: str) -> bool:
-        return not name.startswith("__index_level_") if names is None else name.strip() in names
-
     with parquet.ParquetFile(path) as file:
-        columns = [name for name in file.schema_arrow.names if is_read(name)]
+        columns = [
+            name
+            for name in file.schema_arrow.names
+            if (not name.startswith("__index_level_") if names is None else name.strip() in names)
+        ]
         _require_different(path, [name.strip() for name in columns])
         # PyArrow reads lists of categories from one row group at a time only.
         groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]

@@ -73,9 +73,8 @@ class VectorTable:
 def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
     """Read a file of vectors: Parquet, .npz, or .npy with a table beside it that ends in .csv.
 
-    The column `vector` has lists of numbers of one length, or is an array (n, d). The column of
-    the clusters is by default `cluster`, if there is one. `InvalidData` if the file lacks a column,
-    or a value is missing or wrong.
+    The column of the clusters is by default `cluster`, if there is one. `InvalidData` if the file
+    lacks a column, or a value is missing or wrong.
     """
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
