@@ -49,10 +49,7 @@ def embed_readable(
     images: Images,
     batch: int | None = None,
 ) -> Block:
-    """Embed the readable images of a block, which fits into memory as bytes.
-
-    `batch` is the number of images in a forward pass; None for as many as fit (`batch_within`).
-    """
+    """Embed the readable images of a block, `batch` together or as many as fit (`batch_within`)."""
     try:
         return _embed_block(encoder, preprocessing, images, batch), {}
     except InvalidImage:
@@ -112,13 +109,12 @@ def split_blocks(images: Images) -> list[Images]:
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
-    """Fuse the embeddings of the images of each template.
+    """Fuse the embeddings of the images of each `template`, (n,) int64 in [0, templates).
 
-    If the encoder states a variance, the result is the product of the Gaussians of the images, in
-    which certain images weigh more ("Fusion" in Shi and Jain, "Probabilistic Face Embeddings",
-    ICCV 2019). The uncertainty is fused as a variance too, which is right for Bayesian triplet loss
-    and PFE. Without a variance, vectors and uncertainties are averaged. Unit vectors are fused to
-    unit vectors. `template` is (n,) int64 in [0, templates), with each number at least once.
+    With a variance, the result is the product of the Gaussians of the images ("Fusion" in Shi and
+    Jain, "Probabilistic Face Embeddings", ICCV 2019); the uncertainty is fused as a variance too,
+    which is right for Bayesian triplet loss and PFE. Without, vectors and uncertainties are
+    averaged. Unit vectors are fused to unit vectors.
     """
     vectors, variance, uncertainty = embedding.vectors, embedding.variance, embedding.uncertainty
     if embedding.extra:

@@ -69,12 +69,7 @@ class Embedder:
             raise InvalidConfig("use_gpu is true, and this process has no CUDA device")
 
     def __call__(self, encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
-        """Embed images, in their order; the result is on the CPU.
-
-        Raises:
-            InvalidImage: an image cannot be read.
-            InvalidConfig: Ray's cluster has no GPU to use.
-        """
+        """Embed images, in their order, on the CPU; `InvalidImage` if one cannot be read."""
         done: dict[int, Embedding] = {}
         finished = self._finish_blocks(encoder, preprocessing, split_blocks(images))
         for number, (embedding, rejects) in finished:
@@ -87,11 +82,7 @@ class Embedder:
     def embed_readable(
         self, encoder: Encoder, preprocessing: Preprocessing, images: Images
     ) -> Block:
-        """Embed the readable images; see `rcir.encoders.batches.embed_readable`.
-
-        Raises:
-            InvalidConfig: Ray's cluster has no GPU to use.
-        """
+        """Embed the readable images; see `rcir.encoders.batches.embed_readable`."""
         blocks = split_blocks(images)
         done = dict(self._finish_blocks(encoder, preprocessing, blocks))
         embeddings: list[Embedding] = []

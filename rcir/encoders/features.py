@@ -78,8 +78,7 @@ class ScalarHead(nn.Module):
 def floored_softplus(values: Tensor) -> Tensor:
     """Softplus with a floor of 1e-8, since smaller variances would overflow losses.
 
-    It equals softplus down to an argument of -12, where it is 6e-6. Below, an arc tangent bounds
-    the argument: gradients become small, but never 0 as with a clamp.
+    Below -12, an arc tangent bounds the argument: gradients become small, but never 0.
     """
     beyond = (FLOOR_BEGIN - values).clamp(min=0) / FLOOR_WIDTH
     bounded = FLOOR_BEGIN - FLOOR_WIDTH * beyond.atan()
@@ -99,8 +98,7 @@ class VarianceHead(ScalarHead):
 class FrozenBackbone(nn.Module):
     """A backbone and its pooling, neither of which trains: images to features (n, C, 1, 1).
 
-    It stays in evaluation mode. Features pass through unchanged, so that an encoder also accepts
-    features as input: a training computes those of each image once. GeM keeps its exponent of 3.
+    Features pass through unchanged, so that a training can compute those of each image once.
     """
 
     def __init__(self, backbone: nn.Module, shape: torch.Size, pool: str) -> None:
@@ -140,11 +138,9 @@ class BackboneFeatures(Encoder):
 def build_features(
     config: EncoderConfig, channels: int, size: tuple[int, int]
 ) -> tuple[nn.Module, torch.Size, str]:
-    """Build a backbone; also return the shape (C, h, w) of its features, and the pooling of heads.
+    """Build the backbone of a completed configuration for images (channels, *size).
 
-    Args:
-        config: of the encoder, completed.
-        channels, size: of the images.
+    Also return the shape (C, h, w) of its features, and the pooling of heads.
 
     Raises:
         InvalidConfig: the backbone is unknown, or does not take such images.

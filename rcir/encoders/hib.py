@@ -116,7 +116,7 @@ class HedgedInstance(Encoder):
             return Embedding(means.mean(1), within + between, extra=extra)
 
     def _embed(self, images: Tensor) -> Embedding:
-        embedding: Embedding = self(images)
+        embedding = super()._embed(images)
         if not self.options.components:
             return embedding
         first, second = (_samples_of(embedding, noise) for noise in self.noise)
@@ -124,11 +124,9 @@ class HedgedInstance(Encoder):
         return Embedding(embedding.vectors, embedding.variance, uncertainty, embedding.extra)
 
     def loss(self, tuples: EmbeddedTuples, options: Any) -> Tensor:
-        """Return the hedged loss of each tuple, (b,).
+        """Return the hedged loss of each tuple, (b,): half that of its match, half that of others.
 
-        One half is the loss of the matching pair, the other half the mean loss of the other pairs.
-        The loss of a pair adds the weighted KL divergences of both images to the soft contrastive
-        loss.
+        The loss of a pair adds the weighted KL divergences of both images to the contrastive one.
         """
         embedding, valid, divergence = tuples.images, tuples.valid, None
         samples = embedding.vectors[:, None]
@@ -183,10 +181,9 @@ def _mirrored_noise(components: int, samples: int, dim: int) -> Tensor:
     """Return two sets of standard normal numbers, (2, samples, dim), always the same.
 
     In each component, half of the samples mirror the other half, so that the sets do not move
-    queries and gallery items apart; in an odd number, one sample has no mirror image. In each
-    dimension the absolute values are the centres of equally probable intervals (a Latin hypercube),
-    scaled to a second moment of 1, from which so few independent draws would deviate. Of some
-    random orders and signs, those that correlate least with earlier dimensions are chosen.
+    queries and items apart. In each dimension the absolute values are the centres of equally
+    probable intervals (a Latin hypercube), scaled to a second moment of 1. Of some random orders
+    and signs, those that correlate least with earlier dimensions are chosen.
     """
     generator = torch.Generator().manual_seed(0)
     n = samples // components

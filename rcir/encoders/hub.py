@@ -378,8 +378,7 @@ def _load_pretrained(name: str, settings: Any, kind: Any) -> Any:
 def one_attempt(folder: str = "") -> Iterator[None]:
     """Use the cache of the Hugging Face hub alone if a single request does not reach the hub.
 
-    Its client would repeat each request for up to a minute, and libraries repeat that. A hub that
-    did not answer is not tried again for `RETRY_AFTER_S`. A model in a folder needs no request.
+    Its client would repeat each request for up to a minute, and libraries repeat that.
     """
     if folder and Path(folder).is_dir():
         yield

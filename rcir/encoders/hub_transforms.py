@@ -1,8 +1,4 @@
-"""Translate the transforms of hub models to a `Preprocessing`, and compare both.
-
-Retrievers store a `Preprocessing`, which needs neither the library nor its hub. A transform that it
-cannot express is refused.
-"""
+"""Translate the transforms of hub models to a `Preprocessing`, or refuse them; compare both."""
 
 from __future__ import annotations
 
@@ -207,8 +203,7 @@ def difference_in_deviations(
 ) -> float:
     """Return the largest difference of two preprocessed images, in standard deviations of images.
 
-    The deviation is that of the model, or `IMAGE_STD` if it does not scale grey levels from 0 to
-    255: CPUs without AVX2 round some pixels to the next grey level.
+    That is the model's, or `IMAGE_STD` if it does not scale grey levels from 0 to 255.
     """
     std = torch.tensor(preprocessing.std)[:, None, None]
     scale = torch.where(std > 0.01, 1, std / IMAGE_STD)

@@ -202,8 +202,7 @@ class LaplacianMetric(Encoder):
 
     def _embed(self, images: Tensor) -> Embedding:
         if self.prior_precision == 0:
-            embedding: Embedding = self(images)
-            return embedding
+            return super()._embed(images)
         samples = self.pass_vectors(images)
         vectors = F.normalize(samples.mean(dim=0))
         return Embedding(vectors, samples.var(dim=0), inverse_concentration(samples))
@@ -246,9 +245,8 @@ def _extended(features: Tensor) -> Tensor:
 def marginal_prior_precision(hessian: Tensor, squared_norm: float) -> float:
     """Return the precision of a Gaussian prior that makes the data most likely (MacKay, 1992).
 
-    It maximises ``-sum log(h + delta) / 2 + P log(delta) / 2 - delta |theta|^2 / 2`` over delta, at
-    the only solution of ``delta |theta|^2 = sum h / (h + delta)``. The diagonal h of P weights is
-    at least 0, and not 0 everywhere.
+    It is the only solution of ``delta |theta|^2 = sum h / (h + delta)``, where the diagonal h is at
+    least 0, and not 0 everywhere.
     """
     values = hessian.double().flatten().cpu().numpy()
 

@@ -76,11 +76,7 @@ class DropoutConv(nn.Module):
 
 
 class IndependentMasks:
-    """Masks by image: equal images have equal masks, on every device and in every batch.
-
-    A hash of the pixels of the image, the pass, the layer and its position decides whether a value
-    is kept.
-    """
+    """Masks by image, a hash of its pixels, pass, layer and position: on every device the same."""
 
     def __init__(self, pixels: Tensor) -> None:
         bits = pixels.float().contiguous().flatten(1).view(torch.int32)
@@ -116,10 +112,9 @@ def _hash(values: Tensor) -> Tensor:
 
 
 class SharedMasks:
-    """Masks by pass, the same for all images of a shape.
+    """Masks by pass, the same for all images of a shape; `masks` are of an earlier batch, or empty.
 
-    Pass t has a generator with seed t, which draws one mask (C, H, W) for each convolution in the
-    order in which they first run. `masks` are those of an earlier batch, or empty.
+    The generator of pass t, with seed t, draws one mask (C, H, W) for each convolution in turn.
     """
 
     def __init__(self, count: int, masks: dict[DropoutConv, Tensor]) -> None:

@@ -157,10 +157,7 @@ class ProbabilisticFaceEmbedding(Encoder):
         return Embedding(embedding.vectors, variance, 1 / variance.reciprocal().mean(dim=1))
 
     def fit_posthoc(self, training: TrainingImages) -> None:
-        """Load the weights of the base from their file, if any, and train the variance branch.
-
-        The float32 features of all training images are held in memory.
-        """
+        """Load the weights of the base from their file, if any, and train the variance branch."""
         if self.options.base_weights is not None:
             self._load_base(Path(self.options.base_weights))
         embedding = training.embed(self.of_base)
@@ -173,9 +170,7 @@ class ProbabilisticFaceEmbedding(Encoder):
     ) -> None:
         """Train a new variance branch by the mutual likelihood of images that match.
 
-        The offset starts at a shared variance: half the mean squared difference per dimension of
-        the matching images of the first batch. `vectors` (n, dim) and `features` (n, C) are those
-        of the base.
+        The offset starts at half the mean squared difference per dimension of matching images.
         """
         options, device = self.options, self.variance_branch.offset.device
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -247,8 +242,8 @@ def base_config(config: EncoderConfig) -> EncoderConfig:
 class VarianceBranch(nn.Module):
     """Two linear layers, each normalised over the batch: features (n, C) to variances (n, dim).
 
-    All dimensions share scale and offset of their log variances, which start at 1e-4 and -7 as in
-    the authors' code, a variance of about 9e-4. `settle` computes the statistics of evaluation.
+    All dimensions share scale and offset of their log variances, which start as in the authors'
+    code. `settle` computes the statistics of evaluation.
     """
 
     def __init__(self, length: int, dim: int) -> None:

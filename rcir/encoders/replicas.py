@@ -26,16 +26,11 @@ MAX_DEATHS = 4  # of replicas that embed the same block
 
 
 class Replicas:
-    """Processes on Ray's workers that embed blocks of images in parallel, by any encoder.
+    """Processes on Ray's workers, `count` at most, that embed blocks of images by any encoder.
 
     They start with the first blocks, stay from call to call, and end with the `with` statement. A
-    replica that dies is replaced, and its block embedded again, up to `MAX_DEATHS` times. Ray is
-    started, or the cluster that RAY_ADDRESS names is joined, unless the process has done so.
-
-    Args:
-        count: the most processes, each with one CPU; no more than blocks, and than the cluster has
-            room for.
-        use_gpu: each has one GPU, and reads images in as many threads as there are CPUs per GPU.
+    replica that dies is replaced, and its block embedded again, up to `MAX_DEATHS` times. Each has
+    one CPU; with `use_gpu` also a GPU, and a thread for each of the CPUs per GPU to read images.
     """
 
     def __init__(self, count: int, use_gpu: bool = False) -> None:
@@ -58,12 +53,8 @@ class Replicas:
     ) -> Iterator[tuple[int, Block]]:
         """Yield the number and the content of each block as it is finished, see `embed_readable`.
 
-        Replicas read paths; arrays travel through Ray's object store, one block per replica at a
-        time.
-
-        Raises:
-            InvalidConfig: the cluster has no GPU to use.
-            WorkersLost: a block has ended `MAX_DEATHS` replicas.
+        Raises `InvalidConfig` if the cluster has no GPU to use, and `WorkersLost` if a block has
+        ended `MAX_DEATHS` replicas.
         """
         self._start(min(self._count, len(blocks)))
         # In a list, since Ray would pass the value of a bare reference.
@@ -126,11 +117,7 @@ class Replica:
     def embed(
         self, model: list[ray.ObjectRef[Any]], images: Images
     ) -> tuple[dict[str, NDArray[Any]], dict[int, str]]:
-        """Return the arrays of the embedding of a block, and the rejects.
-
-        `model` holds the reference to encoder, preprocessing and batch in Ray's object store, which
-        are loaded once.
-        """
+        """Return the arrays of the embedding of a block, and the rejects; load a model once."""
         if model[0] != self._reference:
             self._model = ray.get(model[0])
             if ray.get_gpu_ids():

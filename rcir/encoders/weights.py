@@ -35,11 +35,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_encoder(config: EncoderConfig, preprocessing: Preprocessing, path: Path) -> Encoder:
-    """Build an encoder in evaluation mode with the weights in a file.
-
-    Raises:
-        InvalidData: some weights are NaN or infinite, or do not fit the configuration.
-    """
+    """Build an encoder in evaluation mode with the weights in a file; they must be finite."""
     weights = load_file(path)
     for name, values in weights.items():
         if not values.isfinite().all():

@@ -137,9 +137,7 @@ class IsRemote(Protocol):
 
 @runtime_checkable
 class KeepsDigests(Protocol):
-    """An index whose `version` is computed from digests, which a retriever stores to save time
-    after loading.
-    """
+    """An index whose `version` is computed from digests, which a retriever stores to save time."""
 
     def digests(self) -> list[str]:
         """Return digests of the contents."""
@@ -174,16 +172,13 @@ class UnbuiltIndex:
         return self._n
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """See `Index.add`."""
         self._n += len(check_vectors(vectors, self._dim))
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        """See `Index.remove`."""
         self._n -= len(positions)
 
     @property
     def version(self) -> str:
-        """See `Index.version`."""
         return f"unbuilt {self._n}"
 
 

@@ -76,9 +76,6 @@ class FaissIndex:
     every search, and takes memory until the index is built again. A loaded index is mapped into
     memory, so that processes on one machine share it; copies share it, and the vectors on disk,
     until they grow. This module's logger reports the progress of `add`.
-
-    Attributes:
-        options: build and search parameters; other options give another `version`.
     """
 
     Options: ClassVar[type[FaissOptions]]
@@ -195,9 +192,7 @@ class FaissIndex:
             self._index.train(sample)
 
     def _stop_sharing(self) -> None:
-        """Copy what is shared: other copies must not grow, and FAISS ends a process that adds to a
-        mapped index.
-        """
+        """Copy what is shared; FAISS would end a process that adds to a mapped index."""
         if not self._shared:
             return
         with tempfile.TemporaryFile() as file:  # unnamed, so that a killed process leaves no file
@@ -271,10 +266,7 @@ class FaissIndex:
         selector: Any,
         parameters: dict[str, float] | None = None,
     ) -> Neighbours:
-        """Return squared distances and numbers of the nearest vectors that a selector includes.
-
-        The search parameters are by default those of the options.
-        """
+        """Return squared distances and numbers of the nearest vectors that a selector includes."""
         fetched = k
         if self._stored is not None:
             fetched = max(k, min(round(k * self.options.k_factor), int(self._index.ntotal)))
@@ -313,9 +305,7 @@ class FaissIndex:
         return squared, numbers
 
     def vectors_at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors at positions: in half precision if they are on disk, decoded if only
-        codes are kept.
-        """
+        """See `Index.vectors_at`: in half precision if on disk, decoded if only codes are kept."""
         numbers = np.asarray(positions, np.int64)
         if self._live is not None:
             numbers = self._live[numbers]

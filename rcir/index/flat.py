@@ -32,10 +32,8 @@ def search_by_subtraction(
 ) -> Neighbours:
     """Search with FAISS in batches so small that it computes distances by subtraction.
 
-    For larger batches it multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and distances that
-    are small compared with the vectors lose digits. It decides by the number of queries times d,
-    before version 1.15 by the number of queries; these batches are below both thresholds, and of
-    the size `largest` if it is given.
+    For larger ones, by the number of queries times d (before version 1.15 of queries), it
+    multiplies matrices, |x|^2 + |y|^2 - 2xy in float32, and small distances lose digits.
     """
     step = largest or max(1, (faiss.cvar.distance_compute_blas_threshold - 1) // queries.shape[1])
     if len(queries) <= step:
@@ -49,9 +47,8 @@ def find_nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32], k: 
     """Return squared L2 distances and positions, each (n, k), of the k nearest of vectors (m, d).
 
     All distances are computed by subtraction. For speed, matrix products preselect more than k
-    candidates; where their rounding errors may have excluded one of the k nearest, as between
-    candidates at equal distances, the query is searched again by subtraction only. The nearest come
-    first; positions are -1 where m < k.
+    candidates; where rounding may have excluded one of the k nearest, the query is searched again
+    by subtraction only. Positions are -1 where m < k.
     """
     if len(queries) == 1 or not 0 < k <= len(vectors) - _SPARE:
         return search_by_subtraction(lambda batch: faiss.knn(batch, vectors, k), queries)
@@ -70,11 +67,7 @@ def rank_candidates(
     preselected: NDArray[np.float32],
     candidates: NDArray[np.int64],
 ) -> Neighbours:
-    """Return what `find_nearest` returns, from candidates that matrix products in float32 found.
-
-    `preselected` and `candidates` are squared distances by these products, ascending, and
-    positions, each (n, more than k).
-    """
+    """Return what `find_nearest` does, from distances and positions that matrix products found."""
     squared, positions = sort_candidates(queries, vectors, k, candidates)
     excluded_from = preselected[:, -1].astype(np.float64)
     unsure = ~(excluded_from > squared[:, -1] + _rounding(queries, squared[:, -1]))
@@ -111,8 +104,7 @@ def _rounding(queries: NDArray[np.float32], squared: NDArray[np.float32]) -> NDA
     """Bound the rounding errors of the squared distances (n,) to items within `squared`.
 
     Such an item y of a query x has |y| <= |x| + r for r^2 = `squared`. Sums of d products in
-    float32 are off by d 2^-24 of the sum of their absolute values: (|x| + |y|)^2 at most in
-    |x|^2 + |y|^2 - 2xy, and r^2 by subtraction. Some further roundings, and underflow, are added.
+    float32 are off by d 2^-24 of the sum of their absolute values, (|x| + |y|)^2 at most.
     """
     dim = queries.shape[1]
     norms = np.linalg.norm(queries.astype(np.float64), axis=1)

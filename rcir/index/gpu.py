@@ -60,12 +60,11 @@ class GpuOptions:
 class GpuIndex(FlatIndex):
     """Float32 vectors, of which a GPU holds a copy.
 
-    In single precision without lists it finds what `FlatIndex` finds, for a query alone and in a
-    batch. With lists or in half precision, the GPU's rounding, which depends on the number of
-    queries, may decide between candidates that are about equally near at the last rank, or between
-    lists at the last one looked through. The GPU holds its copy from the first search on, until
-    vectors are added or removed. A folder holds the vectors and the centroids: it can be loaded
-    without a GPU, but not searched.
+    In single precision without lists it finds what `FlatIndex` finds. With lists or in half
+    precision, the GPU's rounding, which depends on the number of queries, may decide between
+    candidates that are about equally near at the last rank, or between lists at the last one looked
+    through. The GPU holds its copy from the first search on, until vectors are added or removed. A
+    folder can be loaded without a GPU, but not searched.
 
     Johnson, Douze and Jégou, "Billion-scale similarity search with GPUs" (IEEE Transactions on Big
     Data, 2021).

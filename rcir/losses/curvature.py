@@ -25,10 +25,9 @@ def pair_hessian_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return diagonals (p, d) of the blocks (i, i), (j, j) and (i, j) of the Hessian of each pair.
 
-    Args:
-        first, second: (p, d), z_i and z_j before they are scaled to unit length; none is 0.
-        geometry: "euclidean", the scaling is a layer of the network, which is linearised
-            (generalised Gauss-Newton); "arccos", it is part of the loss, and the Hessian is exact.
+    `first` and `second` (p, d) are not yet scaled to unit length. By "euclidean" geometry, the
+    scaling is a layer of the network, which is linearised (generalised Gauss-Newton); by "arccos",
+    it is part of the loss, and the Hessian is exact.
     """
     n1, n2 = first.norm(dim=1, keepdim=True), second.norm(dim=1, keepdim=True)
     u1, u2 = first / n1, second / n2
@@ -56,14 +55,10 @@ def pair_hessian_diagonal(
 ) -> Tensor:
     """Return the diagonal (d, f + 1) of the Hessian of a weighted sum over pairs, by W and b.
 
-    Args:
-        features: (n, f), inputs x of the layer.
-        outputs: (n, d), z = W x + b, before they are scaled to unit length.
-        pairs: (p, 2) int64, rows of both.
-        weights: (p,) of the pairs; below 0 for pairs that are pushed apart.
-        geometry: see `pair_hessian_blocks`.
-        cross: include mixed derivatives. Without them, each image of a pair is constant for the
-            other, which does not change loss and gradient ("fix" in the paper).
+    Pairs (p, 2) are rows of inputs x (n, f) of the layer and of outputs z = W x + b (n, d), which
+    are not yet scaled to unit length; their weights (p,) are below 0 if they are pushed apart.
+    Without `cross`, the mixed derivatives, each image of a pair is constant for the other, which
+    does not change loss and gradient ("fix" in the paper).
     """
     left, right = pairs.T
     lefts, rights, crossed = (
@@ -114,9 +109,8 @@ class PairCurvature:
     ) -> None:
         """Add pairs (p, 2) of rows, of which those match where `match`, (p,), is True.
 
-        Where `counted`, (p,), is False, pairs that do not match are summed with weight 0, so that
-        the CPU does not wait for a GPU. By default all count, and only those with a curvature are
-        computed.
+        Where `counted`, (p,), is False, pairs that do not match have weight 0, so that the CPU does
+        not wait for a GPU. By default, only those with a curvature are computed.
         """
         features, outputs = features.double(), outputs.double()
         inside = ~match & self._inside(outputs, pairs)
@@ -160,9 +154,8 @@ class PairCurvature:
     def mean(self, negatives_weight: float | None) -> Tensor:
         """Return the Hessian diagonal of the mean loss, (d, f + 1); entries can be negative.
 
-        `negatives_weight` is the weight of the mean over pairs within the margin that do not match,
-        which is subtracted. None is the share of unmined pairs within the margin, which gives the
-        Hessian of the mean over all pairs that do not match.
+        The weight is that of pairs within the margin that do not match. None is the share of
+        unmined pairs there, which gives the Hessian of the mean over all that do not match.
         """
         matching, inside = self.counts.clamp(min=1)
         weight: Tensor | float | None = negatives_weight

@@ -121,12 +121,11 @@ class VonMisesFisherOptions:
 def vmf_triplet_moments(
     means: tuple[Tensor, Tensor, Tensor], terms: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of tau, exact and in float64.
+    """Return mean and variance of tau, exact and in float64; `terms` are of `vmf_image_terms`.
 
     From ``E x = A mu`` and variances of ``A / kappa`` across mu and of ``1 - A^2 - (d - 1) A /
     kappa`` along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in
-    independent vectors. No term of its variance is negative, so that it keeps its digits. Means
-    (..., d) have unit length; `terms` are the `vmf_image_terms` of the same images.
+    independent vectors. No term of its variance is negative, so that it keeps its digits.
     """
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]

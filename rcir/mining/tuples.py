@@ -1,7 +1,7 @@
 """Choice of tuples, and the exact search for positives and negatives in bounded memory.
 
-One matrix product ranks all images, up to its rounding. Exact distances are computed for a few
-candidates only, or for all images if rounding may have hidden nearer ones.
+One matrix product ranks all images. Exact distances are computed for a few candidates only, or for
+all images if rounding may have hidden nearer ones.
 """
 
 from __future__ import annotations
@@ -94,10 +94,9 @@ class MiningConfig:
 
 
 class TupleSearch:
-    """Search among the images of a cache (n, d) for positives and negatives of some of them.
+    """Search among the images of a cache (n, d) for positives and `wanted` negatives of anchors.
 
-    `wanted` is the number of negatives per anchor, and `block` the largest number of anchors per
-    call.
+    `block` is the largest number of anchors per call.
     """
 
     def __init__(self, cache: Tensor, relevance: Relevance, wanted: int) -> None:
@@ -118,11 +117,10 @@ class TupleSearch:
     def tuples(
         self, rows: Tensor, config: MiningConfig, draws: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find positive and negatives of the anchors in b rows, b up to `block`.
+        """Find positive and negatives of the anchors in b rows; random ones follow `draws` (b,).
 
         Return which of them have a positive (b,), its row (b,), rows of negatives (b, wanted), and
-        their distances, ascending and infinite where there is none. Random positives follow `draws`
-        (b,) from [0, 1).
+        their distances, ascending and infinite where there is none.
         """
         if len(rows) * len(self._cache) > self._buffer.numel():
             self._buffer = self._cache.new_empty(len(rows), len(self._cache))
@@ -263,8 +261,7 @@ def _exclude(distance: Tensor, reach: Tensor, config: MiningConfig) -> None:
 def _smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k smallest of each row, ascending, and their columns.
 
-    They lie in the k groups with the smallest minima. Columns of a group are far apart, so that the
-    minima are computed along contiguous memory.
+    They lie in the k groups with the smallest minima; columns of a group are far apart.
     """
     groups = values.shape[1] // GROUP_COLUMNS
     if groups <= k:
