@@ -42,9 +42,8 @@ EPOCH_PATTERN = re.compile(r"epoch-(\d+)")
 class History:
     """Metrics by epoch and losses by step, in `metrics.json` of a run's folder and in MLflow.
 
-    A thread logs them to MLflow, with the time at which the epoch or step ended ("time", in seconds
-    since 1970), so that training does not wait. `log`, or the process that continues the run, logs
-    what is missing then; nothing is logged twice. The context manager closes the queue.
+    A thread logs them to MLflow, with the time at which the epoch or step ended, so that training
+    does not wait. `log`, or the process that continues the run, logs what is missing then.
     """
 
     def __init__(self, folder: Path, tracked: TrackedRun) -> None:

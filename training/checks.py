@@ -70,8 +70,7 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
 def find_rejects(config: TrainingConfig, splits: Splits, folder: Path) -> Mapping[str, str]:
     """Decode the training and validation images; return the ids of unreadable ones, and reasons.
 
-    They are listed in `rejects.csv` in the folder; `InvalidImage` if they are more than
-    `config.max_rejects`.
+    They are listed in `rejects.csv`; `InvalidImage` if they are more than `config.max_rejects`.
     """
     parts = (splits.train, splits.validation)
     bar, total = progress_bar(), sum(map(len, parts))
@@ -84,10 +83,7 @@ def find_rejects(config: TrainingConfig, splits: Splits, folder: Path) -> Mappin
 
 
 def within_memory(config: TrainingConfig) -> TrainingConfig:
-    """Choose the number of micro-batches by their memory, and print it.
-
-    A configured number is kept, as is the default where the result depends on it.
-    """
+    """Choose micro-batches by their memory, unless configured, or the result depends on them."""
     if config.micro_batches is not None or config.encoder.freeze or config.has_members:
         return config
     encoder = build_without_weights(config).train()

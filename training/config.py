@@ -78,10 +78,9 @@ class OptimizerConfig:
         return torch.optim.Adam(weights, fused=True)
 
     def rate(self, epoch: int, epochs: int, batch: int | None = None, done: float = 1.0) -> float:
-        """Return the learning rate of a step in an epoch, from 1 on.
+        """Return the learning rate of a step in an epoch, from 1 on, of which it completes `done`.
 
-        `batch` is that of the training, None the reference batch; `done` is the share of the epoch
-        that is complete after the step.
+        `batch` is that of the training, None the reference batch.
         """
         rate = self.lr
         if batch is not None and self.reference_batch is not None:
@@ -332,14 +331,9 @@ def override(config: TrainingConfig, values: Mapping[str, Any]) -> TrainingConfi
 
     With another encoder.method, options, loss and mining that the former method set by default
     become those of the new one; so does the preprocessing with another encoder.backbone.
-
-    Raises:
-        InvalidConfig: an option does not exist, a value has the wrong type, or the values do not
-            fit together.
+    `InvalidConfig` if an option does not exist, or a value has the wrong type or does not fit.
 
     Example:
-        >>> override(TrainingConfig("run"), {"seed": 3, "encoder.dim": 8}).encoder.dim
-        8
         >>> override(TrainingConfig("run"), {"encoder.method": "deterministic"}).loss
         {'margin': 0.1, 'form': 'squared', 'scale': 10.0}
     """

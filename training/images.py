@@ -88,8 +88,7 @@ def on_features(
 ) -> tuple[TrainingConfig, Splits]:
     """Replace training and validation images by their features if the encoder's backbone is frozen.
 
-    The features are cached in the folder `runs`. With `num_workers`, replicas compute them, see
-    `Embedder`.
+    The features are cached in the folder `runs`; replicas compute them if there are workers.
     """
     frozen = frozen_backbone(encoder)
     if frozen is None:

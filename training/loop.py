@@ -255,8 +255,7 @@ def scaling_config(
 ) -> ray.train.ScalingConfig:
     """Return the workers to start, in the cluster that this process joins.
 
-    A worker with a GPU also gets its share of the CPUs, to read images. `report` gets a line if the
-    cluster is too small as yet.
+    A worker with a GPU also gets its share of the CPUs. `report` gets a line if there is no room.
     """
     join_cluster()
     resources = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else None
@@ -273,13 +272,12 @@ def scaling_config(
 
 
 def run_side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run jobs all at once on Ray; return their results.
+    """Run jobs, which only wait for workers of their own, all at once on Ray; return their results.
 
-    The jobs only wait for workers of their own, which Ray starts where CPUs and GPUs are free.
     When one fails, the others are finished first.
     """
     join_cluster()
-    task: Any = ray.remote(num_cpus=0)(_call)
+    task: Any = ray.remote(num_cpus=0)(lambda job: job())
     running = [task.remote(job) for job in jobs]
     results, failures = [], []
     for job in running:
@@ -291,7 +289,3 @@ def run_side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         cause = getattr(failures[0], "cause", None)
         raise cause if isinstance(cause, RcirError) else failures[0]
     return results
-
-
-def _call(job: Callable[[], Result]) -> Result:
-    return job()

@@ -1,7 +1,6 @@
-"""The random generators of a training, by their purpose.
+"""The random generators of a training, seeded by (seed of the run, epoch, purpose, ...).
 
-Every draw comes from a generator seeded by (seed of the run, epoch, purpose, ...), never by who
-draws: so any number of workers draws the same, and a checkpoint needs no random states.
+Any number of workers draws the same, and a checkpoint needs no random states.
 """
 
 from __future__ import annotations

@@ -48,17 +48,12 @@ def stack_members(tuples: Tuples) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """The batches of an epoch, and their losses.
+    """The batches of an epoch, and their losses."""
 
-    Attributes:
-        batches: of each step, (n, m) rows of the training images: n tuples of m images (an anchor,
-            its positive and its negatives), or n images, with m = 1.
-        losses: returns the losses of a micro-batch, (b,), for the step, a slice of the batch, and
-            its embedding, ordered as in `EmbeddedTuples`. None if tuples are mined within each
-            batch of images, after all of it is embedded.
-    """
-
+    # Of each step, (n, m) rows of the training images: n tuples of m images, or n images.
     batches: Sequence[NDArray[np.int64]]
+    # Returns the losses of a micro-batch, (b,), for the step, a slice of the batch, and its
+    # embedding, ordered as in `EmbeddedTuples`. None if tuples are mined within each batch.
     losses: Callable[[int, slice, Embedding], Tensor] | None = None
 
 
@@ -96,14 +91,10 @@ class Trainer:
     def epoch(
         self, epoch: int, bar: EpochBar, log: Callable[[int, float], None] | None = None
     ) -> dict[str, float]:
-        """Train for an epoch, from 1 on.
+        """Train for an epoch, from 1 on, and return its metrics.
 
         `log` gets the number of a step and the mean loss of the steps since the last call, every
         `LOSS_INTERVAL` steps, or less often in a long run.
-
-        Returns:
-            The mean "loss", the number of "tuples" (by label: of images), the number of "images"
-            in all batches, and the last learning rate, "lr".
         """
         self.options = self.config.at(epoch)
         objective = self._objective(epoch)
@@ -327,9 +318,8 @@ class Trainer:
     def _gather(self, part: Embedding, n: int) -> Embedding:
         """Return the embeddings of a whole batch of n, those of other workers without gradients.
 
-        Gradients are averaged over the workers. Only its own embeddings have gradients on a worker,
-        so these are multiplied by the number of workers; parameters of the loss, for which every
-        worker has the whole gradient, are not.
+        Gradients are averaged over the workers, and each has those of its own embeddings only, which
+        are therefore multiplied by the number of workers; those of the loss's parameters are not.
         """
         parts = [
             torch.arange(n)[number :: self.config.n_micro_batches]
@@ -366,11 +356,8 @@ class GhostBatchStatistics:
 
     Torch would move them with every micro-batch that a worker computes, without the other workers.
     Here each micro-batch writes its statistics to tensors of its own; `finish` averages them over
-    all workers. With one micro-batch, the result is torch's.
-
-    A frozen backbone keeps its statistics. With `keep`, all layers do, as is best with pretrained
-    weights: a few hundred steps of small batches would replace those of the millions of images that
-    the weights belong to (Roth et al., ICML 2020, train so).
+    all workers. A frozen backbone keeps its statistics. With `keep`, all layers do, as is best with
+    pretrained weights (Roth et al., ICML 2020).
     """
 
     def __init__(self, encoder: nn.Module, workers: Workers, keep: bool = False) -> None:

@@ -53,12 +53,10 @@ class FoldRoles:
 def assign_fold_roles(images: ImageSet) -> list[FoldRoles]:
     """Divide the validation images into gallery, tuning, calibration and test by cross-validation.
 
-    The images are divided into four random folds, equal for every encoder and balanced by label.
-    One fold is searched, one fits the score function, one calibrates and one is measured; then
-    roles rotate. So each image is measured at most once, by a calibration without it. An image is
-    not a query of a gallery without a match for it. Where the relevance says which images are
+    The images are divided into four random folds, equal for every encoder and balanced by label,
+    and roles rotate, so that each image is measured at most once, by a calibration without it. It
+    is no query of a gallery without a match for it. Where the relevance says which images are
     searched (`WithinRadius.database`), these are, and the others are divided into three folds.
-
     There are no roles if there are too few images.
     """
     database = find_database(images.relevance)
@@ -184,8 +182,7 @@ class Validation:
         """Return recall at 1, mean average precision, certified sizes, calibration error, AUROC.
 
         Recall and precision are means over images with a match, sizes hold at delta = 0.1. Numbers
-        that cannot be computed are missing: sizes that are not certified, or the AUROC of misses if
-        there are none, or nothing else.
+        that cannot be computed are missing.
         """
         numbers = {RECALL: float(self.correct[self.matched].mean())}
         numbers[MEAN_AVERAGE_PRECISION] = float(self.precision.sum() / self.matched.sum())
@@ -205,12 +202,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     """Search the validation images among themselves, each left out of its own search.
 
     Where their relevance says which of them are searched (`WithinRadius.database`), the others are
-    the queries, and searched for among these.
-
-    Args:
-        embedding: of the images.
-        images: the validation images.
-        workers: share searches and calibrations. All have the same embedding, and return the same.
+    the queries. Workers share searches and calibrations of the same embedding.
     """
     if len(images) < 3:
         raise InvalidData(f"{len(images)} validation images: at least 3 must search each other")
@@ -269,8 +261,7 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
 class TrainingWatch:
     """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
 
-    A collapsed encoder gives all images the same embedding: the triplet loss then stays at its
-    margin, the soft one and the Bayesian one at log 2.
+    The triplet loss of one then stays at its margin, the soft one and the Bayesian one at log 2.
     """
 
     saturated: bool = False

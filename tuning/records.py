@@ -105,10 +105,7 @@ class Records:
         return TrackedRun(self.mlflow_run, require_store(self.tracking_uri))
 
     def ranked(self) -> list[Trial]:
-        """Return the trials, best first: finished ones by certified size, then recall.
-
-        Confirmed finalists precede the others.
-        """
+        """Return the trials, best first: confirmed finalists, others by certified size, recall."""
 
         def key(trial: Trial) -> tuple[bool, bool, float, float, int]:
             recall, size = trial.metrics.get("recall_at_1", 0.0), trial.certified_size
@@ -149,7 +146,8 @@ def read_records(folder: Path) -> Records | None:
         for trial in stored["trials"]:
             trial.pop("folders", None)  # which other fields imply
         trials = {trial["number"]: Trial(**trial) for trial in stored["trials"]}
-        return Records(folder, **(stored | {"trials": trials}))
+        kept = {name: stored[name] for name in ("config", "mlflow_run", "tracking_uri", "finished")}
+        return Records(folder, trials=trials, **kept)
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidData(
             f"{path} is damaged ({error}): remove {folder} and sweep again"

@@ -206,8 +206,8 @@ def _metrics(
 ) -> dict[str, float]:
     """Return the objective of a trial, and its other metrics.
 
-    If (alpha, delta) cannot be certified, there is no certified size; the objective is then a mean
-    over sizes that include the full search depth, so that search and scheduler can improve it.
+    If (alpha, delta) cannot be certified, the objective is a mean over sizes that include the full
+    search depth, so that search and scheduler can improve it.
     """
     metrics = dict(names)
     if parts:

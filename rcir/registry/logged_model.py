@@ -58,11 +58,7 @@ PARAMETERS: Mapping[str, tuple[str, Any]] = {
 
 
 def build_signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
-    """Return the columns of queries ("inputs") and answers ("outputs"), and the "params".
-
-    A query is an `image` or, without an encoder, a `vector`, with its `uncertainty` if the
-    calibration queries had one.
-    """
+    """Return the columns of queries ("inputs") and answers ("outputs"), and the "params"."""
     inputs: dict[str, str | list[str]] = {IMAGE: "binary"}
     if retriever.encoder is None:
         inputs = {VECTOR: ["double"]}
@@ -91,15 +87,13 @@ def build_signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
 
 def _columns(kinds: Mapping[str, str | list[str]]) -> list[dict[str, Any]]:
     """Return columns as MLflow describes them; a kind in a list is that of a list's items."""
-    return [
-        {"name": name, "required": True}
-        | (
-            {"type": kind}
-            if isinstance(kind, str)
-            else {"type": "array", "items": {"type": kind[0]}}
-        )
-        for name, kind in kinds.items()
-    ]
+
+    def describe(kind: str | list[str]) -> dict[str, Any]:
+        if isinstance(kind, str):
+            return {"type": kind}
+        return {"type": "array", "items": {"type": kind[0]}}
+
+    return [{"name": name, "required": True} | describe(kind) for name, kind in kinds.items()]
 
 
 def has_uncertainty(retriever: Retriever) -> bool:
@@ -110,10 +104,9 @@ def has_uncertainty(retriever: Retriever) -> bool:
 
 
 def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, Any]) -> DataFrame:
-    """Return the answer of `Retriever.retrieve` to each row of a table.
+    """Return the answer of `Retriever.retrieve` to each row of a table, by some `PARAMETERS`.
 
     Both tables have the columns of `build_signature`; an `image` is the bytes of a file.
-    `params` are some of `PARAMETERS`; the others have their defaults.
     """
     from pandas import DataFrame
 
@@ -148,10 +141,7 @@ def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, An
 
 
 def list_requirements(retriever: Retriever) -> list[str]:
-    """Return the requirements of a retriever, in the versions installed here.
-
-    They include the packages of classes outside rcir ("package.module:Class").
-    """
+    """Return the requirements of a retriever and its classes, in the versions installed here."""
     kinds = [IndexConfig.of(retriever.index).kind]
     # The model is loaded elsewhere, perhaps without a GPU; "train" brings MLflow.
     extras = {"gpu" if kinds == ["gpu"] else "cpu", "train"}
@@ -285,10 +275,9 @@ def _number(value: float | None) -> str:
 def log_calibration(
     run: tracking.TrackedRun, output: Path, retriever: Retriever, example: dict[str, Any]
 ) -> str:
-    """Log a calibration as the model of an MLflow run; return the model's id.
+    """Log the calibration in a folder as the model of an MLflow run; return the model's id.
 
-    `output` is the folder with `retriever`, `results.json` and `test.safetensors`, and `example` a
-    row of queries, see `make_image_example` and `make_vector_example`.
+    `example` is a row of queries, see `make_image_example` and `make_vector_example`.
     """
     text = write_card(retriever, read_results(output))
     run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
@@ -390,16 +379,13 @@ def register(reference: str, name: str, alias: str | None = None) -> tracking.Re
 
 @dataclass(frozen=True)
 class _Calibration:
-    """The folder and content of a calibration, its MLflow run, and the id of its model.
-
-    `model` is None unless that model contains this retriever.
-    """
+    """The folder and content of a calibration, and what MLflow has of it."""
 
     folder: Path
     retriever: Retriever
     results: Mapping[str, Any]
     run: tracking.TrackedRun | None
-    model: str | None
+    model: str | None  # the id of the model that contains this retriever
 
 
 @contextmanager

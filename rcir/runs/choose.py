@@ -43,12 +43,9 @@ class Choice:
 def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> Choice:
     """Choose the retriever with the smallest mean size at the first alpha, and mark it on disk.
 
-    Each of k retrievers is certified at delta / k, see `rcir.risk.corrected`. One that was itself
-    chosen among j counts as j.
-
-    Args:
-        references: the folder of each calibration, or the MLflow id of its run.
-        alphas, delta: levels to compare at; the guarantee holds at `delta`.
+    References are folders of calibrations, or MLflow ids of their runs. Each of k retrievers is
+    certified at delta / k, see `rcir.risk.corrected`, so that the guarantee holds at `delta`. One
+    that was itself chosen among j counts as j.
 
     Raises:
         InvalidData: these are not two or more calibrations on the same queries.

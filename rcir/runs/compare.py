@@ -143,15 +143,11 @@ class Comparison:
 def compare_runs(
     references: Sequence[str], alphas: Sequence[float] = ALPHAS, delta: float = DELTA
 ) -> Comparison:
-    """Compare runs by their mean certified set size (exact binomial bound).
+    """Compare runs in folders or with MLflow ids by their mean certified set size.
 
-    Runs are compared on the test queries if all were calibrated and tested on the same queries,
-    else on the validation images; see `rcir.risk.bootstrap.compare_sizes`.
-
-    Args:
-        references: the folder or MLflow id of each run. A sweep stands for its trials, in the order
-            of their sizes at its own levels.
-        alphas, delta: levels to compare at.
+    A sweep stands for its trials, in the order of their sizes at its own levels. Runs are compared
+    on the test queries if all were calibrated and tested on the same queries, else on the
+    validation images; see `rcir.risk.bootstrap.compare_sizes`.
 
     Raises:
         InvalidData: a run does not exist, or none has measurements.
@@ -196,11 +192,7 @@ def compare(runs: Sequence[Run], alphas: Sequence[float], delta: float) -> Compa
 
 
 def _common_split(runs: Sequence[Run]) -> Split:
-    """Return the split to compare on.
-
-    "test" if all measured runs have the same test queries, or none has validation results; else
-    "validation".
-    """
+    """Return "test" if all measured runs have the same test queries, or none was validated."""
     measured = [run for run in runs if run.results]
     tested = all("test" in run.results for run in measured)
     if tested and len(group_by_queries(measured, "test")) == 1:
@@ -241,10 +233,7 @@ def _notes(runs: Sequence[Run], split: Split, groups: Sequence[Sequence[int]]) -
 
 
 def read_runs(references: Sequence[str]) -> list[Run]:
-    """Read the runs in folders or with MLflow ids, the trials of a sweep best first.
-
-    Names are unique.
-    """
+    """Read the runs in folders or with MLflow ids, the trials of a sweep best first."""
     runs: list[Run] = []
     for folder in map(run_folder, references):
         if (folder / SWEEP_FILE).is_file():
@@ -256,7 +245,7 @@ def read_runs(references: Sequence[str]) -> list[Run]:
                 f"{folder} contains no run ({RUN_FILE}, {SWEEP_FILE} or {TEST}): pass the output "
                 "folder of `rcir train`, `rcir tune` or `rcir calibrate`"
             )
-    names = [run.name for run in runs]
+    names = [run.name for run in runs]  # which must be unique
     return [
         run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs
     ]

@@ -100,10 +100,9 @@ class TrainedOn:
             ) from error
 
     def require_unseen(self, splits: Splits) -> None:
-        """Raise `InvalidData` if a query is a training or validation image.
+        """Raise `InvalidData` if a query, or in a zero-shot run its class, was trained on.
 
-        In a zero-shot run, the class of a query must not be one of training either. Both happen
-        when the data set has changed, such as a folder whose classes are now divided differently.
+        Both happen if the data set has changed, such as a folder that is now divided differently.
         """
         names: list[str] = []
         classes: set[str] = set()
@@ -215,10 +214,7 @@ def read_run(folder: Path) -> RunFolder | None:
 
 @contextmanager
 def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
-    """Keep other processes from training in a folder, which is created if it does not exist.
-
-    Wait for another process so many seconds. The lock ends with the process.
-    """
+    """Keep other processes from training in a folder; wait `patience` seconds for one that does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / LOCK_FILE, timeout=patience):
@@ -248,11 +244,7 @@ def require_same_options(
 
 
 def find_run(reference: str) -> RunFolder:
-    """Return the training run in a folder, or with an MLflow id.
-
-    Raises:
-        InvalidData: there is no such run, or its folder is not on this machine.
-    """
+    """Return the training run in a folder, or with an MLflow id; `InvalidData` if there is none."""
     run = read_run(Path(reference)) or read_run(run_folder(reference))
     if run is None:
         raise InvalidData(

@@ -1,8 +1,4 @@
-"""Results of a run on its queries, kept so that runs can be compared query by query.
-
-Training writes `validation.safetensors` into its folder, calibration `test.safetensors` beside its
-other results.
-"""
+"""Results of a run on its queries, kept so that runs can be compared query by query."""
 
 from __future__ import annotations
 
@@ -45,10 +41,7 @@ class RunResults:
     score_function: str
 
     def write(self, path: Path) -> None:
-        """Write one safetensors file, all of it or nothing; omit metrics that are not finite.
-
-        Its metadata contains everything except the arrays.
-        """
+        """Write one safetensors file, all of it or nothing; omit metrics that are not finite."""
         finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         plain, arrays = encode(replace(self, metrics=finite))
         write_file(path, save(arrays, {"results": json.dumps(plain)}))

@@ -26,10 +26,9 @@ AnsweredQueries: TypeAlias = "tuple[Queries, list[Retrieval]]"
 
 
 class Batcher(Generic[Item, Outcome]):
-    """A queue in front of the thread of the model, which answers all waiting requests together.
+    """A queue of at most `capacity` queries in front of the thread of the model.
 
-    `work` answers a batch there, with an outcome or an exception for each request. At most
-    `capacity` queries wait; if none does, a request is answered at once.
+    There, `work` answers all waiting requests together, each by an outcome or an exception.
     """
 
     def __init__(

@@ -156,10 +156,7 @@ def refuse_other_sites(scope: Scope, hosts: Collection[str]) -> JSONResponse | N
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
-
-    If queries resemble the calibration queries, all buckets of uncertainty ranks are equally full.
-    """
+    """The metrics of one server, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

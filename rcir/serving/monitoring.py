@@ -62,17 +62,15 @@ class _Stream:
 class GuaranteeWatch:
     """A `RiskMonitor` for each guarantee that answers were given with, of one version.
 
-    Losses count in the order in which queries arrived. The order of the feedback depends on the
+    Losses count in the order in which queries arrived: the order of the feedback depends on the
     outcomes if misses become known sooner or later than hits, and would raise false alarms. A query
-    without feedback is waited for, and counts as a miss if none comes in time. The first and the
-    last query that count have feedback.
+    without feedback is waited for, and counts as a miss after `wait` seconds. The first and the
+    last query that count have feedback. A repeated query counts once for each guarantee, unless
+    queries recurred in calibration (`recurring`).
 
     The k-th guarantee gets a share 6 / (pi k)^2 of the level, so that all of them together ever
-    raise a false alarm with probability at most `LEVEL`. A repeated query counts once for each
-    guarantee, unless queries recurred in calibration (`recurring`).
-
-    `losses(after)` and `queries(terms, after, until)` read feedback and queries, see `Store.losses`
-    and `Store.monitored`. After `wait` seconds a query without feedback counts as a miss.
+    raise a false alarm with probability at most `LEVEL`. `losses(after)` and `queries(terms, after,
+    until)` read feedback and queries, see `Store.losses` and `Store.monitored`.
     """
 
     def __init__(
@@ -175,8 +173,7 @@ class Evidence:
     """Feedback on answers of one retriever: watched, and compared with its calibration queries.
 
     Gallery items, and queries that tuned or calibrated the retriever, are not evidence. If the
-    calibration queries came in clusters, no query is: its cluster is unknown. `store` is None if
-    answers and feedback are not stored; for `wait`, see `GuaranteeWatch`.
+    calibration queries came in clusters, no query is: its cluster is unknown.
     """
 
     def __init__(self, served: Served, store: Store | None, wait: float) -> None:
@@ -222,10 +219,9 @@ class Evidence:
         return number
 
     def comparison(self) -> Callable[[], dict[str, Any]] | None:
-        """Return a function that compares the latest queries with the calibration queries.
+        """Return a function, for the thread of the model, that compares the latest queries.
 
-        It runs in the thread of the model and returns plain values. None if there are too few
-        queries with feedback.
+        None if there are too few queries with feedback.
         """
         if self._store is None or self._clustered:
             return None

@@ -40,8 +40,7 @@ MAX_MEAN_SIZES = 1 << 13  # in memory
 class Served:
     """A calibrated retriever that answers requests; nothing changes it meanwhile.
 
-    Queries are prepared in two steps: in any thread (`pictures`, `vectors`), and by the model for
-    many requests at once (`queries`).
+    Queries are prepared in any thread (`pictures`, `vectors`), then by the model (`queries`).
     """
 
     retriever: Retriever

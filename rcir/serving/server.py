@@ -69,11 +69,7 @@ def configuration(app: ASGIApp, settings: Settings, **options: Any) -> uvicorn.C
 
 
 class Guarded(Protocol):
-    """uvicorn's protocol with limits on the time for headers and on the connections of a client.
-
-    uvicorn itself limits only the time between two requests (`timeout_keep_alive`) and the
-    connections of all clients together (`limit_concurrency`).
-    """
+    """uvicorn's protocol with limits on the time for headers and on the connections of a client."""
 
     def __init__(self, *arguments: Any, settings: Settings, **named: Any) -> None:
         super().__init__(*arguments, **named)

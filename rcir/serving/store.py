@@ -89,8 +89,7 @@ class Reported:
     def new(self, earlier: NDArray[np.bytes_], recurring: bool) -> Reported:
         """Return the queries that are not among `earlier` digests, see `is_new`.
 
-        Each is returned once, with a label if any occurrence has one; with `recurring`, all
-        occurrences are returned.
+        Each comes once, with a label if any occurrence has one; with `recurring`, all come.
         """
         rows = np.arange(len(self.labels))
         if not recurring:
@@ -115,8 +114,7 @@ class Reported:
         """Raise `InvalidData` unless all queries whose answers contained a match have a label.
 
         A miss without a label counts as a query that matches nothing, which is at least as hard. A
-        hit without a label can be neither used nor left out: its rank is unknown, and in the
-        smaller sets of another alpha it may be a miss.
+        hit without one can be neither used nor left out: in smaller sets it may be a miss.
         """
         if self.n_unlabelled_hits:
             hits = sum(self.matches)
@@ -216,9 +214,8 @@ class Store:
     def add(self, answered: Iterable[tuple[str, Terms, Queries, Sequence[Retrieval]]]) -> list[str]:
         """Store all answers of some requests or none, and return an id for each.
 
-        A request has the version that answered, terms, queries and answers. If another process
-        keeps the file locked, no answers are stored for `ANSWER_PAUSE_SECONDS`, so that queries
-        are not delayed again.
+        A request has the version that answered, terms, queries and answers. After another process
+        kept the file locked, no answers are stored for `ANSWER_PAUSE_SECONDS`.
         """
         if time.monotonic() < self._locked_at + ANSWER_PAUSE_SECONDS:
             raise StoreUnavailable(f"{self.path} was locked by another process a moment ago")
@@ -258,10 +255,7 @@ class Store:
         )
 
     def feed(self, feedback: Feedback) -> int | None:
-        """Store feedback on an answer, and return its number.
-
-        None if it is repeated: then it may only add a label.
-        """
+        """Store feedback on an answer; return its number, or None if it repeats or adds a label."""
         name = feedback.answer
         label = None if feedback.label is None else json.dumps(feedback.label)
         with self._writing("FULL", LOCK_SECONDS):

@@ -54,22 +54,16 @@ _conversions: dict[Any, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] 
 
 @dataclass(frozen=True)
 class Array:
-    """The contents of an array with the annotation `Annotated[NDArray[dtype], Array(rank)]`.
+    """The contents of an array with the annotation `Annotated[NDArray[dtype], Array(rank)]`."""
 
-    Attributes:
-        rank: its number of dimensions; None for any. Arrays of strings have rank 1.
-        infinite: True if numbers may be infinite; NaN is always refused.
-    """
-
-    rank: int | None = None
-    infinite: bool = False
+    rank: int | None = None  # number of dimensions; None for any; 1 of arrays of strings
+    infinite: bool = False  # True if numbers may be infinite; NaN is always refused
 
 
 def register(kind: Class) -> Class:
     """Register a class of rcir that is stored where an annotation names its base or protocol.
 
-    It is stored under its attribute `name`, or else under the name of the class, which no other
-    class may have.
+    It is stored under its attribute `name`, or else under that of the class, which is unique.
     """
     name = getattr(kind, "name", kind.__name__)
     if import_path(_registered.get(name, kind)) != import_path(kind):
@@ -84,10 +78,9 @@ def convert(kind: Any, stored: Any, to: Callable[[Any], Any], back: Callable[[An
 
 
 def encode(value: Any, kind: Any = None) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Return plain values for JSON, and arrays by name.
+    """Return plain values for JSON, and arrays by name, of a value with annotation `kind`.
 
-    The annotation `kind` of the value is its class unless given. Raises `InvalidData` if something
-    does not match its annotation, and `InvalidConfig` for a class that cannot be stored.
+    Raises `InvalidData` if something does not match, `InvalidConfig` for a class not to be stored.
     """
     writer = _Writer()
     return writer.visit(type(value) if kind is None else kind, value, ""), writer.arrays

@@ -60,14 +60,10 @@ class Manifest:
 def save_version(folder: Path, fill: Callable[[Path], None], loaded: Path | None = None) -> Path:
     """Write a version and make it the current one; return its folder.
 
-    Waits while another process saves to the folder. If this process is killed, the current version
-    is the previous one or the new one. `fill` writes the files of the version to an empty folder,
-    then `write_manifest`.
-
-    Raises:
-        CorruptRetriever: see `check_place`.
-        SaveConflict: `loaded`, from which the new version was made, was the current version of this
-            folder, and no longer is.
+    If this process is killed, the current version is the previous one or the new one. `fill` writes
+    the files of the version to an empty folder, then `write_manifest`. Raises what `check_place`
+    does, and `SaveConflict` if `loaded`, from which the new version was made, was the current
+    version of this folder, and no longer is.
     """
     check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,8 +94,7 @@ def save_version(folder: Path, fill: Callable[[Path], None], loaded: Path | None
 def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
     """Call `read` with the folder of the current version, and return the result.
 
-    If the call fails and another version has become current meanwhile, it is repeated with that
-    version, since writers delete old versions. Raises what `current_version` and `read` raise.
+    If it fails and another version has become current meanwhile, it is repeated with that version.
     """
     while True:
         version = current_version(folder)
@@ -111,11 +106,7 @@ def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
 
 
 def current_version(folder: Path) -> Path:
-    """Return the folder of the current version.
-
-    Raises `NoRetriever` if there is none, and `CorruptRetriever` if the file that names it is
-    damaged.
-    """
+    """Return the folder of the current version; `NoRetriever` if there is none."""
     version = _find_version(folder)
     if version is None:
         within = folder / "retriever"  # of the output of a calibration
@@ -137,10 +128,9 @@ def read_manifest(folder: Path) -> bytes:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes and threads from saving to a folder.
+    """Let no other process or thread save to a folder of versions inside the block.
 
-    Inside the block a version can be loaded, changed and saved without a `SaveConflict`. Other
-    writers wait until the block ends. A folder without versions is not locked.
+    There, a version can be loaded, changed and saved without a `SaveConflict`.
     """
     if _find_version(folder) is None:
         yield
@@ -234,10 +224,9 @@ def _find_version(folder: Path) -> Path | None:
 
 
 def _read_json(kind: type[Result], path: Path) -> tuple[str, Result]:
-    """Return the text and the contents of a pointer or a manifest.
+    """Return the text and the contents of a pointer or a manifest of this format.
 
-    Raises FileNotFoundError or NotADirectoryError if there is no such file, and `CorruptRetriever`
-    if it is damaged or has another format.
+    Raises FileNotFoundError or NotADirectoryError, and `CorruptRetriever` for any other reason.
     """
     try:
         text = path.read_text()

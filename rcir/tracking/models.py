@@ -65,12 +65,10 @@ def log_model(
 ) -> str:
     """Log the retriever in a folder as the model of a run; return the id of the model.
 
-    The retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer
-    its requirements, and contains no path of this machine.
-
     `code` is the script that creates it, with `mlflow.models.set_model`; `files` lie beside its
-    description; `signature` has the columns of "inputs" and "outputs", and "params", as MLflow
-    describes them; `example` is a row of its input, and `requirements` are those for pip.
+    description; `signature` is as MLflow describes it; `example` is a row of its input. The
+    retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer its
+    requirements, and contains no path of this machine.
     """
     import pandas as pd
     from mlflow.entities import LoggedModelOutput
@@ -138,10 +136,9 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
 
 
 def load_from(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
-    """Call `load` with a retriever's folder, downloaded to a temporary place.
+    """Call `load` with a retriever's folder, or that in a model, downloaded to a temporary place.
 
-    `uri` is that of the folder, or of a model of a run or of the registry; `NoRetriever` if MLflow
-    has nothing there.
+    `NoRetriever` if MLflow has nothing at the URI.
     """
     from mlflow.exceptions import MlflowException
 

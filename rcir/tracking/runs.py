@@ -103,8 +103,7 @@ def open_client(uri: str) -> MlflowClient:
     """Return MLflow's client of a store, and of the model registry that belongs to it.
 
     The first client of an SQLite file creates its tables one by one. Processes that do so wait for
-    each other, for half a minute at most, and write the file aside: otherwise they would break the
-    store, as would one that is killed or finds the disk full.
+    each other and write the file aside: otherwise they, or one that is killed, would break it.
     """
     with naming_extras():
         connect = mlflow_package().MlflowClient
@@ -145,10 +144,8 @@ def store_uri() -> str:
 def require_store(uri: str) -> str:
     """Return the address of a store that a folder names, with user and password, if it is allowed.
 
-    Folders contain addresses without user and password, which are those of the configured store or
-    of `allow_store`. A store has to be allowed because it receives MLflow's credentials, or, as a
-    local file, decides where artifacts are sent. It is allowed by its host, or by its URI if it has
-    none, see `rcir.trust`.
+    These are of the configured store or of `allow_store`. A store has to be allowed, by its host or
+    URI, because it receives MLflow's credentials or, as a file, decides where artifacts are sent.
     """
     configured = store_uri()
     if _store_key(uri) == _store_key(configured):
@@ -206,8 +203,7 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
     """Raise `TrackingUnavailable`, within half a minute, for a store that MLflow cannot use.
 
-    Neither the message nor MLflow's output contains user and password. The run `run_id` that is
-    read or written, if any, may have been deleted.
+    Neither the message nor MLflow's output contains user and password.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError  # of tables that cannot be made
@@ -220,7 +216,7 @@ def reachable(uri: str, run_id: str | None = None) -> Iterator[None]:
         code = getattr(error, "error_code", None)
         reason = without_credentials(str(error).strip().partition("\n")[0])
         store_answers = code not in (None, *STORE_FAILS)
-        if run_id is not None and store_answers:
+        if run_id is not None and store_answers:  # it may have been deleted
             with suppress(MlflowException, SQLAlchemyError), settings(SHORT_WAITS):
                 _require_active(open_client(uri), run_id, uri)
         if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
@@ -354,10 +350,9 @@ class TrackedRun:
             return {point.step for point in client.get_metric_history(self.id, metric)}
 
     def log_dataset(self, name: str, digest: str, context: str, source: Mapping[str, Any]) -> None:
-        """Log a data set as an input.
+        """Log a data set as an input; `context` is its use, such as "training".
 
-        `digest` has at most 36 characters and is equal for equal data; `context` is its use, such
-        as "training", and `source` its origin, as plain values.
+        The digest has at most 36 characters; the source is plain values.
         """
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
@@ -445,9 +440,8 @@ def start_run(
 ) -> TrackedRun:
     """Create a run in the experiment of its parent, or in MLFLOW_EXPERIMENT_NAME ("rcir").
 
-    Runs of the experiment that are marked as running, but whose process on this host has ended, are
-    marked as killed. `tags` are added to those that MLflow sets (user, source, git revision). If a
-    run has the token `start` of this start already, that run is returned.
+    `tags` are added to those that MLflow sets (user, source, git revision). If a run has the token
+    `start` of this start already, that run is returned.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.utils.git_utils import get_git_commit
@@ -479,8 +473,7 @@ def started_once(
 ) -> Iterator[TrackedRun]:
     """Start a run that the block records in a folder.
 
-    If this process is killed before that, the next one finds the run in MLflow by a token in the
-    folder.
+    If this process is killed before, the next one finds the run by a token in the folder.
     """
     token = folder / START_FILE
     if not token.is_file():
