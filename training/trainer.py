@@ -318,8 +318,8 @@ class Trainer:
     def _gather(self, part: Embedding, n: int) -> Embedding:
         """Return the embeddings of a whole batch of n, those of other workers without gradients.
 
-        Gradients are averaged over the workers. Each has those of its own embeddings only, which are
-        multiplied by the number of workers; those of the loss's parameters are not.
+        Gradients are averaged over the workers. Each has those of its own embeddings only,
+        which are multiplied by their number; those of the loss's parameters are not.
         """
         parts = [
             torch.arange(n)[number :: self.config.n_micro_batches]
