@@ -65,8 +65,10 @@ class DataSet:
 
     def require(self, where: str, options: Mapping[str, Any]) -> None:
         """Raise `InvalidConfig` unless `load` takes the options."""
-        further = {} if self.splitter else DIVISION_OPTIONS
-        require_options(where, _function(self.splitter or self.reader), options, further)
+        if self.splitter:
+            require_options(where, _function(self.splitter), options)
+        else:
+            require_options(where, self.function(), options, DIVISION_OPTIONS)
 
     def published(self, options: Mapping[str, Any]) -> int | None:
         """Return the published number of images with options of the reader, or None."""
