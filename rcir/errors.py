@@ -163,8 +163,7 @@ def _with_advice(error: RcirError | OSError) -> str:
 def reporting_errors() -> Iterator[None]:
     """Print errors of rcir and of the operating system in one line, and exit with status 1.
 
-    Ctrl-C exits with status 130. Advice names flags, warnings are lines, and text that standard
-    output cannot encode is escaped.
+    Advice names flags, warnings are lines, and text that standard output cannot encode is escaped.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is

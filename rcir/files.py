@@ -65,10 +65,9 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder aside, then rename it into place; it is never incomplete.
+    """Write a folder aside, then rename it into place; an existing one is renamed to "...-old".
 
-    An existing folder is renamed to "...-old" first, and removed at the end. If this process is
-    killed between the two renames, `remove_unfinished` makes the second one.
+    If this process is killed between the two renames, `remove_unfinished` makes the second one.
     """
     remove_unfinished(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -32,10 +32,9 @@ def require_options(
     options: Mapping[str, Any],
     further: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise `InvalidConfig` unless a reader accepts the options; it checks their ranges itself.
+    """Raise `InvalidConfig` unless a reader accepts the options by its annotations.
 
-    Its annotations state the kinds: numbers, bool, text, paths, `Literal`, sequences. `further` are
-    names and kinds of further options, `where` is the name of the options in messages.
+    `further` are kinds of options beside its own, and `where` is the options' name in messages.
     """
     parameters = {n: p for n, p in signature(reader).parameters.items() if n not in NOT_OPTIONS}
     catch_all = {n for n, p in parameters.items() if p.kind is Parameter.VAR_KEYWORD}

@@ -25,10 +25,9 @@ def batches(n: int, dim: int) -> Iterator[slice]:
 
 
 class StoredVectors:
-    """Vectors (n, d) on disk, none of them held in memory.
+    """Vectors (n, d) on disk, mapped as `vectors`, which is not to be written to.
 
-    Until they are saved they are in a temporary file (TMPDIR) that ends with the process. The
-    attribute `vectors` is mapped into memory and not to be written to.
+    Until they are saved they are in a temporary file (TMPDIR) that ends with the process.
     """
 
     def __init__(self, dim: int, dtype: DTypeLike = np.float32) -> None:

@@ -1,12 +1,9 @@
 """Checkpoints: a folder per epoch, written aside and without a pickle; which epochs are kept.
 
-    model.safetensors      weights
-    optimizer.safetensors  tensors of the optimizer's state
-    validation.*           results on the validation images
-    state.json             epoch, best epoch, numbers of the optimizer, seed
-
-Every random draw of an epoch comes from generators seeded by (seed, epoch, ...), so a checkpoint
-needs no random state: training that continues draws what it would have drawn anyway.
+model.safetensors      weights
+optimizer.safetensors  tensors of the optimizer's state
+validation.*           results on the validation images
+state.json             epoch, best epoch, numbers of the optimizer, seed
 """
 
 from __future__ import annotations

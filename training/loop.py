@@ -189,8 +189,7 @@ def launch(
 ) -> None:
     """Train until the run's checkpoints hold all epochs, on Ray or in this process and thread.
 
-    Lost workers are replaced, as far as the cluster has room, and continue from the last
-    checkpoint. An `RcirError` of a worker is raised, and not tried again.
+    Lost workers are replaced; an `RcirError` of a worker is raised, and not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
     job = Job(replace(config, data=data), run.path, run.tracked)

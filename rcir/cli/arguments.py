@@ -94,10 +94,7 @@ def add_index(parser: ArgumentParser, default: str | None) -> None:
 
 
 def read_index(options: Namespace) -> Any:
-    """Return the configuration that the arguments of `add_index` describe.
-
-    Values that are not JSON are text.
-    """
+    """Return the configuration of `add_index`'s arguments; values that are not JSON are text."""
     from rcir.index import IndexConfig
 
     def read(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from functools import partial
 from json import dumps
@@ -11,7 +12,7 @@ from typing import Any
 from rcir.cli.arguments import add_fields, read_fields
 from rcir.errors import InvalidConfig, naming_flags, printable
 from rcir.risk.options import RequestOption, request_options
-from rcir.serving.settings import Settings
+from rcir.serving.settings import TOKEN_VARIABLE, Settings
 
 
 def add_retrieve_arguments(parser: ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def run_serve(options: Namespace) -> None:
     """Serve until the process is stopped."""
     from rcir.serving import serve, serve_on_ray
 
-    settings = read_fields(Settings, options, token=Settings.token_of_environment())
+    settings = read_fields(Settings, options, token=os.environ.get(TOKEN_VARIABLE) or None)
     with naming_flags(False):  # clients send fields, which are called like keywords
         if options.replicas is None:
             serve(options.retriever, settings)

@@ -101,8 +101,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> None:
     """Turn hues by shifts in [-0.5, 0.5] of the colour circle; grey images stay.
 
     Value and chroma of the HSV model stay. A channel is the largest value, less the chroma where
-    the pixel's hue is far from the channel's own (2 to 3 sixths of the circle), less a part of it
-    where it is 1 to 2 sixths away.
+    the hue is 2 to 3 sixths of the circle from its own, less a part of it from 1 sixth on.
     """
     if images.shape[1] == 1:
         return

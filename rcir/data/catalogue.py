@@ -297,8 +297,7 @@ class DataConfig:
 def with_cluster(config: DataConfig, cluster: str | None) -> DataConfig:
     """Return the same data set with its queries divided by clusters; unchanged if that is None.
 
-    Training and validation images stay the same, so that an encoder that was trained without
-    clusters can be calibrated with them.
+    Training and validation images stay the same: an encoder trained without can be calibrated.
     """
     if cluster is None:
         return config

@@ -356,8 +356,7 @@ def find_faults(sources: Sequence[ImageLike], max_pixels: int = MAX_PIXELS) -> I
 def read_capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | None]:
     """Return when photographs were taken, such as "2026-11-26 09:47:00", by their EXIF data.
 
-    None without a readable original date. No pixels are decoded, so that the EXIF data of a PNG
-    file is not read if it follows the pixels.
+    None without a readable date, or if it follows the pixels of a PNG file, which are not decoded.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_capture_time, paths))

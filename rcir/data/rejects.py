@@ -60,9 +60,9 @@ def find_unreadable(
 
 
 def tolerate(rejects: Mapping[str, str], n: int, max_rejects: float, table: Path) -> str | None:
-    """Write the table of rejects of n images, and return one line for the screen; None without any.
+    """Write the table of rejects of n images, or remove it; return a line for the screen, or None.
 
-    Without rejects, an old table is removed; with more than allowed, `InvalidImage` is raised.
+    Raise `InvalidImage` for more than allowed.
     """
     if not rejects:
         table.unlink(missing_ok=True)

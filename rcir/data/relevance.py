@@ -261,7 +261,9 @@ class SameLabel:
 
     def joined(self, others: SameLabel) -> SameLabel:
         require_kind(self, others)
-        return SameLabel(_freeze(np.concatenate([self.labels, others.labels])))
+        labels = np.concatenate([self.labels, others.labels])
+        labels.setflags(write=False)  # the calibration of a gallery depends on them
+        return SameLabel(labels)
 
 
 @dataclass(frozen=True)
@@ -399,12 +401,6 @@ def same_relevance(relevance: Relevance, other: Relevance) -> bool:
     )
 
 
-def _freeze(values: NDArray[Any]) -> NDArray[Any]:
-    """Protect labels of a gallery, on which its calibration depends, from changes."""
-    values.setflags(write=False)
-    return values
-
-
 def count_matches(gallery: Relevance, positions: Rows, among: int) -> NDArray[np.int64]:
     """Count the first `among` candidates of a query that match each of its candidates, (n, k).
 
@@ -455,9 +451,7 @@ def count_overlaps(labels: csr_array, others: csr_array) -> NDArray[np.int64]:
     """Count the rows of `others` (m, labels) that share a label with each row of `labels`, (n,)."""
     first, which = combinations(labels)  # rows of the same labels have the same count
     labels = labels[first]
-    words = labels.nnz * (
-        others.shape[0] // WORD_BITS
-    )  # a word of bits takes about as long as a pair
+    words = labels.nnz * (others.shape[0] // WORD_BITS)  # each takes about as long as a pair
     n_pairs = _count_steps(labels, np.bincount(others.indices, minlength=others.shape[1])).sum()
     if n_pairs > words:
         return _count_bits(labels, others)[which]

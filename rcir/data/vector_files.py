@@ -316,10 +316,7 @@ def write_vectors(
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
     if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
-    ``y`` (float64), any other in the type of its values. The schema's metadata has the model, as
-    ``rcir.model``, since vectors of different models are not compared; and, if there are any, the
-    number of shards, a digest of what was embedded, and ids and reasons of unreadable pictures:
-    ``rcir.shards``, ``rcir.source`` and ``rcir.rejects``.
+    ``y`` (float64), any other in the type of its values. For the metadata see `MODEL_KEY`.
     """
     import pyarrow
     from pyarrow import parquet

@@ -45,10 +45,9 @@ _request_lock = Lock()
 
 
 class HubBackbone(nn.Module):
-    """A network of a model hub: images (n, 3, H, W) to feature maps (n, C, h, w).
+    """A network of a model hub: images (n, 3, *size) to feature maps (n, C, h, w), or (n, C, 1, 1).
 
-    A network that pools by itself returns (n, C, 1, 1). `name` is that of the model without the
-    hub, `size` the (height, width) of the images.
+    `name` is that of the model without the hub.
     """
 
     library: ClassVar[str]  # as it is imported, and before the colon of a name

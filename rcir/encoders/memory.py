@@ -38,10 +38,9 @@ def memory_budget(memory_gib: float | None, defaults: Mapping[str, float], gpu: 
 def batch_within(
     encoder: Encoder, image: Tensor, most: int, memory_gib: float | None = None
 ) -> int:
-    """Return the number of images to embed together, from 1 to `most`.
+    """Return the number of images to embed together, from 1 to `most`, within a budget.
 
-    The encoder embeds an image (1, ...) once to measure its memory. The budget is for what a
-    forward pass holds beside the weights; None for `EMBEDDING_GIB`.
+    The encoder embeds an image (1, ...) once to measure what a pass holds beside the weights.
     """
     sizes = _per_image.setdefault(encoder, {})
     shape = tuple(image.shape[1:])

@@ -265,10 +265,7 @@ class VarianceBranch(nn.Module):
 
     @torch.no_grad()
     def settle(self, features: Tensor, batch: int) -> None:
-        """Compute the statistics of all features, in batches of at least this size if possible.
-
-        Statistics of the training would lag behind its weights.
-        """
+        """Compute the statistics of all features; those of the training lag behind its weights."""
         for layer in self.layers:
             if isinstance(layer, nn.BatchNorm1d):
                 layer.reset_running_stats()  # then averaged over the batches

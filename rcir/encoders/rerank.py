@@ -20,8 +20,7 @@ def rerank(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return distances and positions (n, k) of candidates, in the order of `Encoder.rerank`.
 
-    `items` are the gallery, `positions` (n, k) the candidates of n queries in it; -1 where there is
-    none, which stays last, infinitely far.
+    Position -1, where there is none, stays last, infinitely far.
     """
     n, k = positions.shape
     distances = np.empty((n, k), np.float32)
@@ -51,8 +50,7 @@ def nearest_of_draws(
 ) -> NDArray[np.int64]:
     """Return columns (n, t, nearest) of the nearest candidates of each of t draws of n queries.
 
-    `positions` are (n, k) candidates in the gallery; -1 where there is none, which comes last.
-    `vectors` returns the vectors of gallery images at positions.
+    `vectors` returns those of gallery items at positions; -1, where there is none, comes last.
     """
     n, k = positions.shape
     if not n:

@@ -116,10 +116,7 @@ class Postgres:
             connection.close()
 
     def read(self, work: Callable[[Connection[Any]], Returned]) -> Returned:
-        """Return the result of work in one snapshot, within the timeout.
-
-        A lost connection is replaced once.
-        """
+        """Return the result of work in one snapshot, within the timeout; reconnect once."""
         with self._lock, _errors_of_rcir():
             connection = self._connected()
             try:
@@ -339,12 +336,10 @@ class PgvectorIndex:
 
     A retriever's folder contains the options and the state of the table, no vectors. Every search
     compares this state with the present one, in its own snapshot, and raises `StaleCalibration` if
-    the table or its index was changed by anyone else. Changes that bypass triggers and insertions
-    into HNSW that were rolled back are not detected, see docs/remote-indexes.md. Autovacuum is off
-    for a table with HNSW, because a VACUUM may change answers; `remove` vacuums the table.
+    anyone else changed the table or its index; docs/remote-indexes.md has what is not detected.
+    Autovacuum is off for a table with HNSW, because a VACUUM may change answers.
 
-    Ids of rows are ascending; the position of a row is the number of smaller ids. The ids are also
-    in memory, 8 bytes each.
+    Ids of rows, also in memory, are ascending; a row's position is the number of smaller ids.
     """
 
     Options = PgvectorOptions
@@ -499,10 +494,7 @@ class PgvectorIndex:
 
     @property
     def version(self) -> str:
-        """A token of the table when this object last read or wrote it, and of how it is searched.
-
-        The server is not queried: each `search` checks the table in its own snapshot.
-        """
+        """A token of the table as last read or written, and of how it is searched."""
         settings = " ".join(f"{name}={text}" for name, text in self.options.search_settings.items())
         return f"pgvector {self._contents} {self._token} {settings}"
 

@@ -39,16 +39,8 @@ def fuse_gaussians(
     """Return the normalised products of the Gaussians of each group ("Fusion").
 
     ``1 / v = sum_i 1 / v_i`` and ``m = v sum_i m_i / v_i``, for independent observations of one
-    object. Computed in float64.
-
-    Args:
-        mean: (n, d).
-        variance: (n, 1) or (n, d), at least 0; smaller ones than 1e-20 count as that.
-        group: (n,) int64 in [0, groups), each at least once.
-        groups: number of groups.
-
-    Returns:
-        Means (groups, d), not of unit length, and variances (groups, 1) or (groups, d).
+    object, in float64. Smaller variances than 1e-20 count as that. `group` is (n,) int64 in
+    [0, groups), each at least once. Means (groups, d) are not of unit length.
     """
     precision = 1 / variance.double().clamp(min=1e-20)
 

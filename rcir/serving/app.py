@@ -14,18 +14,13 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rcir.errors import DataUnavailable, RcirError
 from rcir.serving.errors import refusal
-from rcir.serving.middleware import (
-    Access,
-    Bounded,
-    Timed,
-    refuse_other_sites,
-    refuse_without_token,
-)
+from rcir.serving.middleware import Access, Bounded, Timed, refuse_other_sites, refuse_without_token
 from rcir.serving.schemas import (
     EXPLORATION,
     FEEDBACK_BODY,
@@ -162,7 +157,8 @@ def routes_of(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4")
+        text = generate_latest(service.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     return router
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -185,10 +185,6 @@ class Metrics:
         self.alarm = gauge("rcir_monitor_alarm", "1 if it is contradicted.", GUARANTEE_LABELS)
         self.model = gauge("rcir_model", "1 for the served version.", ["version"])
         self.swaps = counter("rcir_swaps", "New versions.", ["outcome"])
-
-    def exposition(self) -> bytes:
-        """Return the metrics in the format of Prometheus."""
-        return generate_latest(self.registry)
 
 
 class Timed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +90,3 @@ class Settings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
-
-    @staticmethod
-    def token_of_environment() -> str | None:
-        """Return the value of `RCIR_TOKEN`; None if it is not set."""
-        return os.environ.get(TOKEN_VARIABLE) or None

@@ -5,9 +5,8 @@
     versions/NAME/
         manifest.json   format, and the SHA-256 of every other file
 
-A reader opens one version and never sees a mixture of two. A writer holds the lock, writes a new
-version, replaces `current.json`, and keeps the previous version for readers that have opened it. A
-version is complete by itself: its folder can be copied and read.
+A writer keeps the previous version for readers that have opened it. A version is complete by
+itself: its folder can be copied and read.
 """
 
 from __future__ import annotations

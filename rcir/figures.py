@@ -1,4 +1,4 @@
-"""Plots of guarantees, uncertainties, embeddings and query sets, and the style that they share."""
+"""Figures from arrays: guarantees, uncertainties, embeddings, query sets. They open no window."""
 
 from __future__ import annotations
 
