@@ -19,7 +19,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 ROOT = Path(__file__).parents[2]
 QUERIES = ROOT / "runs" / "demo" / "queries"
 OUTPUT = Path(__file__).with_suffix(".png")
-VIEWPORT = {"width": 1000, "height": 590}
+VIEWPORT = {"width": 1000, "height": 640}
 COLOURS = 128  # of the palette
 
 
