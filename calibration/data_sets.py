@@ -215,11 +215,7 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
 
 
 def load_outside(data: DataConfig, name: str | None) -> ImageSet | None:
-    """Return the images of the evaluation half of another data set.
-
-    Raises:
-        InvalidConfig: it is the set that the retriever searches.
-    """
+    """Return the images of the evaluation half of another data set than the searched one."""
     if name is None:
         return None
     if name == data.name:

@@ -32,10 +32,9 @@ class Logistic(NamedTuple):
 def score_by_logistic(splits: SearchedSplits) -> Logistic:
     """Score the labels of queries by a multinomial logistic regression on the gallery.
 
-    It is that of scikit-learn with its defaults, on standardised vectors. Sets hold the labels of
-    the largest probabilities p (score 1 - p, here -log p, which orders alike), at least the
-    likeliest. No model saw its queries: with leave_one_out each is fitted on the units of four
-    fifths of the gallery, and scores those of the others.
+    It is that of scikit-learn with its defaults, on standardised vectors; the score is -log p, 0 for
+    the likeliest label. With leave_one_out five models are fitted, each without the units that it
+    scores.
     """
     searcher, index = splits.retriever.searcher, splits.retriever.index
     if searcher.labels is None:

@@ -168,15 +168,8 @@ def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
 def measure_pixel_recall(splits: Splits) -> float | None:
     """Return the recall at 1 of test queries by principal components of their pixels.
 
-    The components are those of training pictures of 32 x 32 pixels in RGB; pictures are compared by
-    cosine, each minus the mean.
-
-    Args:
-        splits: pictures that train, are searched and test.
-
-    Returns:
-        The share of queries that have a match in the gallery whose nearest picture is one; None
-        if none has, if the gallery holds more than 20,000, or if fewer than two train.
+    Pictures of 32 x 32 pixels in RGB, minus the mean, are compared by cosine. None if no query has
+    a match, if the gallery holds more than 20,000, or if fewer than two pictures train.
     """
     rng = np.random.default_rng(0)
     train = _sample(rng, splits.train, MAX_FITTED)

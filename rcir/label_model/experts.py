@@ -157,10 +157,9 @@ def _project(vectors: Floats, centre: Floats, basis: Floats | None) -> Floats:
 
 
 def shrinkage(blocks: Iterator[Floats]) -> float:
-    """Return the Ledoit-Wolf shrinkage of centred vectors (n, d), in blocks of rows, in [0, 1].
-
-    The covariance is estimated best, in mean squared error, by (1 - r) S + r tr(S) / d I (Ledoit
-    and Wolf, Journal of Multivariate Analysis 2004, Lemma 3.4).
+    """Return the shrinkage r in [0, 1] of the covariance of centred vectors (n, d), in blocks, with
+    which (1 - r) S + r tr(S) / d I has the least mean squared error (Ledoit and Wolf, Journal of
+    Multivariate Analysis 2004, Lemma 3.4).
     """
     n, fourth, products = 0, 0.0, np.zeros((1, 1))
     for block in blocks:

@@ -165,22 +165,13 @@ def search_batches(n: int, dim: int) -> list[slice]:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A search and its calibration, which answer each request from its start to its end.
-
-    Attributes:
-        searcher: finds the candidates.
-        calibration: sizes the sets; None until calibrated.
-    """
+    """A search and its calibration, which answer each request from its start to its end."""
 
     searcher: Searcher
     calibration: Calibration | None = None
 
     def require_calibration(self) -> Calibration:
-        """Return the calibration, whether it is stale or not.
-
-        Raises:
-            StaleCalibration: not calibrated.
-        """
+        """Return the calibration, stale or not; `StaleCalibration` if there is none."""
         if self.calibration is None:
             raise StaleCalibration(
                 "this retriever is not calibrated: call `calibrate` with labelled queries, or make "

@@ -269,9 +269,7 @@ class Calibration:
     def queries_to_search(self, searcher: Searcher) -> tuple[Queries, Queries]:
         """Return the tuning and calibration queries, to be searched anew.
 
-        Raises:
-            StaleCalibration: the encoder has changed, so that their vectors are no longer its own.
-            InvalidData: it is not known which queries some gallery items match.
+        Raises `StaleCalibration` if the encoder has changed, which made their vectors.
         """
         for part in self.changes(searcher):
             if part in ("encoder", "preprocessing", "options"):
@@ -343,9 +341,8 @@ class Calibration:
     def rule_for(self, request: Request) -> SetRule:
         """Return the rule that answers a request.
 
-        Raises:
-            InvalidConfig: it is not calibrated for such sets; or the request is for queries of new
-                labels, and the rules were tuned on queries of the labels that calibrated.
+        Raises `InvalidConfig` if there is none for such sets, or, for queries of new labels, if
+        rules were tuned on queries of the labels that calibrated.
         """
         tuned_on = self.tuned_on
         if request.labels != "calibrated":
@@ -364,12 +361,7 @@ class Calibration:
         return self.rules[kind][risk.name]
 
     def guarantee(self, request: Request) -> Guarantee:
-        """Certify a request, once: the answer is remembered.
-
-        Raises:
-            InvalidConfig, InvalidRiskLevel: the request is impossible.
-            RiskUnattainable: nothing certifies it.
-        """
+        """Certify a request, once; `InvalidConfig` or `RiskUnattainable` if that is impossible."""
         guarantee = self._guarantees.get(request)
         if guarantee is None:
             cluster = self.miss_rule.evidence.population.cluster_word
@@ -407,11 +399,7 @@ class Calibration:
         return self._probabilities[key].of_sets(ranking, sizes, guarantee)
 
     def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:
-        """Certify requests with ascending alphas; those that nothing certifies are left out.
-
-        Raises:
-            RiskUnattainable: nothing certifies any of them.
-        """
+        """Certify requests with ascending alphas, all but those that nothing certifies."""
         guarantees: list[Guarantee] = []
         for request in reversed(requests):  # the error of the largest alpha is the most helpful
             try:
@@ -596,10 +584,8 @@ def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:
 
 
 def known_digests(searcher: Searcher, calibration: Calibration | None) -> NDArray[np.bytes_]:
-    """(n,) ascending digests of the queries that are not evidence for further ones.
-
-    Those that tuned or calibrated, and the items of the gallery, unless these are the queries; none
-    if queries recur.
+    """(n,) ascending digests of queries that are not evidence for further ones: those that tuned or
+    calibrated, and gallery items, unless these are the queries; none if queries recur.
     """
     if calibration is not None and calibration.options.recurring:
         return digests([])

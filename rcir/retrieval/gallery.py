@@ -97,11 +97,7 @@ class Gallery:
         return None if self.relevance is None else self.relevance.single
 
     def relevance_for(self, queries: Relevance | None) -> Relevance:
-        """Return the relevance of the items, if it is of the same kind as that of the queries.
-
-        Raises:
-            InvalidData: the kinds differ, or the relevance is unknown.
-        """
+        """Return the relevance of the items; `InvalidData` if the queries have another kind."""
         relevance = self._known_relevance()
         require_same_kind(queries, relevance)
         return relevance
@@ -109,11 +105,7 @@ class Gallery:
     def query_relevance(
         self, labels: object, names: Mapping[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
-        """Return the relevance of queries and the names of all labels, see `rcir.data.labelling`.
-
-        Raises:
-            InvalidData: the labels do not suit the gallery, or its relevance is unknown.
-        """
+        """Return the relevance of queries and the names of all labels, see `rcir.data.labelling`."""
         return query_relevance(labels, self._known_relevance(), names)
 
     def reported_relevance(
@@ -232,11 +224,7 @@ class Gallery:
         self.__dict__["fingerprint"] = digest  # where `cached_property` keeps it
 
     def joined(self, others: Gallery) -> Gallery:
-        """Return these items, then others; attributes that only the others have are dropped.
-
-        Raises:
-            InvalidData: only these items have uncertainties, or the kinds of relevance differ.
-        """
+        """Return these items, then others; attributes that only the others have are dropped."""
         if self.uncertainty is not None and others.uncertainty is None:
             raise InvalidData("the gallery has uncertainties: pass those of the new images")
 
@@ -267,11 +255,7 @@ class Gallery:
         return Gallery(**selected)
 
     def positions(self, ids: object) -> NDArray[np.int64]:
-        """Return the positions (m,) of items by their ids, ascending, each once.
-
-        Raises:
-            InvalidData: some ids are not in the gallery.
-        """
+        """Return the positions (m,) of items by their ids, ascending, each once."""
         try:
             names = set(_as_list(ids))
         except TypeError:
@@ -290,10 +274,6 @@ class Gallery:
         """Return the relevance of images to add, and the names of all labels.
 
         The arguments are those of `rcir.data.labelling.added_relevance`.
-
-        Raises:
-            InvalidData: only the gallery or only the images have labels; or the number, type or
-                kind of the labels is wrong.
         """
         if labels is None and isinstance(self.relevance, SharedLabel) and self.relevance.of_items:
             first = self.relevance.labels.shape[1]
@@ -307,11 +287,8 @@ class Gallery:
 
 
 def check_ids(ids: object, images: int, present: Collection[str] = ()) -> NDArray[np.object_]:
-    """Return ids for a number of new items as an array; `present` are the ids of the gallery.
-
-    Raises:
-        InvalidData: there is not one string per image, an id is not UTF-8, two ids are equal,
-            or an id is already present.
+    """Return ids of new items as an array, or raise `InvalidData` if they are not `number`
+    different UTF-8 strings, none of which is `present` in the gallery.
     """
     names = _as_list(ids)
     if len(names) != images:

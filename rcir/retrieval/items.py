@@ -157,15 +157,9 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
 def template_digests(
     digests: NDArray[np.bytes_], template: NDArray[np.int64]
 ) -> NDArray[np.bytes_]:
-    """Return the digests of the images of each template.
+    """Return (templates, m) digests of images (n,), grouped by the number (n,) of their template.
 
-    Args:
-        digests: (n,) digests of the images, see `rcir.data.repeats`.
-        template: (n,) template of each image, numbered from 0.
-
-    Returns:
-        (number of templates, m) digests, m for the largest template; empty in the last columns of
-        smaller ones.
+    m is the number of images of the largest template; smaller ones end in empty digests.
 
     Example:
         >>> template_digests(np.array([b"a", b"b", b"c"]), np.array([0, 1, 0])).tolist()

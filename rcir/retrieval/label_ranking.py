@@ -28,10 +28,8 @@ HELD_OUT = 500  # items that the weights of a label model are fitted on
 def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> LabelModel:
     """Fit a model of the gallery's labels; see `Searcher.why_no_label_model`.
 
-    Args:
-        searcher: the search of the gallery.
-        held_out: with leave_one_out, the queries that tune; else the items of `draw_items`, as
-            they were searched, or None if they were not.
+    `held_out` are the queries that tune with leave_one_out; else the items of `draw_items`, as
+    they were searched, or None if they were not.
     """
     items = _items(searcher)
     if searcher.options.leave_one_out:
@@ -68,11 +66,8 @@ def rank_labels(
     has a label, the position of its nearest item is -1 until `nearest_of_labels` finds it, and its
     distance that of the farthest candidate.
 
-    Args:
-        searcher: the one that searched.
-        model: of the labels of its gallery; None for the probabilities of the queries.
-        results: of n queries.
-        up_to: labels with a larger score (`LabelScore`) may be left out.
+    Without a model, the queries have the probabilities. Labels with a larger score (`LabelScore`)
+    than `up_to` may be left out.
     """
     if isinstance(results, LabelledResults):
         return _label(results, rank_labels(searcher, model, results.results, up_to))
@@ -145,14 +140,7 @@ def _largest(values: NDArray[np.float64], number: int) -> NDArray[np.int64]:
 def nearest_of_labels(
     searcher: Searcher, results: SearchResults, rows: NDArray[np.int64], labels: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the position and distance (m,) of the nearest item of a label, for queries (m,).
-
-    Args:
-        searcher: the one that searched.
-        results: of the search.
-        rows: (m,) rows of queries.
-        labels: (m,) a label for each.
-    """
+    """Return the position and distance (m,) of the nearest item of a label (m,) for rows (m,)."""
     queries, left_out = results.require("queries"), results.left_out
     ascending, by_label = searcher.gallery.by_label
     positions, distances = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)
@@ -177,11 +165,7 @@ def list_items(searcher: Searcher, results: Results, ranked: Results) -> Results
     """Return search results with all items of each label, nearest first, the likeliest label first.
 
     There are as many items as candidates were searched, whether they are candidates or not.
-
-    Args:
-        searcher: the one that searched.
-        results: of n queries.
-        ranked: what `rank_labels` made of them.
+    `ranked` is what `rank_labels` made of the results.
     """
     if isinstance(results, LabelledResults):
         assert isinstance(ranked, LabelledResults)

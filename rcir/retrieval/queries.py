@@ -113,11 +113,7 @@ class VectorOptions:
 
     @staticmethod
     def uncertainties(values: ArrayLike | None) -> NDArray[np.float64] | None:
-        """(n,) uncertainties that come with vectors; None without any.
-
-        Raises:
-            InvalidData: they are not numbers.
-        """
+        """(n,) uncertainties that come with vectors; None without any."""
         if values is None:
             return None
         try:
@@ -141,11 +137,7 @@ def require_digits(vectors: NDArray[np.float32], metric: Metric) -> None:
     """Raise `InvalidData` if float32 rounds distances between vectors by more than `TOLERANCE`,
     or cannot hold their squares.
 
-    Coordinates in which the vectors do not differ are left out.
-
-    Args:
-        vectors: (n, d) of the gallery, ready to be searched; they are read once, in batches.
-        metric: how they are searched.
+    Coordinates in which the vectors (n, d) do not differ are left out.
     """
     n, dim = vectors.shape
     first = vectors[0].astype(np.float64)
@@ -318,11 +310,7 @@ def queries_of(results: LabelledResults) -> Queries:
 
 def require_alike(queries: Queries, others: Queries) -> None:
     """Raise `InvalidData` unless queries come with uncertainties, or label probabilities, if and
-    only if others do.
-
-    Args:
-        queries: to be answered, or to calibrate with.
-        others: the queries of the calibration.
+    only if those of the calibration do.
     """
     for name in ("uncertainty", "probabilities"):
         known = getattr(others, name) is not None

@@ -49,7 +49,6 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
     """Raise `InvalidData` if no query has a match in the gallery; warn if most have none, or some
     have labels that the gallery lacks.
 
-    Labels that are spelled differently, or are those of another split, are the usual reason.
     Queries that are added to a calibration are not refused, because leaving out those without a
     match would bias it, and few of them cause no warning.
     """
@@ -138,10 +137,8 @@ def are_items(searcher: Searcher, queries: Queries) -> bool:
 def keep_independent(
     searcher: Searcher, queries: LabelledResults, others: Sequence[Queries]
 ) -> LabelledResults:
-    """Return one query of each unit with leave_one_out, and all queries without.
-
-    Raises:
-        InvalidData: a query shares its unit with one of `others`.
+    """Return one query of each unit with leave_one_out, all without; `InvalidData` if a query
+    shares its unit with one of `others`.
     """
     if not searcher.options.leave_one_out:
         return queries
@@ -199,8 +196,7 @@ def warn_of_likeness(
 def vector_distances(searcher: Searcher, results: LabelledResults) -> NDArray[np.floating[Any]]:
     """Return (n, k) ascending distances of queries to the nearest vectors of gallery items.
 
-    k is at least 2 unless the search depth is 1. Distances that an encoder re-ranks by are not
-    comparable with those among queries.
+    Distances that an encoder re-ranks by are not comparable with those among queries.
     """
     if searcher.gallery.items is not None:
         return searcher.nearest(queries_of(results).vectors, min(2, searcher.depth))[0]

@@ -106,16 +106,8 @@ def can_draw(searcher: Searcher) -> bool:
 def draw_columns(searcher: Searcher, results: SearchResults, nearest: int) -> NDArray[np.int64]:
     """Rank the first 30 candidates of each query by t draws of its embedding.
 
-    Args:
-        searcher: a searcher for which `can_draw` is True.
-        results: search results of n queries by this searcher.
-        nearest: maximum number of candidates to return for each draw.
-
-    Returns:
-        (n, t, nearest) columns of the candidates in the results, nearest first.
-
-    Raises:
-        InvalidData: the queries were stored without their embeddings.
+    Return (n, t, nearest) columns of the candidates in the results, nearest first, at most
+    `nearest` for each draw. `can_draw` has to be True.
     """
     from rcir.encoders.rerank import nearest_of_draws  # imports torch
 
@@ -212,16 +204,7 @@ def available_uncertainties(searcher: Searcher) -> tuple[str, ...]:
 
 
 def with_uncertainty(searcher: Searcher, results: Results, uncertainty: str) -> Results:
-    """Return search results with another uncertainty of the queries.
-
-    Args:
-        searcher: that searched the queries.
-        results: its results.
-        uncertainty: one of `available_uncertainties`.
-
-    Raises:
-        InvalidConfig: the uncertainty is not available.
-    """
+    """Return search results with another one of the `available_uncertainties` of the queries."""
     if uncertainty not in (available := available_uncertainties(searcher)):
         raise InvalidConfig(
             f"uncertainty {uncertainty!r} is not available for this gallery and encoder; choose "

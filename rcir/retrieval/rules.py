@@ -45,12 +45,9 @@ class RuleKind:
 
 @dataclass(frozen=True, eq=False)
 class RankedLabels:
-    """Queries whose candidates are labels in the order of their probability.
+    """Two splits whose candidates are labels in the order of their probability.
 
-    Attributes:
-        score_function: scores the probabilities.
-        tuning, calibration: the two splits; tuning is None if nothing tunes.
-        listed: returns the same with all items of each label; None if they cannot be listed.
+    `listed` returns the same with all items of each label; None if they cannot be listed.
     """
 
     score_function: LabelScore
@@ -155,9 +152,6 @@ class Rules:
     Attributes:
         fitted: the rules that are fitted; other threads may add some while it is read.
         source: what the others are fitted on; None if all are fitted.
-
-    Raises:
-        InvalidData: there is no rule for the miss risk, and none can be fitted.
     """
 
     fitted: dict[str, SetRule] = field(default_factory=dict)
@@ -199,14 +193,9 @@ class Rules:
     def with_queries(
         self, population: Population, arrange: Callable[[SetRule], LabelledResults]
     ) -> Rules:
-        """Return the rules with further calibration queries, all of them fitted.
+        """Return the rules, all fitted, with further calibration queries of a population.
 
-        Args:
-            population: of the queries.
-            arrange: returns their search results as a rule scores them.
-
-        Raises:
-            InvalidData: the queries come in clusters, or some are of new groups.
+        `arrange` returns their search results as a rule scores them.
         """
         before = self[MISS.name].evidence.population
         if before.clusters is not None or population.clusters is not None:

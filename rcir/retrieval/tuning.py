@@ -229,7 +229,7 @@ def _division_rng(
     """Return the generator that divides queries, and (n,) rows in the order to divide them in.
 
     Without a seed, both depend on the set of the queries alone, which (n,) `names` identify, so
-    that nobody can try several divisions unnoticed. With a seed the order is that of the queries.
+    that nobody can try several divisions unnoticed.
     """
     if seed is not None:
         return np.random.default_rng(int(seed)), np.arange(len(names))
@@ -241,12 +241,7 @@ def _division_rng(
 def chosen_tuning(
     searcher: Searcher, queries: Queries, tuning: Tuning, options: CalibrationOptions
 ) -> Tuning:
-    """Return what tunes: "queries", "labels" or "gallery", see `Retriever.calibrate`.
-
-    Raises:
-        InvalidConfig: there is no such tuning.
-        InvalidData: the queries have no labels to be divided by.
-    """
+    """Return what tunes: "queries", "labels" or "gallery", see `Retriever.calibrate`."""
     if tuning not in get_args(Tuning):
         choices = ", ".join(map(repr, get_args(Tuning)))
         raise InvalidConfig(f"tuning is {tuning!r}; choose one of {choices}")
@@ -283,14 +278,8 @@ def chosen_tuning(
 def divide_queries(
     searcher: Searcher, queries: Queries, tuning: Tuning, options: CalibrationOptions
 ) -> tuple[Queries | None, Queries]:
-    """Divide labelled queries, or clusters, at random into those that tune and that calibrate.
-
-    Returns:
-        The two parts; None and all queries if the gallery's items are to tune.
-
-    Raises:
-        InvalidData: one of the two would be empty, or queries have no labels to be divided by.
-        InvalidConfig: there is no such tuning.
+    """Divide labelled queries, or clusters, at random into those that tune and that calibrate;
+    None and all queries if the gallery's items are to tune.
     """
     tuning = chosen_tuning(searcher, queries, tuning, options)
     if tuning == "gallery":
@@ -318,12 +307,8 @@ def divide_rows(
 ) -> list[NDArray[np.int64]]:
     """Return the rows of each part of labelled queries, and of those that remain, drawn at random.
 
-    No cluster is in two parts, or no label if labels divide the queries.
-
-    Args:
-        names: (n,) identify the queries. Without a seed, the set of them alone decides.
-        tuning: as `chosen_tuning` returns it.
-        shares: of the queries, or of their clusters or labels.
+    No cluster is in two parts, or no label if labels divide the queries (`chosen_tuning`); shares
+    are of queries, clusters or labels. Without a seed, the set of the names (n,) alone decides.
     """
     rng, order = _division_rng(names, seed)
     clusters, unit = searcher.units(queries), "clusters"

@@ -61,10 +61,9 @@ def _any_mix(
 ) -> Certificate:
     """Certify a request for every mix of the groups.
 
-    Each group is certified at its share of delta, and the largest threshold serves all of them. If
-    the queries come in clusters, each must hold queries of one group: a mean over clusters does not
-    bound the risk of a group whose share in a cluster depends on how hard the cluster is. The
-    groups must be fixed before the queries are drawn; "at every moment", before the first one is.
+    Each group is certified at its share of delta, and the largest threshold serves all. A cluster
+    must hold queries of one group: a mean over clusters does not bound the risk of a group whose
+    share in a cluster depends on how hard the cluster is.
     """
     population = calibration.population
     groups = population.group_names

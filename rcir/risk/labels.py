@@ -27,9 +27,6 @@ def certify_labels(
 
     For any mix of new and calibrated labels, both means have to be certified: each at half of delta
     where risks fall as sets grow, so that the larger sets satisfy both.
-
-    Raises:
-        InvalidConfig: the queries have no labels.
     """
     of_labels = calibration.by_label()
     tuning_of_labels = None if tuning is None else tuning.by_label()

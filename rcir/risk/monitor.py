@@ -176,9 +176,8 @@ def _log_recursion(
 ) -> NDArray[np.float64]:
     """Return (m + 1, ...) logs of U_0, ..., U_m, where ``U_n = f_n U_{n-1} + w_n``.
 
-    For example, U_n is the wealth at stake after n losses if a new bet of w_n follows each loss.
-    Everything is computed in logs, so that nothing overflows. `log_factors` has shape (m, ...), and
-    `log_increments` is broadcast to it.
+    U_n is, say, the wealth at stake after n losses if a new bet of w_n follows each. `log_factors`
+    has shape (m, ...), and `log_increments` is broadcast to it.
     """
     log_products = np.concatenate([np.zeros_like(log_factors[:1]), np.cumsum(log_factors, axis=0)])
     terms = np.concatenate([np.asarray(log_start)[None], log_increments - log_products[1:]])

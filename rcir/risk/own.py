@@ -56,15 +56,10 @@ class OwnRanking(Protocol):
 @register
 @dataclass(frozen=True, eq=False)
 class OwnScore(ScoreFunction):
-    """A fitted `OwnRanking`, whose rankings are checked.
-
-    Attributes:
-        own: the fitted ranking.
-        name: what guarantees call it.
-    """
+    """A fitted `OwnRanking`, whose rankings are checked."""
 
     own: OwnRanking
-    name: str  # type: ignore[misc]  # of each instance
+    name: str  # type: ignore[misc]  # of each instance: what guarantees call it
 
     @classmethod
     def _fit(cls, results: SearchResults, matches: Matches) -> Self:
@@ -102,10 +97,8 @@ class OwnScore(ScoreFunction):
 def fit_own(own: Any, results: SearchResults, truth: NDArray[np.bool_]) -> OwnScore:
     """Fit a user's own score function, and check its ranking of the tuning queries.
 
-    Raises:
-        InvalidConfig: `own` is a class whose `fit` needs an object.
-        InvalidData: `fit` returns something else, a ranking is not as `Ranking` says, or one of
-            five queries is ranked differently alone.
+    Raises `InvalidData` if a ranking is not as `Ranking` says, or one of five queries is ranked
+    differently alone.
     """
     if isinstance(own, type) and isfunction(getattr_static(own, "fit")):
         name = own.__name__

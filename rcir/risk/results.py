@@ -507,13 +507,9 @@ def widen(values: Thresholds | float) -> NDArray[np.float64]:
 def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
     """(n,) number of (n, k) scores that are at most a threshold, up to a relative `TOLERANCE`.
 
-    All sets that are returned are sized here. The threshold is the score of one calibration query
-    to the last digit, and the same image, embedded again in another batch or on another machine,
-    has a score that differs in its last digits; the tolerance makes the answer the same. Infinite
-    scores are never within a threshold.
-
-    Raises:
-        InvalidData: the threshold is negative or NaN.
+    The threshold is the score of one calibration query to the last digit, and the same image,
+    embedded in another batch or on another machine, has a score that differs in its last digits;
+    the tolerance makes the answer the same. Infinite scores are never within a threshold.
     """
     if not threshold >= 0:
         raise InvalidData(f"threshold is {threshold}; it must be at least 0")
@@ -523,11 +519,7 @@ def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64
 
 
 def score_at_rank(scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
-    """(n,) of (n, depth) scores at (n,) ranks from 1 on.
-
-    A query without a match has an infinite rank, and gets an infinite score: a miss at any
-    threshold.
-    """
+    """(n,) of (n, depth) scores at (n,) ranks from 1 on; infinite at an infinite rank."""
     ranks = np.asarray(ranks, np.float64)
     columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
     at_rank = scores[np.arange(len(scores)), columns]

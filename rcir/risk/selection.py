@@ -56,11 +56,7 @@ ComparedSizes = Mapping[str, Mapping[float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Score functions fitted on one tuning split, each once.
-
-    Attributes:
-        split: the tuning split.
-    """
+    """Score functions fitted on one tuning split, each once."""
 
     split: LabelledResults
     _fitted: dict[tuple[str, int | None], ScoreFunction] = field(default_factory=dict)
@@ -201,10 +197,8 @@ def size_ratio(
 ) -> float:
     """Return how much larger sets are with the uncertainty of `results` than with that of `others`.
 
-    Unlike `smallest_uncertainty`, it compares sets that may also depend on the neighbourhood. With
-    the name "auto", both get the score function that suits `others` best. It is the geometric mean
-    of the ratios of mean sizes over the levels that both attain; NaN without such a level, and with
-    fewer than 50 queries.
+    It is the geometric mean of the ratios over the levels that both attain; NaN without any, and
+    with fewer than 50 queries. "auto" gives both the score function that suits `others` best.
     """
     if len(results) < MIN_QUERIES:
         return np.nan

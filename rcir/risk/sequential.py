@@ -219,9 +219,8 @@ def _crossing_bound(n: int, orders: NDArray[np.int64], eta: float) -> float:
 def _crossing(n: int, orders: NDArray[np.int64], eta: float) -> float:
     """Return the probability that, for any order, at most `order` of n uniforms are below its b.
 
-    The number N(t) of points up to t of a Poisson process of rate n is followed from each b to the
-    next, without the paths that have crossed; given N(1) = n it is that of the uniform variables.
-    All terms are positive. The truncated tails (Bernstein's inequality) are added again.
+    The points of a Poisson process of rate n are counted up to each b, without the paths that have
+    crossed; n points in all are uniform. Truncated tails (Bernstein's inequality) are added again.
     """
     first = _first(orders)
     time, rest = exact_bounds(first, n, eta)
