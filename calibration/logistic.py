@@ -32,9 +32,8 @@ class Logistic(NamedTuple):
 def score_by_logistic(splits: SearchedSplits) -> Logistic:
     """Score the labels of queries by a multinomial logistic regression on the gallery.
 
-    It is that of scikit-learn with its defaults, on standardised vectors; the score is -log p, 0 for
-    the likeliest label. With leave_one_out five models are fitted, each without the units that it
-    scores.
+    It is that of scikit-learn with its defaults, on standardised vectors; scores are -log p, and 0
+    for the likeliest label. With leave_one_out each of five models lacks the units that it scores.
     """
     searcher, index = splits.retriever.searcher, splits.retriever.index
     if searcher.labels is None:

@@ -360,6 +360,19 @@ class Calibration:
         risk = request.risk or find_risk(counted[0] if counted else MISS.name)
         return self.rules[kind][risk.name]
 
+    @property
+    def by_own_model(self) -> bool:
+        """True if queries come with probabilities of labels, by a model of the user's own."""
+        return self.probability_labels is not None
+
+    def refuse_own_model(self, carrier: str) -> None:
+        """Raise `InvalidConfig` if queries need probabilities of labels that a carrier lacks."""
+        if self.by_own_model:
+            raise InvalidConfig(
+                f"the retriever was calibrated with probabilities of labels, which {carrier} does "
+                "not carry: query it from Python, with `probabilities`"
+            )
+
     def guarantee(self, request: Request) -> Guarantee:
         """Certify a request, once; `InvalidConfig` or `RiskUnattainable` if that is impossible."""
         guarantee = self._guarantees.get(request)
@@ -368,12 +381,14 @@ class Calibration:
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
             rule = self.rule_for(request)
+            certified, own = rule.guarantee(request, self.chosen_among), self.by_own_model
             guarantee = replace(
-                rule.guarantee(request, self.chosen_among),
+                certified,
+                score_function="own-probability" if own else certified.score_function,
                 attempts=self.attempts,
                 seed=self.options.seed,
                 left_out=self.left_out,
-                by_own_model=self.probability_labels is not None,
+                by_own_model=own,
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()

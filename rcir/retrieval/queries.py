@@ -323,6 +323,23 @@ def require_alike(queries: Queries, others: Queries) -> None:
             )
 
 
+def order_columns(table: Any, classes: Sequence[int | str]) -> Any:
+    """Return a table (n, L), its columns in the order of L classes if their names are others
+    than 0, 1, ..., L - 1; or raise `InvalidData` if they do not name the classes.
+    """
+    names = list(getattr(table, "column_names", table.columns))
+    if names == list(range(len(classes))):
+        return table
+    places, wanted = {str(name): place for place, name in enumerate(names)}, list(map(str, classes))
+    if sorted(places) != sorted(wanted):
+        shown = ", ".join(printable(name) for name in list(places)[:5])
+        raise InvalidData(
+            f"the {len(names)} columns of probabilities ({shown}, ...) do not name the "
+            f"{len(wanted)} labels in `Retriever.classes`: rename them, or pass an array"
+        )
+    return as_numpy(table)[:, [places[name] for name in wanted]]
+
+
 def _of_unit_length(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
     """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages.
 

@@ -251,9 +251,7 @@ class Retriever:
     @property
     def classes(self) -> tuple[int, ...] | tuple[str, ...] | None:
         """The gallery's different labels, in the order of the columns of `probabilities`."""
-        if self.labels is None:
-            return None
-        return self.searcher.named_labels(np.unique(self.labels, return_index=True)[1])
+        return self.searcher.classes
 
     @property
     def relevance(self) -> Relevance | None:
@@ -475,7 +473,8 @@ class Retriever:
             cluster: what a cluster is, such as "video".
             probabilities: (n, L) of the labels in `classes`, by a model of your own that was fitted
                 on none of these queries; each row sums to 1. They size sets in place of a model of
-                the gallery's labels, and all later queries need them.
+                the gallery's labels, and all later queries need them. Columns of a table may name
+                the labels, in any order.
 
         Raises:
             InvalidConfig: probabilities cannot size sets of this gallery.

@@ -32,7 +32,13 @@ from rcir.options import require_text
 from rcir.retrieval.fingerprints import Fingerprints
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import moments_of
-from rcir.retrieval.queries import Queries, VectorOptions, as_names, embedded_vectors
+from rcir.retrieval.queries import (
+    Queries,
+    VectorOptions,
+    as_names,
+    embedded_vectors,
+    order_columns,
+)
 from rcir.risk import LabelledResults, SearchResults
 
 if TYPE_CHECKING:  # without an encoder, torch is not needed
@@ -217,6 +223,13 @@ class Searcher:
         names = self.label_names
         return tuple(names.get(label, str(label)) if names else label for label in labels)
 
+    @property
+    def classes(self) -> tuple[int, ...] | tuple[str, ...] | None:
+        """The gallery's different labels, see `Retriever.classes`; None without labels."""
+        if self.labels is None:
+            return None
+        return self.named_labels(np.unique(self.labels, return_index=True)[1])
+
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return labels at positions (n, depth), or `NO_CANDIDATE` at -1; None without labels."""
         if self.labels is None:
@@ -350,6 +363,8 @@ class Searcher:
             if self.options.leave_one_out:
                 raise InvalidConfig("probabilities of queries need leave_one_out=False")
             prepared = self.prepare(queries, embedder, uncertainty, model)
+            if hasattr(probabilities, "columns"):
+                probabilities = order_columns(probabilities, self.classes or ())
             return prepared.with_probabilities(probabilities, self.gallery.classes)
         embedded = isinstance(queries, Queries | Embedding)
         if (self.encoder is not None or embedded) and not (uncertainty is None and model is None):
@@ -455,15 +470,12 @@ class Searcher:
 
         Args:
             queries: images with labels or another `Relevance`; or the result of `labelled`.
-            group: name of the attribute of the images that contains their groups.
+            group, cluster: names of the attributes of images that contain their groups, and their
+                clusters, such as videos; warns of images that come with clusters without a name.
             embedder: see `Retriever.build`.
-            cluster: name of the attribute that contains their clusters, such as videos, patients or
-                places; queries of one cluster are not independent. Without it, a warning is issued
-                if the images come with clusters.
 
         Raises:
-            InvalidData: the gallery has no labels or labels of another kind than the queries, or
-                the queries do not have an attribute.
+            InvalidData: the gallery's labels are of another kind, or an attribute is missing.
         """
         if isinstance(queries, Queries):
             return self._search_labelled(queries)

@@ -31,7 +31,7 @@ from rcir.errors import (
     UntrustedFolder,
 )
 from rcir.imports import naming_extras
-from rcir.index import Index, IndexConfig, KeepsDigests, find_index
+from rcir.index import IndexConfig, KeepsDigests, find_index
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.gallery import Gallery
 from rcir.retrieval.queries import VectorOptions
@@ -47,12 +47,7 @@ REQUIRED_FILES = {DESCRIPTION_FILE, f"{CONTENTS}.safetensors", f"{DIGESTS}.json"
 
 @dataclass(frozen=True)
 class StoredRetriever:
-    """The parts of a retriever that are stored.
-
-    Attributes:
-        searcher, calibration, origin: see `rcir.Retriever`.
-        version_folder: the version that it was loaded from or saved as; None if it is new.
-    """
+    """The parts of a retriever that are stored, and the version that it is, None if it is new."""
 
     searcher: Searcher
     calibration: Calibration | None
@@ -132,11 +127,8 @@ def load(folder: str | os.PathLike[str]) -> StoredRetriever:
 def earlier_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
     """Return the calibration of the retriever that a new one replaces; None if there is none.
 
-    Queries keep their past, see `Calibration.after`. A folder that cannot be read has none.
-
-    Raises:
-        InvalidData: queries were added to it one by one, and it is not to be replaced.
-        UntrustedFolder: it names a class or a server that is not allowed.
+    A folder that cannot be read has none. Raises `InvalidData` if queries were added to it one by
+    one.
     """
     try:
         with reading():
@@ -208,21 +200,18 @@ def _searcher(contents: Contents, folder: Path) -> Searcher:
         preprocessing = Preprocessing.from_dict(contents.preprocessing)
         config = EncoderConfig(**contents.encoder)
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
+    index_config = IndexConfig(**contents.index)
+    index_options = index_config.index_options()
+    require_servers(getattr(index_options, "hosts", ()))
     return Searcher(
         gallery=contents.gallery,
-        index=_load_index(IndexConfig(**contents.index), folder / INDEX),
+        index=find_index(index_config.kind).load(folder / INDEX, index_options),
         encoder=encoder,
         preprocessing=preprocessing,
         max_depth=contents.max_depth,
         options=contents.options,
         label_names=dict(contents.label_names),
     )
-
-
-def _load_index(config: IndexConfig, folder: Path) -> Index:
-    options = config.index_options()
-    require_servers(getattr(options, "hosts", ()))
-    return find_index(config.kind).load(folder, options)
 
 
 def _joint(files: Mapping[str, str]) -> str:

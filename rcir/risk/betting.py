@@ -56,11 +56,6 @@ class Bets:
         """(units,) the row of one query of each unit, in the order of the bets."""
         return self.scored.population.one_of_each_unit()[self._order]
 
-    @cached_property
-    def _inverse_sizes(self) -> NDArray[np.float64]:
-        """(units,) one over the number of queries of each unit, in the order of the bets."""
-        return 1 / self.scored.population.unit_sizes[self._order]
-
     def smallest_threshold(self, alpha: float, delta: float) -> float | None:
         """Return the smallest certified threshold; None if the largest sets are not certified.
 
@@ -111,12 +106,12 @@ class Bets:
     ) -> NDArray[np.bool_]:
         """(g,) True where the wealth reaches its goal, for g thresholds or g alphas.
 
-        A stake is the best one for losses of the variance of alpha that are correlated within
-        units, but no less than is needed if no later unit had a loss. Where this is near the
-        largest possible one, only units without any loss would do: all is then staked on one query
-        of each unit, which more often has none. Stakes depend on sizes of earlier units alone.
+        A stake is the best one for losses of variance alpha (1 - alpha) that correlate within
+        units, but no less than is needed if no later unit had a loss. Near the largest possible
+        one, all is staked on one query of each unit, which more often has no loss.
         """
         means, singles = self._losses(thresholds)
+        inverse_sizes = 1 / self.scored.population.unit_sizes[self._order]
         n, weights, largest, square = len(means), self.weights, 1.0, 1.0
         if weights is not None:
             largest, square = max(1.0, float(weights.max())), float((weights**2).mean())
@@ -124,7 +119,7 @@ class Bets:
         share = np.full(max(len(thresholds), alpha.size), delta * (1 - ROUNDING))  # of the goal
         for part in np.array_split(np.arange(n), min(n, STEPS if weights is None else 1)):
             earlier = int(part[0])
-            spread = (1 + self._inverse_sizes[:earlier].sum()) / (1 + earlier)
+            spread = (1 + inverse_sizes[:earlier].sum()) / (1 + earlier)
             variance = alpha * (1 - alpha) * square * (CORRELATION + (1 - CORRELATION) * spread)
             missing = -np.log(np.maximum(share, LEAST_SHARE)) / (n - earlier)
             needed = np.expm1(missing) / alpha

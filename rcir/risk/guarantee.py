@@ -26,7 +26,8 @@ class Guarantee:
     Attributes:
         request: what is guaranteed.
         certificate: the threshold, with its bound and level.
-        score_function: its name.
+        score_function: its name; "own-probability" for probabilities of a model of the user's own,
+            "label-model" or "label-lists" for what "auto" fits to the labels of the gallery.
         n_calibration: number of calibration queries.
         cluster: what the clusters are that queries come in, such as "video"; each counts the same.
         n_clusters: number of clusters of the calibration queries.

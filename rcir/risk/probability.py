@@ -138,8 +138,10 @@ class MatchProbabilities:
         row, rank = cells_of(sizes)
         scores, is_first = ranking.scores[row, rank], rank == 0
         matches, first_matches = self.others(scores), self.others_first(scores)
-        at_first = self.first(ranking.selection_score[row[is_first]])
-        matches[is_first] = first_matches[is_first] = at_first
+        first = self.first(ranking.selection_score)
+        first_matches[is_first] = first[row[is_first]]
+        alike = rank < (1 if ranking.n_like_first is None else ranking.n_like_first[row])
+        matches[alike] = first[row[alike]]
         return matches, np.bincount(row, first_matches, len(sizes)).astype(np.float64)
 
     def of_sets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import numpy as np
@@ -119,3 +119,8 @@ class LabelListScore(LabelScore):
 
     name = "label-lists"
     lists_items = True
+
+    def rank(self, results: SearchResults) -> Ranking:
+        labels = results.require("labels")
+        n_like_first = (labels == labels[:, :1]).sum(axis=1)
+        return replace(super().rank(results), n_like_first=n_like_first)

@@ -57,11 +57,13 @@ class Ranking:
             candidate.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
         columns: (n, k) columns of the search results in this order; None if the order is theirs.
+        n_like_first: (n,) number of first candidates of one label; by default the first alone.
     """
 
     scores: NDArray[np.float32]
     selection_score: NDArray[np.float64]
     columns: NDArray[np.int64] | None = None
+    n_like_first: NDArray[np.int64] | None = None
 
     def take(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """(n, k) values (n, depth) of the candidates in this order."""

@@ -158,6 +158,8 @@ def test_recall_lists_all_items_of_the_likeliest_labels(retriever):
         ]
         assert retriever.ids[expected[: answer.size]].tolist() == list(answer.ids)
         assert answer.distances == pytest.approx(far[expected[: answer.size]], abs=1e-5)
+        by_label = dict(zip(answer.labels, answer.probabilities, strict=True))
+        assert [by_label[label] for label in answer.labels] == list(answer.probabilities)
         recall.append(
             np.mean(np.isin(np.flatnonzero(retriever.labels == label), expected[: answer.size]))
         )

@@ -3,11 +3,14 @@
 import json
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 
 import rcir
+from rcir.cli import main
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
 from rcir.serving.sources import ready_to_serve, source_of
 from tests.vectors import draw_vectors
@@ -77,6 +80,22 @@ def test_columns_are_in_the_order_of_the_classes_also_for_names(calibrated):
     assert rcir.Retriever.from_embeddings(GALLERY).classes is None
 
 
+@pytest.mark.parametrize("read", [pandas.DataFrame, pyarrow.table])
+def test_columns_of_tables_are_matched_by_name(calibrated, read):
+    order = np.random.default_rng(0).permutation(10)
+    table = read({str(column): P[300:, column] for column in order})
+    answers = calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=table)
+    expected = calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=P[300:])
+    assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
+    unnamed = pandas.DataFrame(P[300:301])
+    assert calibrated.retrieve(QUERIES[300:301], 0.1, 0.1, probabilities=unnamed)[0].ids == (
+        expected[0].ids
+    )
+    other = pandas.DataFrame(P[300:], columns=NAMES)
+    with pytest.raises(InvalidData, match="do not name"):
+        calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=other)
+
+
 def test_probabilities_are_stored_extended_and_used_again(calibrated, tmp_path):
     loaded = rcir.load(calibrated.save(tmp_path / "stored"))
     assert json.dumps(loaded.guarantee(0.1, 0.1).to_dict()) == json.dumps(
@@ -100,17 +119,20 @@ def test_probabilities_are_stored_extended_and_used_again(calibrated, tmp_path):
 def test_labelled_queries_tune_other_risks_and_sets_of_labels(retriever):
     retriever.calibrate(QUERIES[:600], QUERY_LABELS[:600], tuning="queries", probabilities=P[:600])
     assert retriever.guarantee(0.1, 0.1).n_calibration == 420
-    assert retriever.guarantee(0.9, 0.1, risk="recall").score_function != "label-model"
+    assert retriever.guarantee(0.9, 0.1, risk="recall").score_function == "own-probability"
     assert retriever.guarantee(0.1, 0.1, distinct="label").by_own_model
 
 
-def test_probabilities_come_with_all_queries_or_with_none(calibrated, retriever, tmp_path):
+def test_probabilities_come_with_all_queries_or_with_none(calibrated, tmp_path, capsys):
     with pytest.raises(InvalidData, match="calibrated with label probabilities"):
         calibrated.retrieve(QUERIES[300], 0.1, 0.1)
     with pytest.raises(InvalidData, match="calibrated with label probabilities"):
         calibrated.extend_calibration(QUERIES[300:400], QUERY_LABELS[300:400])
+    folder = calibrated.save(tmp_path / "stored")
     with pytest.raises(InvalidConfig, match="over HTTP"):
-        ready_to_serve(source_of(calibrated.save(tmp_path / "stored")))
+        ready_to_serve(source_of(folder))
+    assert main(["retrieve", str(tmp_path / "queries.npz"), "--retriever", str(folder)]) == 2
+    assert "`rcir retrieve` does not carry: query it from Python" in capsys.readouterr().err
     other = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric="euclidean")
     other.calibrate(QUERIES[:300], QUERY_LABELS[:300])
     with pytest.raises(InvalidData, match="calibrated without label probabilities"):

@@ -17,10 +17,8 @@ from rcir.risk import (
     MatchProbability,
     SetRule,
     make_request,
-    order_statistic,
     reordering,
     score,
-    score_ranks,
 )
 
 
@@ -134,18 +132,6 @@ def test_matches_that_a_model_cannot_learn_from_are_refused(split):
 def test_queries_must_have_what_the_model_was_fitted_with(missing, fitted, split):
     with pytest.raises(InvalidData, match=missing):
         fitted.rank(replace(split[0], **{missing: None}))
-
-
-def test_learned_sets_are_smaller_than_constant_ones(one_key, first_ranks):
-    split, calibration, (results, relevant, _) = (one_key(1000, seed) for seed in (7, 8, 9))
-    sizes, ranks = {}, first_ranks(relevant)
-    for kind in (Constant, Learned):
-        score_function = kind.fit(split[0], split[1])
-        scored = score_ranks(score_function, calibration[0], first_ranks(calibration[1]))
-        threshold = order_statistic(0.3, 0.1, scored).threshold
-        assert np.mean(score_function.match_scores(results, ranks) > threshold) < 0.32
-        sizes[kind] = score_function.sizes(results, threshold).mean()
-    assert sizes[Learned] < 0.9 * sizes[Constant], sizes
 
 
 def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, one_key):
