@@ -117,6 +117,12 @@ def size_source(evaluation: Evaluation) -> str:
     return sentence
 
 
+def chance_uncertainties(evaluation: Evaluation) -> list[str]:
+    """Return the uncertainties that predict a wrong first image no better than chance."""
+    numbers = evaluation.quality.numbers
+    return [name for name in QUERY_UNCERTAINTIES if numbers.get(f"auroc_miss_{name}", 1.0) < CHANCE]
+
+
 def remarks(evaluation: Evaluation) -> list[str]:
     """Explain levels that are not certified, and other results that need an explanation."""
     sentences = []

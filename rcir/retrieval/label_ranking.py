@@ -55,10 +55,7 @@ def draw_items(searcher: Searcher) -> NDArray[np.int64]:
 
 
 def rank_labels(
-    searcher: Searcher,
-    model: LabelModel | None,
-    results: Results,
-    up_to: float = np.inf,
+    searcher: Searcher, model: LabelModel | None, results: Results, up_to: float = np.inf
 ) -> Results:
     """Return search results with the nearest item of each label, the likeliest label first.
 

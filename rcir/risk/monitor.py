@@ -153,7 +153,9 @@ class RiskMonitor:
         n_queries = 1 - BASELINE_WINDOW * np.expm1((n - 1) * log_discounts)
         baseline = np.minimum(self.alpha * np.exp(log_misses[:-1]) / n_queries, self.alpha)[:, None]
 
-        risks, complements = _alternative_risks(self.alpha)
+        # Risks in [alpha, 1), denser near alpha, and their complements, accurate near 0.
+        logs = math.log(self.alpha) * (1 - (np.arange(N_ALTERNATIVES) / N_ALTERNATIVES) ** 2)
+        risks, complements = np.exp(logs), -np.expm1(logs)
         ratios = _log_linear(losses[:, None], risks / baseline, complements / (1 - baseline))
         odds = _log_recursion(np.array(self.odds), ratios, -np.log(CHANGE_INTERVAL + n)[:, None])
         self.usual, self.odds = float(log_misses[-1]), odds[-1].tolist()
@@ -189,12 +191,6 @@ def _log_linear(
 ) -> NDArray[np.float64]:
     """Return logs of factors that are linear in the loss, given their values at losses 1 and 0."""
     return np.log(losses * at_one + (1 - losses) * at_zero)
-
-
-def _alternative_risks(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return risks in [alpha, 1), denser near alpha, and their complements, accurate near 0."""
-    logs = math.log(alpha) * (1 - (np.arange(N_ALTERNATIVES) / N_ALTERNATIVES) ** 2)
-    return np.exp(logs), -np.expm1(logs)
 
 
 def _loss_blocks(losses: ArrayLike) -> Iterator[NDArray[np.float64]]:

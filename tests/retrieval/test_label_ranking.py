@@ -77,12 +77,6 @@ def test_labels_without_an_item_that_is_left_in_are_no_candidates():
     assert LabelScore().rank(ordered).scores.tolist() == [[0.0, np.inf]]
 
 
-def test_auto_lets_all_queries_calibrate(retriever):
-    calibration = retriever.calibration
-    assert calibration.miss_rule.score_function.name == "label-model"
-    assert (len(calibration.tuning_queries), len(calibration.calibration_queries)) == (0, 600)
-
-
 def test_sets_hold_the_nearest_item_of_each_label_beyond_the_candidates(retriever):
     queries, _ = draw(300, 2)
     answers = retriever.retrieve(queries, 0.02, 0.1)

@@ -11,7 +11,6 @@ from sklearn.preprocessing import StandardScaler
 
 from rcir.errors import InvalidData
 from rcir.risk import (
-    Constant,
     LabelledResults,
     Learned,
     MatchProbability,
@@ -132,21 +131,6 @@ def test_matches_that_a_model_cannot_learn_from_are_refused(split):
 def test_queries_must_have_what_the_model_was_fitted_with(missing, fitted, split):
     with pytest.raises(InvalidData, match=missing):
         fitted.rank(replace(split[0], **{missing: None}))
-
-
-def test_sets_by_match_probability_hold_more_matches_than_constant_ones(split, one_key):
-    results, relevant, totals = one_key(1000, 5)
-    labelled = LabelledResults(results, relevant, totals)
-    constant, fitted = (
-        score(score_function, labelled)
-        for score_function in (Constant(), MatchProbability.fit(*split[:2]))
-    )
-    for size in (1, 3):
-        included = constant.scores <= size
-        threshold = np.sort(fitted.scores.ravel())[included.sum() - 1]
-        same = fitted.scores <= threshold
-        assert abs(same.sum() - included.sum()) <= 1
-        assert fitted.relevant[same].sum() > 1.15 * constant.relevant[included].sum()
 
 
 @pytest.mark.parametrize("kind", [MatchProbability, Learned], ids=lambda kind: kind.name)

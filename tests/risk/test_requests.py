@@ -3,6 +3,7 @@
 import math
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -359,40 +360,35 @@ def test_every_function_refuses_an_invalid_level(value):
         uncertainty=np.zeros(100),
         selection_score=np.zeros(100),
     )
-    calls = [
+    of_both = [
+        lambda alpha, delta: learn_then_test({"miss": alpha}, delta, scored, scored),
+        lambda alpha, delta: selective(alpha, delta, scored, scored),
+        lambda alpha, delta: anytime_allowed_misses(100, alpha, delta),
+        anytime_required_calibration,
+        band_required_calibration,
+        RiskMonitor,
+    ]
+    for bound in BOUNDS:
+        of_both += [
+            lambda alpha, delta, bound=bound: allowed_misses(100, alpha, delta, bound),
+            lambda alpha, delta, bound=bound: required_calibration(alpha, delta, bound),
+        ]
+    calls = [partial(call, *each) for call in of_both for each in ((value, 0.1), (0.1, value))]
+    calls += [lambda bound=bound: miss_rate_bound(1, 100, value, bound) for bound in BOUNDS]
+    calls += [
         lambda: order_statistic(value, 0.1, scored),
         lambda: mean_loss(recall, value, 0.1, scored),
-        lambda: learn_then_test({"miss": value}, 0.1, scored, scored),
-        lambda: learn_then_test({"miss": 0.1}, value, scored, scored),
-        lambda: selective(value, 0.1, scored, scored),
-        lambda: selective(0.1, value, scored, scored),
         lambda: make_request(value, 0.1),
         lambda: make_request(value, 0.1, abstain=True),
         lambda: p_value(1, 100, value),
         lambda: fixed_sequence([0.1], value),
         lambda: corrected(value, 4),
-        lambda: RiskMonitor(value),
-        lambda: RiskMonitor(0.1, value),
-        lambda: anytime_allowed_misses(100, value, 0.1),
-        lambda: anytime_required_calibration(value, 0.1),
-        lambda: band_required_calibration(value, 0.1),
         lambda: local_level(100, value),
-        lambda: band_required_calibration(0.1, value),
-        lambda: anytime_allowed_misses(100, 0.1, value),
         lambda: anytime_miss_rate_bound(1, 100, value),
-        lambda: anytime_required_calibration(0.1, value),
         lambda: order_statistic(0.1, value, scored, holds="for all alphas"),
         lambda: order_statistic(0.1, value, scored, holds="at every moment"),
         lambda: check_exchangeability(scored, scored).contradicted(value),
     ]
-    for bound in BOUNDS:
-        calls += [
-            lambda bound=bound: allowed_misses(100, value, 0.1, bound),
-            lambda bound=bound: allowed_misses(100, 0.1, value, bound),
-            lambda bound=bound: miss_rate_bound(1, 100, value, bound),
-            lambda bound=bound: required_calibration(value, 0.1, bound),
-            lambda bound=bound: required_calibration(0.1, value, bound),
-        ]
     if value is not None:  # the marginal guarantee
         calls += [
             lambda: order_statistic(0.1, value, scored),

@@ -85,16 +85,6 @@ def test_scores_start_at_zero_and_never_fall(score_function):
     assert (np.diff(scores, axis=1) >= 0).all()
 
 
-def test_sizes_never_shrink_as_the_threshold_grows(score_function):
-    thresholds = [0.0, *np.sort(np.random.default_rng(3).uniform(0, 500, 40))]
-    queries = draw_queries(n=40)
-    sizes = np.stack([score_function.sizes(queries, threshold) for threshold in thresholds])
-    assert (sizes[0] == 1).all()
-    assert (np.diff(sizes, axis=0) >= 0).all()
-    assert sizes.max() <= DEPTH
-    assert sizes.dtype == np.int64
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_score_is_the_smallest_sufficient_threshold_within_a_thousandth(score_function, seed):
     queries = draw_queries(n=40, seed=seed)
