@@ -67,8 +67,6 @@ def run_retrieve(options: Namespace) -> None:
     from rcir.api import default_retriever, use
 
     retriever = use(options.retriever) if options.retriever else default_retriever()
-    if retriever.calibration is not None:
-        retriever.calibration.refuse_own_model("`rcir retrieve`")
     request = {option.name: getattr(options, option.name) for option in request_options()}
     names, queries = options.image, {"query": options.image}
     if retriever.encoder is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -228,23 +227,13 @@ def _rank(
 ) -> RankedLabels:
     """Return two splits by the probabilities of labels."""
     tuned = None if tuning is None else rank_labels(searcher, model, tuning)
-    ranked = RankedLabels(LabelScore(), tuned, rank_labels(searcher, model, calibration))
-    listed = partial(_list_items, searcher, ranked, tuning, calibration)
-    return replace(ranked, listed=listed)
+    calibrated = rank_labels(searcher, model, calibration)
 
+    def listed() -> RankedLabels:
+        items = None if tuning is None or tuned is None else list_items(searcher, tuning, tuned)
+        return RankedLabels(LabelListScore(), items, list_items(searcher, calibration, calibrated))
 
-def _list_items(
-    searcher: Searcher,
-    ranked: RankedLabels,
-    tuning: LabelledResults | None,
-    calibration: LabelledResults,
-) -> RankedLabels:
-    """Return two splits with all items of each label, see `_rank`."""
-    tuned = None
-    if tuning is not None and ranked.tuning is not None:
-        tuned = list_items(searcher, tuning, ranked.tuning)
-    lists = list_items(searcher, calibration, ranked.calibration)
-    return RankedLabels(LabelListScore(), tuned, lists)
+    return RankedLabels(LabelScore(), tuned, calibrated, listed)
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

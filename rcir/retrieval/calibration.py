@@ -360,19 +360,6 @@ class Calibration:
         risk = request.risk or find_risk(counted[0] if counted else MISS.name)
         return self.rules[kind][risk.name]
 
-    @property
-    def by_own_model(self) -> bool:
-        """True if queries come with probabilities of labels, by a model of the user's own."""
-        return self.probability_labels is not None
-
-    def refuse_own_model(self, carrier: str) -> None:
-        """Raise `InvalidConfig` if queries need probabilities of labels that a carrier lacks."""
-        if self.by_own_model:
-            raise InvalidConfig(
-                f"the retriever was calibrated with probabilities of labels, which {carrier} does "
-                "not carry: query it from Python, with `probabilities`"
-            )
-
     def guarantee(self, request: Request) -> Guarantee:
         """Certify a request, once; `InvalidConfig` or `RiskUnattainable` if that is impossible."""
         guarantee = self._guarantees.get(request)
@@ -381,14 +368,14 @@ class Calibration:
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
             rule = self.rule_for(request)
-            certified, own = rule.guarantee(request, self.chosen_among), self.by_own_model
+            guarantee, own = rule.guarantee(request, self.chosen_among), self.probability_labels
             guarantee = replace(
-                certified,
-                score_function="own-probability" if own else certified.score_function,
+                guarantee,
+                score_function=guarantee.score_function if own is None else "own-probability",
                 attempts=self.attempts,
                 seed=self.options.seed,
                 left_out=self.left_out,
-                by_own_model=own,
+                by_own_model=own is not None,
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()

@@ -312,14 +312,14 @@ def require_alike(queries: Queries, others: Queries) -> None:
     """Raise `InvalidData` unless queries come with uncertainties, or label probabilities, if and
     only if those of the calibration do.
     """
-    for name in ("uncertainty", "probabilities"):
+    for name, what in (("uncertainty", "uncertainties"), ("probabilities", "label probabilities")):
         known = getattr(others, name) is not None
         if known != (getattr(queries, name) is not None):
-            what = "uncertainties" if name == "uncertainty" else "label probabilities"
             word = "with" if known else "without"
+            where = " in Python" if known and name == "probabilities" else ""
             raise InvalidData(
-                f"the retriever was calibrated {word} {what} of the queries: query it {word} "
-                "them, because set sizes depend on them"
+                f"the retriever was calibrated {word} {what} of the queries, on which set sizes "
+                f"depend: query it{where} {word} them"
             )
 
 
@@ -332,10 +332,9 @@ def order_columns(table: Any, classes: Sequence[int | str]) -> Any:
         return table
     places, wanted = {str(name): place for place, name in enumerate(names)}, list(map(str, classes))
     if sorted(places) != sorted(wanted):
-        shown = ", ".join(printable(name) for name in list(places)[:5])
         raise InvalidData(
-            f"the {len(names)} columns of probabilities ({shown}, ...) do not name the "
-            f"{len(wanted)} labels in `Retriever.classes`: rename them, or pass an array"
+            f"{len(names)} columns of probabilities do not name the {len(wanted)} labels in "
+            "`Retriever.classes`: rename them, or pass an array"
         )
     return as_numpy(table)[:, [places[name] for name in wanted]]
 

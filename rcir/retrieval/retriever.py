@@ -251,7 +251,9 @@ class Retriever:
     @property
     def classes(self) -> tuple[int, ...] | tuple[str, ...] | None:
         """The gallery's different labels, in the order of the columns of `probabilities`."""
-        return self.searcher.classes
+        if self.labels is None:
+            return None
+        return self.searcher.named_labels(np.unique(self.labels, return_index=True)[1])
 
     @property
     def relevance(self) -> Relevance | None:

@@ -223,13 +223,6 @@ class Searcher:
         names = self.label_names
         return tuple(names.get(label, str(label)) if names else label for label in labels)
 
-    @property
-    def classes(self) -> tuple[int, ...] | tuple[str, ...] | None:
-        """The gallery's different labels, see `Retriever.classes`; None without labels."""
-        if self.labels is None:
-            return None
-        return self.named_labels(np.unique(self.labels, return_index=True)[1])
-
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return labels at positions (n, depth), or `NO_CANDIDATE` at -1; None without labels."""
         if self.labels is None:
@@ -364,7 +357,9 @@ class Searcher:
                 raise InvalidConfig("probabilities of queries need leave_one_out=False")
             prepared = self.prepare(queries, embedder, uncertainty, model)
             if hasattr(probabilities, "columns"):
-                probabilities = order_columns(probabilities, self.classes or ())
+                ascending, by_label = self.gallery.by_label
+                first = by_label[np.searchsorted(ascending, self.gallery.classes)]
+                probabilities = order_columns(probabilities, self.named_labels(first) or ())
             return prepared.with_probabilities(probabilities, self.gallery.classes)
         embedded = isinstance(queries, Queries | Embedding)
         if (self.encoder is not None or embedded) and not (uncertainty is None and model is None):

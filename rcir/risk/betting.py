@@ -73,10 +73,6 @@ class Bets:
         largest = self.scored.match_thresholds()[-1:]
         return self._smallest(ALPHAS, lambda alphas: self._certify(largest, alphas, delta))
 
-    def largest_losses(self) -> NDArray[np.float64]:
-        """(units,) losses of the largest sets, in the order of the bets."""
-        return self._losses(self.scored.match_thresholds()[-1:])[0][:, 0]
-
     def _smallest(
         self, values: NDArray[Value], certify: Callable[[NDArray[Value]], NDArray[np.bool_]]
     ) -> float | None:
@@ -91,7 +87,7 @@ class Bets:
             end = start
         return float(values[end]) if end < len(values) else None
 
-    def _losses(self, thresholds: Thresholds) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def losses(self, thresholds: Thresholds) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(units, g) mean losses of units, and losses of one query of each."""
         losses = self.risk.query_losses(self.scored, thresholds)
         means = self.scored.population.unit_means(losses)[self._order]
@@ -110,7 +106,7 @@ class Bets:
         units, but no less than is needed if no later unit had a loss. Near the largest possible
         one, all is staked on one query of each unit, which more often has no loss.
         """
-        means, singles = self._losses(thresholds)
+        means, singles = self.losses(thresholds)
         inverse_sizes = 1 / self.scored.population.unit_sizes[self._order]
         n, weights, largest, square = len(means), self.weights, 1.0, 1.0
         if weights is not None:

@@ -11,6 +11,7 @@ from scipy.special import logit, ndtri
 
 from rcir.autologging import without_autologging
 from rcir.errors import InvalidData
+from rcir.metrics.labels import count_votes
 from rcir.metrics.ranking import Floats
 from rcir.risk.results import SearchResults, widen
 from rcir.store.codec import Array
@@ -76,7 +77,7 @@ class Features:
         if self.uses[0] and results.distances is not None:
             features += _neighbourhood(results.distances, columns)
         if self.uses[1] and results.labels is not None:
-            votes = results.label_votes if results.votes is None else results.votes
+            votes = count_votes(results.labels) if results.votes is None else results.votes
             features.append(votes[:, :columns])
             if results.one_per_label:
                 features += [number, np.zeros((1, 1))]

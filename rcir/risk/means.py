@@ -72,7 +72,7 @@ def mean_loss(
         threshold = _bisected(risk, calibration, _test_of(alpha, delta, bound))
     if threshold is not None:
         return Certificate(threshold, "conformal" if delta is None else bound, float(alpha))
-    losses = bets.largest_losses()
+    losses = bets.losses(calibration.match_thresholds()[-1:])[0][:, 0]
     lost = float(losses.mean())
     raise refusal(
         alpha,

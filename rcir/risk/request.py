@@ -149,9 +149,7 @@ class Request:
         }
 
 
-@cache
-def _kinds() -> Mapping[str, object]:
-    return get_type_hints(Request)
+_kinds = cache(lambda: get_type_hints(Request))
 
 
 def make_request(

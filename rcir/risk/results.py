@@ -190,11 +190,6 @@ class SearchResults:
         """(n, depth) number of candidates before a candidate that share its label."""
         return earlier_of_same_label(self._labels)
 
-    @cached_property
-    def label_votes(self) -> NDArray[np.int64]:
-        """(n, depth) number of the first 30 candidates that share a candidate's label."""
-        return count_votes(self._labels)
-
     @property
     def _labels(self) -> NDArray[np.int64]:
         if self.labels is None:

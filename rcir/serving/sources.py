@@ -99,7 +99,11 @@ def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Serve
     served = source.load(version or source.version())
     if served.retriever.calibration is None:
         raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")
-    served.retriever.calibration.refuse_own_model("a request over HTTP")
+    if served.retriever.calibration.probability_labels is not None:
+        raise InvalidConfig(
+            f"{source.name} was calibrated with probabilities of labels, which requests over HTTP "
+            "do not carry: query it from Python"
+        )
     if changed := served.retriever.changes():
         raise StaleCalibration(f"{source.name} changed since calibration: {', '.join(changed)}")
     served.warm_up()

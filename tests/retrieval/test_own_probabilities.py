@@ -132,7 +132,7 @@ def test_probabilities_come_with_all_queries_or_with_none(calibrated, tmp_path, 
     with pytest.raises(InvalidConfig, match="over HTTP"):
         ready_to_serve(source_of(folder))
     assert main(["retrieve", str(tmp_path / "queries.npz"), "--retriever", str(folder)]) == 2
-    assert "`rcir retrieve` does not carry: query it from Python" in capsys.readouterr().err
+    assert "query it in Python with them" in capsys.readouterr().err
     other = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric="euclidean")
     other.calibrate(QUERIES[:300], QUERY_LABELS[:300])
     with pytest.raises(InvalidData, match="calibrated without label probabilities"):
