@@ -87,10 +87,8 @@ def test_columns_of_tables_are_matched_by_name(calibrated, read):
     answers = calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=table)
     expected = calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=P[300:])
     assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
-    unnamed = pandas.DataFrame(P[300:301])
-    assert calibrated.retrieve(QUERIES[300:301], 0.1, 0.1, probabilities=unnamed)[0].ids == (
-        expected[0].ids
-    )
+    one = calibrated.retrieve(QUERIES[300], 0.1, 0.1, probabilities=pandas.DataFrame(P[300:301]))
+    assert one.ids == expected[0].ids
     other = pandas.DataFrame(P[300:], columns=NAMES)
     with pytest.raises(InvalidData, match="do not name"):
         calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=other)
@@ -131,7 +129,9 @@ def test_probabilities_come_with_all_queries_or_with_none(calibrated, tmp_path, 
     folder = calibrated.save(tmp_path / "stored")
     with pytest.raises(InvalidConfig, match="over HTTP"):
         ready_to_serve(source_of(folder))
-    assert main(["retrieve", str(tmp_path / "queries.npz"), "--retriever", str(folder)]) == 2
+    np.savez(tmp_path / "queries.npz", vector=QUERIES[:1])
+    with pytest.raises(SystemExit):
+        main(["retrieve", str(tmp_path / "queries.npz"), "--retriever", str(folder)])
     assert "query it in Python with them" in capsys.readouterr().err
     other = rcir.Retriever.from_embeddings(GALLERY, labels=LABELS, metric="euclidean")
     other.calibrate(QUERIES[:300], QUERY_LABELS[:300])
