@@ -75,8 +75,7 @@ class LabelModel:
             discriminants = None
         neighbours = Neighbours.fit(items, moments, discriminants)
         if discriminants is None:
-            fusion = Fusion(np.ones(1), np.ones(1))
-            return cls(moments.labels, None, neighbours, fusion)
+            return cls(moments.labels, None, neighbours, Fusion(np.ones(1), np.ones(1)))
         model = cls(moments.labels, discriminants, neighbours, Fusion(np.ones(6), np.ones(6)))
         vectors, left_out = items.vectors(rows).astype(np.float64), items.units[rows]
         codes = codes_of(moments.labels, items.labels[rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -183,8 +184,8 @@ def _calibration_of(
             split = None if split is None else whitening.add_to(searcher, split)
         ranked = None
         if model is not None or given:
-            tunes = not (given and tuned_on == "gallery")
-            ranked = _rank(searcher, model, split if tunes else None, calibrated)
+            tunes = None if given and tuned_on == "gallery" else split
+            ranked = _rank(searcher, model, tunes, calibrated)
         sources[items] = RuleSource(
             None if split is None else Fits(split),
             ranked,
@@ -227,13 +228,18 @@ def _rank(
 ) -> RankedLabels:
     """Return two splits by the probabilities of labels."""
     tuned = None if tuning is None else rank_labels(searcher, model, tuning)
-    calibrated = rank_labels(searcher, model, calibration)
+    ranked = RankedLabels(LabelScore(), tuned, rank_labels(searcher, model, calibration))
+    return replace(ranked, listed=partial(_list_items, searcher, ranked, tuning, calibration))
 
-    def listed() -> RankedLabels:
-        items = None if tuning is None or tuned is None else list_items(searcher, tuning, tuned)
-        return RankedLabels(LabelListScore(), items, list_items(searcher, calibration, calibrated))
 
-    return RankedLabels(LabelScore(), tuned, calibrated, listed)
+def _list_items(
+    searcher: Searcher, ranked: RankedLabels, tuning: LabelledResults | None, rest: LabelledResults
+) -> RankedLabels:
+    """Return two splits with all items of each label, see `_rank`."""
+    tuned = None
+    if tuning is not None and ranked.tuning is not None:
+        tuned = list_items(searcher, tuning, ranked.tuning)
+    return RankedLabels(LabelListScore(), tuned, list_items(searcher, rest, ranked.calibration))
 
 
 def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, CalibrationReport]:

@@ -58,8 +58,7 @@ class RankedLabels:
     def first_of_each_label(self) -> RankedLabels:
         """Return the queries as they certify sets of labels."""
         tuning = None if self.tuning is None else self.tuning.first_of_each_label()
-        calibration = self.calibration.first_of_each_label()
-        return RankedLabels(self.score_function, tuning, calibration)
+        return RankedLabels(self.score_function, tuning, self.calibration.first_of_each_label())
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,11 +201,10 @@ def _searcher(contents: Contents, folder: Path) -> Searcher:
         config = EncoderConfig(**contents.encoder)
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
     index_config = IndexConfig(**contents.index)
-    index_options = index_config.index_options()
-    require_servers(getattr(index_options, "hosts", ()))
+    require_servers(getattr(index_config.index_options(), "hosts", ()))
     return Searcher(
         gallery=contents.gallery,
-        index=find_index(index_config.kind).load(folder / INDEX, index_options),
+        index=find_index(index_config.kind).load(folder / INDEX, index_config.index_options()),
         encoder=encoder,
         preprocessing=preprocessing,
         max_depth=contents.max_depth,

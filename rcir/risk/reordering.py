@@ -122,5 +122,4 @@ class LabelListScore(LabelScore):
 
     def rank(self, results: SearchResults) -> Ranking:
         labels = results.require("labels")
-        n_like_first = (labels == labels[:, :1]).sum(axis=1)
-        return replace(super().rank(results), n_like_first=n_like_first)
+        return replace(super().rank(results), n_like_first=(labels == labels[:, :1]).sum(axis=1))
