@@ -105,7 +105,7 @@ class Gallery:
     def query_relevance(
         self, labels: object, names: Mapping[int, str]
     ) -> tuple[Relevance, dict[int, str]]:
-        """Return the relevance of queries and the all label names, see `rcir.data.labelling`."""
+        """Return the relevance of queries and all label names, see `rcir.data.labelling`."""
         return query_relevance(labels, self._known_relevance(), names)
 
     def reported_relevance(

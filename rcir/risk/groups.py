@@ -63,7 +63,8 @@ def _any_mix(
 
     Each group is certified at its share of delta, and the largest threshold serves all. A cluster
     must hold queries of one group: a mean over clusters does not bound the risk of a group whose
-    share in a cluster depends on how hard the cluster is.
+    share in a cluster depends on how hard the cluster is. The groups must be fixed before
+    the queries are drawn; "at every moment", before the first one is.
     """
     population = calibration.population
     groups = population.group_names
