@@ -77,7 +77,7 @@ class MatchProbabilities:
         others: that another candidate is a match, by its score.
         others_first: that another candidate is the first match, by its score. First matches exclude
             each other, so that their probabilities add up.
-        ranking, match_rank, weights: the queries that they are fitted on.
+        ranking, relevant, match_rank, weights: the queries that they are fitted on.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -96,9 +96,12 @@ class MatchProbabilities:
     others: FallingProbability
     others_first: FallingProbability
     ranking: Ranking
+    relevant: NDArray[np.bool_]
     match_rank: NDArray[np.float64]
     weights: NDArray[np.float64]
-    _of_sets: dict[Any, FallingProbability] = field(default_factory=dict, init=False, repr=False)
+    _of_sets: dict[Any, tuple[FallingProbability, FallingProbability]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def fit(cls, calibration: ScoredResults, tuning: ScoredResults | None = None) -> Self:
@@ -117,27 +120,28 @@ class MatchProbabilities:
             np.concatenate([split.require(name) for split in splits])
             for name in ("scores", "relevant", "selection_score", "match_rank")
         )
-        row, column = np.nonzero(np.isfinite(scores[:, 1:]))
-        others = scores[row, column + 1]
-        return cls(
-            FallingProbability.fit(selection_score, relevant[:, 0], weights),
-            FallingProbability.fit(others, relevant[row, column + 1], weights[row]),
-            FallingProbability.fit(others, ranks[row] == column + 2, weights[row]),
-            Ranking(scores, selection_score),
-            ranks,
-            weights,
+        is_first = np.arange(1, scores.shape[1] + 1) == ranks[:, None]
+        others, others_first = (
+            _fit_others(scores, hits, weights, np.isfinite(scores)) for hits in (relevant, is_first)
         )
+        first = FallingProbability.fit(selection_score, relevant[:, 0], weights)
+        ranking = Ranking(scores, selection_score)
+        return cls(first, others, others_first, ranking, relevant, ranks, weights)
 
     def of_items(
-        self, ranking: Ranking, sizes: NDArray[np.int64]
+        self,
+        ranking: Ranking,
+        sizes: NDArray[np.int64],
+        others: FallingProbability | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return probabilities (m,) of the items in sets of sizes (n,), query by query.
 
         Also return the sum (n,) of the probabilities of each set's items to be the first match.
+        `others` replaces the attribute.
         """
         row, rank = cells_of(sizes)
         scores, is_first = ranking.scores[row, rank], rank == 0
-        matches, first_matches = self.others(scores), self.others_first(scores)
+        matches, first_matches = (others or self.others)(scores), self.others_first(scores)
         first = self.first(ranking.selection_score)
         first_matches[is_first] = first[row[is_first]]
         alike = rank < (1 if ranking.n_like_first is None else ranking.n_like_first[row])
@@ -150,7 +154,9 @@ class MatchProbabilities:
         """Return probabilities (m,) of the items in sets, and (n,) of the sets to hold a match.
 
         That of a set is fitted to the sum of `of_items`, once for each guarantee, but is at least
-        that of its first item, and equal to it if there is no other.
+        that of its first item, and equal to it if there is no other. If queries have several
+        matches, those of other items are fitted to the items in such sets: a score may put
+        candidates that look like the first late, although they match where it does.
         """
         key = guarantee.threshold, guarantee.selection_threshold, guarantee.request.max_size
         fitted = self._of_sets.get(key)
@@ -158,14 +164,26 @@ class MatchProbabilities:
             fitted_sizes = sizes_of(self.ranking, guarantee)
             sums = self.of_items(self.ranking, fitted_sizes)[1]
             hits, several = self.match_rank <= fitted_sizes, fitted_sizes > 1
+            of_sets = FallingProbability.fit(-sums[several], hits[several], self.weights[several])
+            others, scores = self.others, self.ranking.scores
+            if self.relevant.sum(axis=1).max(initial=0) > 1:
+                inside = np.arange(scores.shape[1]) < fitted_sizes[:, None]
+                others = _fit_others(scores, self.relevant, self.weights, inside)
             if len(self._of_sets) >= MAX_REMEMBERED:
                 self._of_sets.clear()
-            fitted = self._of_sets[key] = FallingProbability.fit(
-                -sums[several], hits[several], self.weights[several]
-            )
-        matches, sums = self.of_items(ranking, sizes)
+            fitted = self._of_sets[key] = others, of_sets
+        others, of_sets = fitted
+        matches, sums = self.of_items(ranking, sizes, others)
         first = self.first(ranking.selection_score)
-        return matches, np.where(sizes > 1, np.maximum(fitted(-sums), first), first * sizes)
+        return matches, np.where(sizes > 1, np.maximum(of_sets(-sums), first), first * sizes)
+
+
+def _fit_others(
+    scores: Floats, hits: NDArray[np.bool_], weights: Floats, chosen: NDArray[np.bool_]
+) -> FallingProbability:
+    """Fit to the scores (n, k) of chosen candidates other than the first."""
+    row, column = np.nonzero(chosen[:, 1:])
+    return FallingProbability.fit(scores[row, column + 1], hits[row, column + 1], weights[row])
 
 
 def _weights(population: Population, at_most: float) -> NDArray[np.float64]:

@@ -62,6 +62,32 @@ def test_probabilities_are_calibrated_where_those_of_the_scores_are_not(repeats)
     assert calibration_error(raw, test.relevant[row, rank]) > 0.05
 
 
+def test_items_that_look_like_the_first_do_not_lend_their_probability_to_those_in_sets():
+    def late(seed, n=3000):
+        """The second candidate matches in .3 of the queries; eight late ones where the first does.
+
+        The first matches in .9 of the others and in half of those.
+        """
+        rng = np.random.default_rng(seed)
+        second = rng.uniform(size=n) < 0.3
+        first = rng.uniform(size=n) < np.where(second, 0.5, 0.9)
+        relevant = np.column_stack([first, second, np.tile(first[:, None], 8)])
+        scores = np.tile(np.float32([0, 1] + 8 * [5]), (n, 1))
+        scores[:, 1:] += rng.uniform(0, 0.1, (n, 9)).cumsum(axis=1).astype(np.float32)
+        return ScoredResults.from_scores(
+            scores,
+            relevant,
+            n_relevant=relevant.sum(axis=1) + 1,  # one is no candidate
+            selection_score=np.full(n, 0.2),
+        )
+
+    items, matches, _, hits = answers(late(0), late(1), late(2), alpha=0.1)
+    second = items < 0.6  # the first has .15 + .63
+    assert len(hits) < len(items) == len(hits) + second.sum()
+    assert matches[second].mean() == pytest.approx(0.3, abs=0.03)
+    assert items[second].mean() == pytest.approx(0.3, abs=0.05)
+
+
 def test_probabilities_are_near_those_that_drew_the_matches():
     calibration, test = draw(0, 20000)[0], draw(1, 500)
     queries, known, _ = test
