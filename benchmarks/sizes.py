@@ -22,8 +22,9 @@ demo`; whole, and small galleries with few items per label. `--parts` measures s
 - `large`: seconds and memory of a calibration on a large gallery, not among the default parts.
 
 `--sets`, `--galleries` (items per label) and `--splits` measure less; vectors in `--embedded` are
-used again. Figures are ratios of mean sizes, `mean_` the geometric mean and `worst_` the largest of
-them, `_few` with one or two items per label; `refused_` counts splits that only others certified.
+used again. Figures are ratios of mean sizes, `mean_` the geometric mean of all, `worst_` the
+largest with three or more items per label, `worst_few` with one or two;
+`refused_` counts draws that only others certified.
 """
 
 from __future__ import annotations

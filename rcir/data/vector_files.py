@@ -55,7 +55,7 @@ class VectorTable:
     places: NDArray[np.float64] | None = None  # (n, 2), columns `x` and `y`
     uncertainty: NDArray[np.float64] | None = None  # (n,)
     group: NDArray[np.str_] | None = None  # (n,)
-    cluster: NDArray[np.str_] | None = None  # (n,), or the column that was named for clusters
+    cluster: NDArray[np.str_] | None = None  # (n,), this column, or the one named for clusters
     times: list[Any] | None = None  # column `time`, as it is in the file; see `seconds`
     model: str | None = None  # what embedded them
     columns: tuple[str, ...] = ()  # the names of all columns or arrays of the file

@@ -269,7 +269,7 @@ class Calibration:
     def queries_to_search(self, searcher: Searcher) -> tuple[Queries, Queries]:
         """Return the tuning and calibration queries, to be searched anew.
 
-        Raises `StaleCalibration` if the encoder has changed, which made their vectors.
+        Raises `StaleCalibration` if the encoder that made their vectors has changed.
         """
         for part in self.changes(searcher):
             if part in ("encoder", "preprocessing", "options"):
@@ -361,7 +361,11 @@ class Calibration:
         return self.rules[kind][risk.name]
 
     def guarantee(self, request: Request) -> Guarantee:
-        """Certify a request, once; `InvalidConfig` or `RiskUnattainable` if that is impossible."""
+        """Certify a request, once: the answer is remembered.
+
+        Raises `InvalidConfig` or `InvalidRiskLevel` for an impossible request, `RiskUnattainable`
+        if nothing certifies it.
+        """
         guarantee = self._guarantees.get(request)
         if guarantee is None:
             cluster = self.miss_rule.evidence.population.cluster_word

@@ -287,8 +287,8 @@ class Gallery:
 
 
 def check_ids(ids: object, images: int, present: Collection[str] = ()) -> NDArray[np.object_]:
-    """Return ids of new items as an array, or raise `InvalidData` if they are not `number`
-    different UTF-8 strings, none of which is `present` in the gallery.
+    """Return ids (images,) of new items as an array, or raise `InvalidData` if they are not as many
+    different UTF-8 strings as `images`, none of which is `present` in the gallery.
     """
     names = _as_list(ids)
     if len(names) != images:

@@ -324,14 +324,14 @@ def require_alike(queries: Queries, others: Queries) -> None:
 
 
 def order_columns(table: Any, classes: Sequence[int | str]) -> Any:
-    """Return a table (n, L), its columns in the order of L classes if their names are others
-    than 0, 1, ..., L - 1; or raise `InvalidData` if they do not name the classes.
+    """Return a table (n, L) with its columns in the order of L classes, by name, or unchanged if
+    the names are 0, 1, ..., L - 1; or raise `InvalidData` if they do not name the classes.
     """
     names = list(getattr(table, "column_names", table.columns))
     if names == list(range(len(classes))):
         return table
     places, wanted = {str(name): place for place, name in enumerate(names)}, list(map(str, classes))
-    if sorted(places) != sorted(wanted):
+    if sorted(map(str, names)) != sorted(wanted):
         raise InvalidData(
             f"{len(names)} columns of probabilities do not name the {len(wanted)} labels in "
             "`Retriever.classes`: rename them, or pass an array"

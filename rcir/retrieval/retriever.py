@@ -475,8 +475,8 @@ class Retriever:
             cluster: what a cluster is, such as "video".
             probabilities: (n, L) of the labels in `classes`, by a model of your own that was fitted
                 on none of these queries; each row sums to 1. They size sets in place of a model of
-                the gallery's labels, and all later queries need them. Columns of a table may name
-                the labels, in any order.
+                the gallery's labels, and all later queries need them. Columns of a table are
+                named after the labels, in any order, or numbered from 0 in the order of `classes`.
 
         Raises:
             InvalidConfig: probabilities cannot size sets of this gallery.

@@ -356,6 +356,8 @@ class Searcher:
             if self.options.leave_one_out:
                 raise InvalidConfig("probabilities of queries need leave_one_out=False")
             prepared = self.prepare(queries, embedder, uncertainty, model)
+            if hasattr(probabilities, "to_frame") and hasattr(probabilities, "index"):
+                probabilities = probabilities.to_frame().T  # a row of a table
             if hasattr(probabilities, "columns"):
                 ascending, by_label = self.gallery.by_label
                 first = by_label[np.searchsorted(ascending, self.gallery.classes)]

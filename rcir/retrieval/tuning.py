@@ -229,7 +229,7 @@ def _division_rng(
     """Return the generator that divides queries, and (n,) rows in the order to divide them in.
 
     Without a seed, both depend on the set of the queries alone, which (n,) `names` identify, so
-    that nobody can try several divisions unnoticed.
+    that nobody can try several divisions unnoticed. With a seed the order is that of the queries.
     """
     if seed is not None:
         return np.random.default_rng(int(seed)), np.arange(len(names))

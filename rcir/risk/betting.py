@@ -105,6 +105,7 @@ class Bets:
         A stake is the best one for losses of variance alpha (1 - alpha) that correlate within
         units, but no less than is needed if no later unit had a loss. Near the largest possible
         one, all is staked on one query of each unit, which more often has no loss.
+        Stakes depend on sizes of earlier units alone.
         """
         means, singles = self.losses(thresholds)
         inverse_sizes = 1 / self.scored.population.unit_sizes[self._order]

@@ -155,8 +155,8 @@ class MatchProbabilities:
 
         That of a set is fitted to the sum of `of_items`, once for each guarantee, but is at least
         that of its first item, and equal to it if there is no other. If queries have several
-        matches, those of other items are fitted to the items in such sets: a score may put
-        candidates that look like the first late, although they match where it does.
+        matches, those of other items are fitted to the items in such sets: a score may rank
+        candidates that look like the first late, although they match whenever it does.
         """
         key = guarantee.threshold, guarantee.selection_threshold, guarantee.request.max_size
         fitted = self._of_sets.get(key)
