@@ -152,8 +152,10 @@ def test_a_picture_gets_the_set_of_each_alpha_without_another_request(visit, pic
         assert page.inner_text("#chance").endswith(
             f"probability {chance(answer.match_probability)}."
         )
-        likely = [f"probability {chance(each)}" for each in answer.probabilities]
-        assert page.locator("#items li:visible .chance").all_inner_texts() == likely
+        # Those of further items are of the largest set, see `AtLevels`.
+        likely = page.locator("#items li:visible .chance").all_inner_texts()
+        assert len(likely) == answer.size
+        assert likely[0] == f"probability {chance(answer.probabilities[0])}"
         sizes.add(answer.size)
     assert len(sizes) > 2
     page.wait_for_timeout(400)  # longer than changes of delta wait
