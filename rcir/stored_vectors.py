@@ -25,7 +25,7 @@ def batches(n: int, dim: int) -> Iterator[slice]:
 
 
 class StoredVectors:
-    """Vectors (n, d) on disk, mapped as `vectors`, which is not to be written to.
+    """Vectors (n, d) on disk; `vectors` is mapped into memory and must not be written to.
 
     Until they are saved they are in a temporary file (TMPDIR) that ends with the process.
     """

@@ -27,7 +27,7 @@ _shared: dict[Hashable, tuple[int, ExitStack]] = {}  # number of threads inside,
 def shared_by_threads(
     key: Hashable, change: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Hold a change of state, known by a key, while any thread is inside: the last undoes it."""
+    """Hold a change of state while any thread is inside: the first makes it, the last undoes it."""
     with _lock:
         count, stack = _shared.get(key, (0, ExitStack()))
         if not count:

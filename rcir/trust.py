@@ -29,7 +29,8 @@ def reading(code: bool = False, servers: Collection[str] = ()) -> Iterator[None]
 
     A thread that is started inside does not inherit the block, and would treat what the folder
     names as the program's own choice: read folders in the calling thread, or pass the context on
-    (`asyncio.to_thread`). `code` allows classes outside rcir, "*" among the `servers` all hosts.
+    (`asyncio.to_thread`, `contextvars.copy_context().run`). `code` allows classes outside rcir, "*"
+    among the `servers` all hosts.
     """
     token = _reading.set((code, frozenset(servers)))
     try:

@@ -54,10 +54,10 @@ def assign_fold_roles(images: ImageSet) -> list[FoldRoles]:
     """Divide the validation images into gallery, tuning, calibration and test by cross-validation.
 
     The images are divided into four random folds, equal for every encoder and balanced by label,
-    and roles rotate, so that each image is measured at most once, by a calibration without it. It
-    is no query of a gallery without a match for it. Where the relevance says which images are
-    searched (`WithinRadius.database`), these are, and the others are divided into three folds.
-    There are no roles if there are too few images.
+    and roles rotate, so that each image is measured at most once, by a calibration without it. An
+    image is not a query of a gallery that has no match for it. Where the relevance says which
+    images are searched (`WithinRadius.database`), these are, and the others are divided into three
+    folds. There are no roles if there are too few images.
     """
     database = find_database(images.relevance)
     if database is None:
@@ -261,7 +261,8 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
 class TrainingWatch:
     """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
 
-    The triplet loss of one then stays at its margin, the soft one and the Bayesian one at log 2.
+    A collapsed encoder embeds all images alike: the triplet loss then stays at its margin, the soft
+    one and the Bayesian one at log 2.
     """
 
     saturated: bool = False

@@ -47,7 +47,7 @@ class Plan:
 def run_trial(trial_config: dict[str, Any], plan: Plan) -> None:
     """Train a trial with every seed, and report each epoch to Ray Tune.
 
-    An interrupted trial first repeats its reports, then continues. One that has ended only repeats.
+    An interrupted trial first repeats its reports, then continues; one that has ended repeats them.
     """
     # How long Ray Tune waits for a stopped trial, which MLflow may delay, before the next one takes
     # over its process; otherwise, the next trial is lost.

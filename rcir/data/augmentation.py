@@ -34,10 +34,11 @@ def draw_warps(
 ) -> NDArray[np.float32]:
     """Draw n warps: a rotation about the centre, then a crop resized to the whole, then mirroring.
 
-    Angles are uniform, counterclockwise; the area of the crop is uniform in [crop, 1], the ratio of
-    its sides log-uniform in [3/4, 4/3] of the image's, if such a crop fits, its place uniform.
-    Return (n, 2, 3), from places in the result to places in the image: both are (x, y, 1), where x
-    and y run from -1 to 1 between the outer borders.
+    Angles are uniform in [-rotation, rotation] degrees, counterclockwise; `mirrored` (n,) says
+    which images are mirrored. The area of the crop is uniform in [crop, 1], the ratio of its sides
+    log-uniform in [3/4, 4/3] of the image's, if such a crop fits, its place uniform. Return (n, 2,
+    3), from places in the result to places in the image: both are (x, y, 1), where x and y run from
+    -1 to 1 between the outer borders.
     """
     angle = np.radians(rng.uniform(-rotation, rotation, n))
     area = rng.uniform(crop, 1, n)

@@ -93,7 +93,8 @@ def read_mat(
 ) -> Content:
     """Return what `take` makes of the variables of a MATLAB file, up to version 7.2.
 
-    It may fail as NumPy does. With `squeeze`, dimensions of size 1, which MATLAB adds, are dropped.
+    `take` may fail as NumPy does: `InvalidData` is raised then. With `squeeze`, dimensions of size
+    1, which MATLAB adds, are dropped.
     """
     try:
         return take(loadmat(path, squeeze_me=squeeze))

@@ -170,7 +170,7 @@ def list_shortages(splits: Splits) -> list[str]:
     n = len(splits.validation)
     if n < MIN_VALIDATION or not _matches(splits.validation.relevance)[0].any():
         lacking.append(
-            f"validation has {n} images, at least {MIN_VALIDATION} are needed, two of which match"
+            f"validation has {n} images; at least {MIN_VALIDATION} are needed, and two must match"
         )
     for name, least in MIN_QUERIES.items():
         if (n := len(getattr(splits, name))) < least:

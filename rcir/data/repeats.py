@@ -127,7 +127,9 @@ def without_repeats(splits: Splits) -> tuple[Splits, dict[str, int]]:
 def require_no_repeats(
     gallery: Digests | None, tuning: Digests, calibration: Digests, recurring: bool = False
 ) -> None:
-    """Raise `InvalidData` for duplicates; the gallery is None if its digests are unknown.
+    """Raise `InvalidData` for duplicates among tuning and calibration queries, or in the gallery.
+
+    The gallery is None if its digests are unknown.
 
     With `recurring`, calibration queries may be in the tuning split too, and may come twice.
     """

@@ -99,7 +99,7 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
 
 
 def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
-    """Return an Arrow table of the columns of these names, or of all; missing ones are ignored.
+    """Return an Arrow table of the columns with these names, or of all; missing ones are ignored.
 
     Blanks around names do not count, and an index without a name, which pandas adds, is left out.
     """

@@ -109,8 +109,9 @@ def split_blocks(images: Images) -> list[Images]:
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:
-    """Fuse the embeddings of the images of each `template`, (n,) int64 in [0, templates).
+    """Fuse the embeddings of the images of each `template`: (n,) int64, 0 to templates - 1.
 
+    Each has at least one image.
     With a variance, the result is the product of the Gaussians of the images ("Fusion" in Shi and
     Jain, "Probabilistic Face Embeddings", ICCV 2019); the uncertainty is fused as a variance too,
     which is right for Bayesian triplet loss and PFE. Without, vectors and uncertainties are

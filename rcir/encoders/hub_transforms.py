@@ -203,7 +203,8 @@ def difference_in_deviations(
 ) -> float:
     """Return the largest difference of two preprocessed images, in standard deviations of images.
 
-    That is the model's, or `IMAGE_STD` if it does not scale grey levels from 0 to 255.
+    The deviation is that of the model, or `IMAGE_STD` if it does not scale grey levels from 0 to
+    255.
     """
     std = torch.tensor(preprocessing.std)[:, None, None]
     scale = torch.where(std > 0.01, 1, std / IMAGE_STD)

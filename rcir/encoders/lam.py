@@ -266,7 +266,8 @@ def inverse_concentration(samples: Tensor) -> Tensor:
     """Return one over the concentration (n,) of von Mises-Fishers fitted to samples (t, n, d).
 
     ``kappa = R (d - R^2) / (1 - R^2)`` with R the length of the mean (Banerjee et al., JMLR 2005,
-    eq. 4.4); ``1 - R^2``, the mean squared distance from the mean, keeps its digits so computed.
+    eq. 4.4); ``1 - R^2`` is computed as the mean squared distance from the mean, which is
+    accurate near 0.
     """
     mean = samples.mean(0)
     spread = (samples - mean).square().sum(-1).mean(0)

@@ -76,7 +76,10 @@ class DropoutConv(nn.Module):
 
 
 class IndependentMasks:
-    """Masks by image, a hash of its pixels, pass, layer and position: on every device the same."""
+    """Masks by a hash of the image's pixels, the pass, the layer and the position.
+
+    They are the same on every device and in every batch.
+    """
 
     def __init__(self, pixels: Tensor) -> None:
         bits = pixels.float().contiguous().flatten(1).view(torch.int32)

@@ -192,7 +192,7 @@ class FaissIndex:
             self._index.train(sample)
 
     def _stop_sharing(self) -> None:
-        """Copy what is shared; FAISS would end a process that adds to a mapped index."""
+        """Copy a shared index into memory: to add to a mapped one would end the process."""
         if not self._shared:
             return
         with tempfile.TemporaryFile() as file:  # unnamed, so that a killed process leaves no file

@@ -157,9 +157,10 @@ def _project(vectors: Floats, centre: Floats, basis: Floats | None) -> Floats:
 
 
 def shrinkage(blocks: Iterator[Floats]) -> float:
-    """Return the shrinkage r in [0, 1] of the covariance of centred vectors (n, d), in blocks, with
-    which (1 - r) S + r tr(S) / d I has the least mean squared error (Ledoit and Wolf, Journal of
-    Multivariate Analysis 2004, Lemma 3.4).
+    """Return the r in [0, 1] for which (1 - r) S + r tr(S) / d I estimates the covariance best.
+
+    S is that of centred vectors (n, d), in blocks of rows; the mean squared error is the least
+    (Ledoit and Wolf, Journal of Multivariate Analysis 2004, Lemma 3.4).
     """
     n, fourth, products = 0, 0.0, np.zeros((1, 1))
     for block in blocks:
@@ -351,8 +352,8 @@ def added(products: Floats, inverse: Floats) -> NDArray[np.float64]:
 class HalfWhitening:
     """A metric that reduces the differences of variance between directions, without labels.
 
-    Centred vectors are divided by a power of their (shrunk) variance in each direction, 1/4 unless
-    there is no other expert, and scaled to unit length. Whitening divides by the power 1/2.
+    Centred vectors are divided by a power of their (shrunk) variance in each direction, 1/4,
+    or 1/8 if there is no other expert, and scaled to unit length. Whitening takes the power 1/2.
 
     Attributes:
         centre: (d,) mean of the gallery.

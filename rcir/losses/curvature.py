@@ -25,9 +25,9 @@ def pair_hessian_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return diagonals (p, d) of the blocks (i, i), (j, j) and (i, j) of the Hessian of each pair.
 
-    `first` and `second` (p, d) are not yet scaled to unit length. By "euclidean" geometry, the
-    scaling is a layer of the network, which is linearised (generalised Gauss-Newton); by "arccos",
-    it is part of the loss, and the Hessian is exact.
+    `first` and `second` (p, d) are not yet scaled to unit length. With the "euclidean" geometry,
+    the scaling is a layer of the network, which is linearised (generalised Gauss-Newton); with
+    "arccos", it is part of the loss, and the Hessian is exact.
     """
     n1, n2 = first.norm(dim=1, keepdim=True), second.norm(dim=1, keepdim=True)
     u1, u2 = first / n1, second / n2

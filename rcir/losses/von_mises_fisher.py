@@ -125,7 +125,7 @@ def vmf_triplet_moments(
 
     From ``E x = A mu`` and variances of ``A / kappa`` across mu and of ``1 - A^2 - (d - 1) A /
     kappa`` along it (Mardia and Jupp, "Directional Statistics", 9.3): tau is bilinear in
-    independent vectors. No term of its variance is negative, so that it keeps its digits.
+    independent vectors. No term of its variance is negative, so that none cancel.
     """
     a, p, n = (mean.double() for mean in means)
     dim = a.shape[-1]

@@ -390,7 +390,7 @@ class _Calibration:
 
 @contextmanager
 def _open(reference: str) -> Iterator[_Calibration]:
-    """Open the calibration of a folder or, if there is no such folder, of an MLflow run."""
+    """Open the calibration in a folder, or that of an MLflow run if there is no such folder."""
     if Path(reference).is_dir():
         folder = Path(reference)
         retriever, results = _read(folder, reference)
@@ -438,7 +438,7 @@ def _read(folder: Path, reference: str) -> tuple[Retriever, dict[str, Any]]:
 
 
 def _log(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
-    """Return the run and the model of a calibration in MLflow; log what is missing."""
+    """Return the MLflow run and model of a calibration, and log whichever is missing."""
     run, model = calibration.run, calibration.model
     if run is not None and model is not None:
         return run, model

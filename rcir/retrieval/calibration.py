@@ -405,7 +405,10 @@ class Calibration:
         return self._probabilities[key].of_sets(ranking, sizes, guarantee)
 
     def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:
-        """Certify requests with ascending alphas, all but those that nothing certifies."""
+        """Certify requests with ascending alphas; leave out those that nothing certifies.
+
+        Raises `RiskUnattainable` if none remains.
+        """
         guarantees: list[Guarantee] = []
         for request in reversed(requests):  # the error of the largest alpha is the most helpful
             try:

@@ -467,8 +467,9 @@ class Searcher:
 
         Args:
             queries: images with labels or another `Relevance`; or the result of `labelled`.
-            group, cluster: names of the attributes of images that contain their groups, and their
-                clusters, such as videos; warns of images that come with clusters without a name.
+            group, cluster: names of the attributes that contain the groups and the clusters, such
+                as videos, of the images; queries of one cluster are not independent. Without
+                `cluster`, a warning is issued if the images come with clusters.
             embedder: see `Retriever.build`.
 
         Raises:

@@ -47,7 +47,7 @@ REQUIRED_FILES = {DESCRIPTION_FILE, f"{CONTENTS}.safetensors", f"{DIGESTS}.json"
 
 @dataclass(frozen=True)
 class StoredRetriever:
-    """The parts of a retriever that are stored, and the version that it is, None if it is new."""
+    """The parts of a retriever that are stored, and the folder of its version, if it has one."""
 
     searcher: Searcher
     calibration: Calibration | None
@@ -128,7 +128,7 @@ def earlier_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
     """Return the calibration of the retriever that a new one replaces; None if there is none.
 
     A folder that cannot be read has none. Raises `InvalidData` if queries were added to it one by
-    one.
+    one, and `UntrustedFolder` if it names a class or a server that is not allowed.
     """
     try:
         with reading():

@@ -308,7 +308,8 @@ def divide_rows(
     """Return the rows of each part of labelled queries, and of those that remain, drawn at random.
 
     No cluster is in two parts, or no label if labels divide the queries (`chosen_tuning`); shares
-    are of queries, clusters or labels. Without a seed, the set of the names (n,) alone decides.
+    are of queries, clusters or labels. Without a seed, the set of the names (n,) alone decides,
+    with one also their order.
     """
     rng, order = _division_rng(names, seed)
     clusters, unit = searcher.units(queries), "clusters"

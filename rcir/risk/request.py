@@ -243,8 +243,8 @@ def _needs_independent_queries(request: Request, counted: str) -> str | None:
 def conflict(request: Request, cluster: str | None, sequential: bool = False) -> str | None:
     """Return why a request is impossible for a calibration, None if it is possible.
 
-    `cluster` is what the clusters are that its queries come in, if they do; `sequential` queries
-    were added one by one.
+    `cluster` names the clusters of its queries, None if they are independent; `sequential` is True
+    if queries were added one by one.
     """
     new_labels = as_option("query_labels", request.labels)
     if cluster is not None:

@@ -514,7 +514,9 @@ def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64
 
 
 def score_at_rank(scores: NDArray[np.float32], ranks: Floats) -> NDArray[np.float32]:
-    """(n,) of (n, depth) scores at (n,) ranks from 1 on; infinite at an infinite rank."""
+    """(n,) of (n, depth) scores at (n,) ranks from 1 on; infinite, a miss at any threshold, at an
+    infinite rank.
+    """
     ranks = np.asarray(ranks, np.float64)
     columns = np.where(np.isfinite(ranks), ranks, 1).astype(np.int64) - 1
     at_rank = scores[np.arange(len(scores)), columns]

@@ -197,8 +197,9 @@ def size_ratio(
 ) -> float:
     """Return how much larger sets are with the uncertainty of `results` than with that of `others`.
 
-    It is the geometric mean of the ratios over the levels that both attain; NaN without any, and
-    with fewer than 50 queries. "auto" gives both the score function that suits `others` best.
+    It is the geometric mean of the ratios of mean sizes over the levels that both attain; NaN
+    without such a level, and with fewer than 50 queries. "auto" gives both the score function that
+    suits `others` best.
     """
     if len(results) < MIN_QUERIES:
         return np.nan

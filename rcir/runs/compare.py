@@ -143,7 +143,7 @@ class Comparison:
 def compare_runs(
     references: Sequence[str], alphas: Sequence[float] = ALPHAS, delta: float = DELTA
 ) -> Comparison:
-    """Compare runs in folders or with MLflow ids by their mean certified set size.
+    """Compare runs in folders or with MLflow ids by their mean certified set size (exact bound).
 
     A sweep stands for its trials, in the order of their sizes at its own levels. Runs are compared
     on the test queries if all were calibrated and tested on the same queries, else on the

@@ -214,7 +214,10 @@ def read_run(folder: Path) -> RunFolder | None:
 
 @contextmanager
 def lock_run(folder: Path, patience: float = 0) -> Iterator[None]:
-    """Keep other processes from training in a folder; wait `patience` seconds for one that does."""
+    """Keep other processes from training in a folder, which is created if needed.
+
+    Wait `patience` seconds for one that trains there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / LOCK_FILE, timeout=patience):

@@ -105,7 +105,10 @@ def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
 
 
 def current_version(folder: Path) -> Path:
-    """Return the folder of the current version; `NoRetriever` if there is none."""
+    """Return the folder of the current version.
+
+    Raises `NoRetriever` if there is none, `CorruptRetriever` if the file that names it is damaged.
+    """
     version = _find_version(folder)
     if version is None:
         within = folder / "retriever"  # of the output of a calibration
@@ -129,7 +132,8 @@ def read_manifest(folder: Path) -> bytes:
 def locked(folder: Path) -> Iterator[None]:
     """Let no other process or thread save to a folder of versions inside the block.
 
-    There, a version can be loaded, changed and saved without a `SaveConflict`.
+    There, a version can be loaded, changed and saved without a `SaveConflict`. A folder
+    without versions is not locked.
     """
     if _find_version(folder) is None:
         yield

@@ -89,9 +89,13 @@ def test_columns_of_tables_are_matched_by_name(calibrated, read):
     assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
     one = calibrated.retrieve(QUERIES[300], 0.1, 0.1, probabilities=pandas.DataFrame(P[300:301]))
     assert one.ids == expected[0].ids
-    other = pandas.DataFrame(P[300:], columns=NAMES)
-    with pytest.raises(InvalidData, match="do not name"):
-        calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=other)
+    row = pandas.DataFrame(P[300:, order], columns=order.astype(str)).iloc[0]
+    assert calibrated.retrieve(QUERIES[300], 0.1, 0.1, probabilities=row).ids == expected[0].ids
+    twice = ["0", *map(str, range(10))]
+    for wrong, names in ((P[300:], NAMES), (P[300:, [0, *range(10)]], twice)):
+        other = pandas.DataFrame(wrong, columns=names)
+        with pytest.raises(InvalidData, match="do not name"):
+            calibrated.retrieve(QUERIES[300:], 0.1, 0.1, probabilities=other)
 
 
 def test_probabilities_are_stored_extended_and_used_again(calibrated, tmp_path):
