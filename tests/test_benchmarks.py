@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-HELPERS = {"cai2025", "common", "loops", "recipes", "papers/tables"}  # modules that scripts share
+# Modules that scripts share, and the table of what the scripts of the papers print.
+HELPERS = {"cai2025", "common", "loops", "recipes", "papers/tables", "papers/claims"}
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
     *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
