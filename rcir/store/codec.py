@@ -138,6 +138,7 @@ class _Codec(ABC):
         array = Array()
         if get_origin(kind) is Annotated:
             kind, array = get_args(kind)
+        kind = _without_alias(kind)
         if kind is Any:
             kind = _kind_in_json(value)
         origin, arguments = get_origin(kind) or kind, get_args(kind)
@@ -277,6 +278,14 @@ def _scalar(kind: Any, value: Any, place: str) -> Any:
             if kind is not float or math.isfinite(converted):
                 return converted
     raise _wrong(place, f"a {'finite ' * (kind is float)}{kind.__name__}", value)
+
+
+def _without_alias(kind: Any) -> Any:
+    """Return what an alias by a `type` statement stands for, such as `NDArray` since NumPy 2.5."""
+    alias = get_origin(kind) or kind
+    if not hasattr(alias, "__value__"):
+        return kind
+    return alias.__value__[get_args(kind)] if get_args(kind) else alias.__value__
 
 
 def _kind_in_json(value: Any) -> Any:

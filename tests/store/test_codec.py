@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from rcir import trust
 from rcir.errors import InvalidConfig, InvalidData, UntrustedFolder
@@ -171,6 +172,19 @@ def test_everything_is_read_as_it_was_written(folder, value):
     before = {path: path.read_bytes() for path in folder.iterdir()}
     write(restored, folder, "it")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_array_is_stored_whose_annotation_is_an_alias():
+    """`NDArray` is an alias by a `type` statement since NumPy 2.5."""
+    kind = TypeVar("kind", bound=np.generic)
+    array = np.ndarray[tuple[Any, ...], np.dtype[kind]]
+    alias = TypeAliasType("alias", array, type_params=(kind,))
+    annotation = Annotated[alias[np.float64], Array(rank=1)]
+    plain, arrays = encode([np.arange(3.0)], list[annotation])
+    (restored,) = decode(list[annotation], plain, arrays)
+    np.testing.assert_array_equal(restored, np.arange(3.0), strict=True)
+    with pytest.raises(InvalidData, match="float64"):
+        encode([np.zeros(3, complex)], list[annotation])
 
 
 @pytest.fixture
