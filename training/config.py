@@ -46,6 +46,8 @@ class OptimizerConfig:
         schedule: "cosine" to 0 over all epochs (Loshchilov & Hutter, ICLR 2017), "exponential" by
             `gamma` per epoch, or "constant".
         gamma: factor per epoch of the exponential schedule.
+        hold: epochs at the initial rate before the schedule begins; None for none. Hermans et al.,
+            2017, decay exponentially in the last 40% of the steps.
         momentum: of sgd.
     """
 
@@ -58,10 +60,11 @@ class OptimizerConfig:
     clip_norm: float | None = None
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
     gamma: float = 0.99
+    hold: int | None = None
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        require_at_least(self, "optimizer.", reference_batch=1, warmup=0, weight_decay=0)
+        require_at_least(self, "optimizer.", reference_batch=1, warmup=0, weight_decay=0, hold=0)
         for name in ("lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -87,9 +90,11 @@ class OptimizerConfig:
             rate *= (batch / self.reference_batch) ** (1 if self.kind == "sgd" else 0.5)
         if self.warmup:
             rate *= min(1.0, (epoch - 1 + done) / self.warmup)
-        if self.schedule == "cosine":
-            return rate * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
-        return rate * self.gamma ** (epoch - 1) if self.schedule == "exponential" else rate
+        held = self.hold or 0
+        passed = max(0, epoch - 1 - held)
+        if self.schedule == "cosine" and passed:
+            return rate * (1 + math.cos(math.pi * passed / (epochs - held))) / 2
+        return rate * self.gamma**passed if self.schedule == "exponential" else rate
 
 
 @dataclass(frozen=True)

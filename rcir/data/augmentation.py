@@ -7,6 +7,7 @@ the result does not depend on how a batch is shared out. Colours are changed as 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -19,6 +20,7 @@ from rcir.errors import InvalidConfig
 from rcir.torch_settings import copy_to
 
 CROP_RATIOS = (3 / 4, 4 / 3)
+ERASED_AREA, ERASED_RATIO = (0.02, 0.4), 0.3  # of random erasing
 LUMA_WEIGHTS = (0.2989, 0.587, 0.114)  # ITU-R BT.601
 # Values that are changed at a time: 2 MiB of float32, which fit into a processor's cache.
 MAX_BATCH_PIXELS = 1 << 19
@@ -120,6 +122,27 @@ def shift_hue(images: Tensor, shift: Tensor) -> None:
         torch.sub(high, away.mul_(6).sub_(1).clamp_(0, 1).mul_(chroma), out=images[:, channel])
 
 
+def gaussians(deviation: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weights (n, 2 * radius + 1) of Gaussians (n,) in pixels, up to 3 deviations."""
+    radius = np.ceil(3 * deviation.astype(np.float64))[:, None]
+    steps = np.arange(-radius.max(), radius.max() + 1)
+    weights = np.exp(-0.5 * (steps / np.maximum(deviation, 1e-3)[:, None]) ** 2)
+    weights *= np.abs(steps) <= radius
+    normed: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return normed
+
+
+def blur(images: Tensor, weights: Tensor) -> Tensor:
+    """Blur float32 images (n, C, H, W) by weights (n, 2 * radius + 1); borders are repeated."""
+    radius = weights.shape[1] // 2
+    for axis, sides in ((-1, (radius, radius, 0, 0)), (-2, (0, 0, radius, radius))):
+        padded, length = F.pad(images, sides, "replicate"), images.shape[axis]
+        images = torch.zeros_like(images)
+        for number, weight in enumerate(weights[:, :, None, None, None].unbind(1)):
+            images += padded.narrow(axis, number, length) * weight
+    return images
+
+
 def occlude(
     images: NDArray[np.uint8], probability: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -154,6 +177,30 @@ def _mask_squares(squares: NDArray[np.int64], side: int) -> NDArray[np.bool_]:
     return hidden.transpose(0, 2, 1, 3).reshape(len(squares), side, squares.shape[1] * side)
 
 
+def _draw_boxes(
+    n: int, size: tuple[int, int], probability: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw the (top, left, bottom, right) of the rectangle to erase in each image, (n, 4).
+
+    A side that does not fit becomes that of the image.
+    """
+    area = rng.uniform(*ERASED_AREA, n) * (rng.random(n) < probability) * size[0] * size[1]
+    ratio, lengths = ERASED_RATIO ** rng.uniform(-1, 1, n), np.array(size)[:, None]
+    sides = np.minimum(np.sqrt([area * ratio, area / ratio]).round(), lengths)
+    first = np.floor(rng.random((2, n)) * (lengths - sides + 1))
+    return np.concatenate([first, first + sides]).T.astype(np.int64)
+
+
+def _mask_boxes(boxes: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return the pixels (n, *size) that boxes cover."""
+    rows, columns = (np.arange(length)[None] for length in size)
+    top, left, bottom, right = boxes.T[..., None]
+    covered: NDArray[np.bool_] = ((rows >= top) & (rows < bottom))[:, :, None] & (
+        (columns >= left) & (columns < right)
+    )[:, None]
+    return covered
+
+
 @dataclass(frozen=True)
 class TransformParameters:
     """Parameters of the transform of each of n images; None where nothing is done.
@@ -164,6 +211,8 @@ class TransformParameters:
         brightness, contrast, saturation: (n,) factors.
         hue: (n,) shifts, of the colour circle.
         squares: (n, tiles, 3) row, column and side of the square that hides part of each tile.
+        deviation: (n,) of the Gaussian that blurs it, in pixels.
+        boxes: (n, 4) top, left, bottom and right of the rectangle that is erased.
     """
 
     mirrored: NDArray[np.bool_] | None = None
@@ -173,6 +222,8 @@ class TransformParameters:
     saturation: NDArray[np.float32] | None = None
     hue: NDArray[np.float32] | None = None
     squares: NDArray[np.int64] | None = None
+    deviation: NDArray[np.float32] | None = None
+    boxes: NDArray[np.int64] | None = None
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> TransformParameters:
         """Return the parameters of some of the images."""
@@ -184,8 +235,8 @@ class TransformParameters:
         if self.mirrored is not None:
             chosen = copy_to(self.mirrored, images.device)
             images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
-        colours = (self.brightness, self.contrast, self.saturation, self.hue)
-        if self.warps is not None or any(values is not None for values in colours):
+        changes = (self.warps, self.brightness, self.contrast, self.saturation, self.hue)
+        if any(values is not None for values in (*changes, self.deviation)):
             changed = torch.empty_like(images, memory_format=torch.contiguous_format)
             on_cpu = images.device.type == "cpu"
             step = MAX_BATCH_PIXELS // images.shape[1:].numel() if on_cpu else len(images)
@@ -197,10 +248,14 @@ class TransformParameters:
         if self.squares is not None:
             mask = copy_to(_mask_squares(self.squares, images.shape[-2]), images.device)
             images = images.masked_fill(mask[:, None], 0)
+        if self.boxes is not None:
+            height, width = images.shape[-2:]
+            mask = copy_to(_mask_boxes(self.boxes, (height, width)), images.device)
+            images = images.masked_fill(mask[:, None], 0)
         return images
 
     def _interpolate(self, images: Tensor) -> Tensor:
-        """Warp and recolour images to float32 whole numbers in [0, 255]."""
+        """Warp, recolour and blur images to float32 whole numbers in [0, 255]."""
         values = images.to(torch.float32, memory_format=torch.contiguous_format)
         if self.warps is not None:
             values = warp(values, copy_to(self.warps, images.device))
@@ -212,12 +267,14 @@ class TransformParameters:
         ):
             if parameters is not None:
                 adjust(values, copy_to(parameters, images.device).view(-1, 1, 1, 1))
+        if self.deviation is not None:
+            values = blur(values, copy_to(gaussians(self.deviation), images.device))
         return values.clamp_(0, 255).round_()
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random transforms of training images: warps, colours, then occlusion.
+    """Random transforms of training images: warps, colours, blur, occlusion, then erasing.
 
     Args:
         occlusion: probability of a tile to be hit by a black square, see `occlude`; the width of
@@ -230,6 +287,11 @@ class Augmentation:
             [1 - b, 1 + b] for b in [0, 1], the last is a shift, uniform in [-h, h] of the colour
             circle for h in [0, 0.5]. They are applied in this order; grey images have no saturation
             and no hue.
+        grey: probability that an image loses its colours; None for 0.
+        blur: largest standard deviation of a Gaussian blur, in pixels; that of an image is uniform
+            in [0, blur]. None blurs nothing.
+        erase: probability that a rectangle becomes black (Zhong et al., AAAI 2020): 2 to 40% of the
+            area, with a ratio of the sides log-uniform in [0.3, 1 / 0.3]. None for 0.
 
     Example:
         >>> import numpy as np, torch
@@ -245,6 +307,9 @@ class Augmentation:
     rotation: float = 0.0
     crop: float = 1.0
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    grey: float | None = None
+    blur: float | None = None
+    erase: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.occlusion <= 1:
@@ -261,6 +326,10 @@ class Augmentation:
                 f"augmentation.jitter is {list(self.jitter)}; it must be brightness, contrast and "
                 "saturation in [0, 1] and hue in [0, 0.5]"
             )
+        for name, limit in (("grey", 1.0), ("blur", math.inf), ("erase", 1.0)):
+            value = getattr(self, name)
+            if value is not None and not (0 <= value <= limit and value < math.inf):
+                raise InvalidConfig(f"augmentation.{name} is {value}; it must be in [0, {limit:g}]")
 
     def draw(self, n: int, size: tuple[int, int], rng: np.random.Generator) -> TransformParameters:
         """Draw the parameters for n images of `size` (height, width)."""
@@ -275,4 +344,11 @@ class Augmentation:
         )
         brightness, contrast, saturation = (None if f is None else 1 + f for f in factors)
         squares = _draw_squares(n, size, self.occlusion, rng) if self.occlusion else None
-        return TransformParameters(mirrored, warps, brightness, contrast, saturation, hue, squares)
+        if self.grey:
+            coloured = np.ones(n, np.float32) if saturation is None else saturation
+            saturation = np.where(rng.random(n) < self.grey, np.float32(0), coloured)
+        deviation = rng.uniform(0, self.blur, n).astype(np.float32) if self.blur else None
+        boxes = _draw_boxes(n, size, self.erase, rng) if self.erase else None
+        return TransformParameters(
+            mirrored, warps, brightness, contrast, saturation, hue, squares, deviation, boxes
+        )

@@ -15,7 +15,8 @@ from rcir.data.augmentation import draw_warps, warp
 from rcir.errors import InvalidConfig
 
 RECIPE = {"flip": True, "rotation": 10.0, "crop": 0.4, "jitter": (0.2, 0.2, 0.2, 0.1)}
-EVERYTHING = Augmentation(occlusion=0.7, **RECIPE)
+FURTHER = {"grey": 0.5, "blur": 2.0, "erase": 0.8}
+EVERYTHING = Augmentation(occlusion=0.7, **RECIPE, **FURTHER)
 
 
 def rng(seed=0):
@@ -58,7 +59,15 @@ def test_without_changes_nothing_is_drawn_and_the_images_are_returned():
 def test_images_are_not_written_to():
     images = noise(5, 3, 16, 16)
     before = images.clone()
-    for option in ({"occlusion": 1.0}, {"flip": True}, {"rotation": 9}, {"jitter": (1, 1, 1, 0.5)}):
+    for option in (
+        {"occlusion": 1.0},
+        {"flip": True},
+        {"rotation": 9},
+        {"jitter": (1, 1, 1, 0.5)},
+        {"grey": 1.0},
+        {"blur": 1.0},
+        {"erase": 1.0},
+    ):
         changed = Augmentation(**option).draw(5, (16, 16), rng())(images)
         assert changed.dtype == torch.uint8
         assert not torch.equal(changed, before)
@@ -69,7 +78,8 @@ def test_images_are_not_written_to():
     ("option", "values"),
     [
         *[("occlusion", (-0.1, 1.1, np.nan)), ("rotation", (-1, 181, np.nan))],
-        *[("crop", (0, 1.2, np.nan))],
+        *[("crop", (0, 1.2, np.nan)), ("grey", (-0.1, 1.1)), ("blur", (-1, np.inf, np.nan))],
+        ("erase", (-0.1, 1.1, np.nan)),
         ("jitter", ((0.2,), (1.1, 0, 0, 0), (0, 0, 0, 0.6), (0, -0.1, 0, 0))),
     ],
 )
@@ -83,9 +93,9 @@ def test_values_out_of_range_are_refused_by_name(option, values):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("option", [None, "occlusion", "flip", "rotation", "jitter"])
+@pytest.mark.parametrize("option", [None, "occlusion", "flip", "rotation", "jitter", *FURTHER])
 def test_changes_do_not_depend_on_batches_or_threads(channels, option):
-    value = {"occlusion": 0.7, **RECIPE}
+    value = {"occlusion": 0.7, **RECIPE, **FURTHER}
     augmentation = EVERYTHING if option is None else Augmentation(**{option: value[option]})
     images = noise(23, channels, 37, 74)  # not a multiple of the width of vector units
     changes = augmentation.draw(23, (37, 74), rng())
@@ -270,3 +280,53 @@ def test_squares_come_last_and_are_black():
     # The sum over both tiles of the squares' areas, and nothing else is black.
     np.testing.assert_array_equal(hidden.sum((1, 2)), (changes.squares[..., 2] ** 2).sum(1))
     assert changed[(~hidden)[:, None].expand_as(changed)].min() >= 60
+
+
+# Grey, blur, erasing
+
+
+def test_grey_images_are_as_many_as_wanted_and_the_others_stay(pictures):
+    images = pictures[:1, :, :8, :8].expand(2000, -1, -1, -1)
+    changed = Augmentation(grey=0.3).draw(2000, (8, 8), rng())(images)
+    expected = reference.rgb_to_grayscale(pictures[:1, :, :8, :8], num_output_channels=3)
+    is_grey = (changed.int() - expected.int()).abs().amax((1, 2, 3)) <= 1
+    assert (is_grey | (changed == images).all(1).all(1).all(1)).all()
+    assert abs(is_grey.float().mean() - 0.3) < 4 * np.sqrt(0.21 / 2000)
+
+
+def test_a_blur_is_torchvisions(pictures):
+    deviations = np.array([0.0, 0.4, 1.0, 2.5], np.float32)
+    images = pictures[:1].expand(4, -1, -1, -1)
+    changed = TransformParameters(deviation=deviations)(images)
+    assert torch.equal(changed[0], images[0])
+    for image, deviation, result in zip(images[1:], deviations[1:], changed[1:], strict=True):
+        radius = int(np.ceil(3 * deviation))
+        expected = reference.gaussian_blur(image, [2 * radius + 1] * 2, [float(deviation)] * 2)
+        inner = (..., slice(radius, -radius), slice(radius, -radius))  # it mirrors at the border
+        assert (result.int() - expected.int())[inner].abs().max() <= 1
+    drawn = Augmentation(blur=1.5).draw(4000, (8, 8), rng()).deviation
+    assert kstest(drawn, "uniform", (0, 1.5)).pvalue > 1e-3
+
+
+def test_erased_rectangles_have_the_documented_size_and_any_place():
+    n, size = 4000, (100, 80)
+    images = torch.full((n, 1, *size), 7, dtype=torch.uint8)
+    changes = Augmentation(erase=0.6).draw(n, size, rng())
+    erased = (changes(images) == 0)[:, 0]
+    top, left, bottom, right = changes.boxes.T
+    np.testing.assert_array_equal(erased.sum((1, 2)), (bottom - top) * (right - left))
+    assert min(top.min(), left.min()) == 0
+    assert (bottom.max(), right.max()) == size
+    hit = bottom > top
+    assert abs(hit.mean() - 0.6) < 4 * np.sqrt(0.24 / n)
+    height, width = (bottom - top)[hit], (right - left)[hit]
+    fits = (height < 95) & (width < 75)  # a ratio near its bounds may not
+    assert fits.mean() > 0.8
+    share = (height * width / 8000)[fits]
+    assert 0.015 < share.min() < 0.03
+    assert 0.35 < share.max() < 0.42
+    ratio = np.log(height / width)[fits]
+    assert -1.35 < ratio.min() < -1.0
+    assert 1.0 < ratio.max() < 1.35
+    place = (top / np.maximum(100 - (bottom - top), 1))[hit & (bottom - top < 60)]
+    assert abs(place.mean() - 0.5) < 0.03

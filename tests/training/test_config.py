@@ -93,6 +93,15 @@ def test_learning_rates_are_those_of_torch(schedule, gamma):
     assert replace(config, schedule="constant").rate(epochs, epochs) == config.lr
 
 
+def test_a_held_rate_falls_as_that_of_a_training_that_begins_later():
+    for schedule in ("cosine", "exponential"):
+        optimizer = OptimizerConfig(lr=0.3, schedule=schedule, gamma=0.7, hold=5)
+        rates = [optimizer.rate(epoch, 17) for epoch in range(1, 18)]
+        later = [replace(optimizer, hold=None).rate(epoch, 12) for epoch in range(1, 13)]
+        assert rates == pytest.approx([0.3] * 5 + later)
+    assert OptimizerConfig(lr=0.3, hold=9).rate(3, 3) == 0.3
+
+
 @pytest.mark.parametrize(("kind", "power"), [("adam", 0.5), ("sgd", 1)])
 def test_the_rate_follows_the_batch(kind, power):
     optimizer = OptimizerConfig(kind, 0.01, reference_batch=8, schedule="constant")
