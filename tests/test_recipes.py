@@ -191,6 +191,23 @@ def test_one_command_trains_a_recipe(birds, tmp_path, recipe):
     assert trained == (recipe == "recipe")
 
 
+def test_the_recipe_of_taha_et_al_is_the_published_one():
+    """Section 4.1, and the schedule of Hermans et al. (2017), which they use."""
+    config = parsed([FOLDER / "taha2019.yaml"])
+    assert (config.encoder.method, config.encoder.dim) == ("tripreg", 128)
+    assert not config.encoder.options["unit"]
+    assert (config.preprocessing.size, config.optimizer.weight_decay) == ((256, 128), 1e-3)
+    mining = config.mining
+    assert (config.batch // mining.samples_per_class, mining.samples_per_class) == (18, 4)
+    assert (mining.scope, mining.positive, mining.negatives) == ("batch", "farthest", "hardest")
+    assert mining.num_negatives == 1
+    per_epoch = 12_936 / 72  # Market-1501's training images
+    for step in (0, 7_000, 14_000, 16_000, 20_000, 24_900):
+        expected = 3e-4 * (1e-7 / 3e-4) ** (max(0, step - 15_000) / 10_000)
+        epoch = round(step / per_epoch) + 1
+        assert config.optimizer.rate(epoch, config.epochs) == pytest.approx(expected, rel=0.12)
+
+
 @pytest.mark.parametrize(("name", "options"), OTHERS)
 def test_other_configurations_are_valid_and_build_encoders(name, options):
     config = parsed([FOLDER / f"{name}.yaml"], *options)
