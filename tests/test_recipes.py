@@ -72,7 +72,7 @@ BY_METHOD = {
     "mc-dropout": {"dropout": 0.1, "channels": False, "passes": 20}
     | {"masks": "independent", "unit": False},
     "deep-ensemble": {"members": 5, "combination": "reference"},
-    "btl": {"variance_hidden": 500, "scaled": False, "distance": "mean"},
+    "btl": {"variance_hidden": 500, "activation": "relu", "scaled": False, "distance": "mean"},
 }
 # Text; its supplement: the positive at the largest distance, and the nearest negatives.
 TEXT = {

@@ -32,6 +32,7 @@ from training.validation import Validation
 
 METRICS_FILE = "metrics.json"
 LOSS, STEP_LOSS = "loss", "train/loss_step"  # by epoch, and by optimizer step
+SIZE_TOLERANCE = 0.01  # relative difference of certified sizes that may be noise
 SHARED_FOLDER_DELAY = 60  # seconds after which a shared folder shows what another node wrote
 EPOCH_PATTERN = re.compile(r"epoch-(\d+)")
 
@@ -129,6 +130,7 @@ class TrainState:
     _: KW_ONLY
     best_size: float = float("inf")  # see `advance`
     best_score: float = -1.0
+    smallest_size: float = float("inf")  # of all epochs
     # The last epoch whose score exceeded that of the improved epoch before it by more than
     # `min_delta`, from which patience counts; and its score.
     improved_epoch: int = 0
@@ -137,9 +139,11 @@ class TrainState:
     steps: int = 0  # of the optimizer
 
     def advance(self, size: float, score: float, min_delta: float) -> None:
-        """Count an epoch; the best has the smallest size, of equal sizes the highest score."""
+        """Count an epoch; the best has the highest score of those with about the smallest size."""
         self.epoch += 1
-        if (-size, score) >= (-self.best_size, self.best_score):
+        self.smallest_size = min(self.smallest_size, self.best_size, size)
+        limit = self.smallest_size * (1 + SIZE_TOLERANCE)
+        if self.best_size > limit or (size <= limit and score >= self.best_score):
             self.best_epoch, self.best_size, self.best_score = self.epoch, size, score
         if self.epoch == 1 or score > self.improved + min_delta:
             self.improved_epoch, self.improved = self.epoch, score

@@ -42,6 +42,8 @@ from training.validation import (
     MEAN_AVERAGE_PRECISION,
     RECALL,
     TrainingWatch,
+    constant_share,
+    hidden_ranges,
     validate,
 )
 from training.workers import LOG_FILE, EpochBar, Workers, add_line, follow
@@ -108,9 +110,11 @@ def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None
             bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
             with torch.random.fork_rng(_generators(workers)), bar:
                 training_metrics = trainer.epoch(epoch, bar, history.step if first else None)
-            embedding = _embed_together(trainer, validation_images)
+            with hidden_ranges(trainer.encoder) as ranges:
+                embedding = _embed_together(trainer, validation_images)
             validation = validate(embedding, validation_images, workers)
             metrics = workers.broadcast(validation.metrics() if first else None) | training_metrics
+            metrics |= constant_share(ranges, workers)
             metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
             metrics["images_per_second"] = metrics.pop("images") / metrics["seconds"]
             if config.selection == "recall":

@@ -17,7 +17,7 @@ from rcir.data.catalogue import require_enough
 from rcir.data.records import calibration_note
 from rcir.data.rejects import REJECTS_FILE, write_rejects
 from rcir.encoders import Encoder
-from rcir.encoders.base import TrainingImages
+from rcir.encoders.base import TrainingImages, stored_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import find_index
@@ -65,6 +65,8 @@ def find_existing_run(config: TrainingConfig) -> RunFolder | None:
     if run is None:
         return None
     old, new = run.config, as_json(asdict(config))
+    if old.get("encoder", {}).get("method") == config.encoder.method:
+        old = old | {"encoder": stored_encoder(old["encoder"])}
     # A run keeps the values that it started with.
     if config.micro_batches is None:
         new["micro_batches"] = old.get("micro_batches")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rcir.autologging import without_autologging
 from rcir.data import ImageSet
 from rcir.data.relevance import count_matches, find_database, find_query_rows
 from rcir.embedding import Embedding
+from rcir.encoders.base import Encoder
+from rcir.encoders.features import ScalarHead
 from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
@@ -34,7 +39,9 @@ N_FOLDS = 4
 QUERY_BATCH_SIZE = 256  # in a search of the validation images
 MEAN_AVERAGE_PRECISION = "validation/mean_average_precision"
 RECALL = "validation/recall_at_1"
-CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # the epoch with the smallest is kept
+CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # decides which epoch is kept
+CONSTANT_UNITS = "validation/constant_units"  # share of hidden units of the head
+QUANTILES = (0.05, 0.5, 0.95)  # of the uncertainty
 COLLAPSED_TOLERANCE = 0.01  # relative difference to the loss of a collapsed encoder
 MIN_COUNT = 20  # of hits and of misses, for a statement about the AUROC
 NORMAL_QUANTILE = 1.645  # at 95%
@@ -179,14 +186,17 @@ class Validation:
 
     @without_autologging()
     def metrics(self) -> dict[str, float]:
-        """Return recall at 1, mean average precision, certified sizes, calibration error, AUROC.
+        """Return recall, mean average precision, sizes, and measures of the uncertainty.
 
-        Recall and precision are means over images with a match, sizes hold at delta = 0.1. Numbers
-        that cannot be computed are missing.
+        These are recall at 1, certified sizes, calibration error, AUROC of misses, and quantiles
+        of the uncertainty. Recall and precision are means over images with a match, sizes hold at
+        delta = 0.1. Numbers that cannot be computed are missing.
         """
         numbers = {RECALL: float(self.correct[self.matched].mean())}
         numbers[MEAN_AVERAGE_PRECISION] = float(self.precision.sum() / self.matched.sum())
         numbers["validation/ece"] = self.reliability().error
+        for share, value in zip(QUANTILES, np.quantile(self.uncertainty, QUANTILES), strict=True):
+            numbers[f"validation/uncertainty_{share:g}"] = float(value)
         for alpha in ALPHAS:
             if self.certified and is_certified(self.certified, alpha, DELTA):
                 size = mean_size(self.certified, alpha, DELTA)
@@ -257,6 +267,37 @@ def validate(embedding: Embedding, images: ImageSet, workers: Workers = ALONE) -
     return Validation(ranks, uncertainty, matched, precision, depth, certified)
 
 
+@contextmanager
+def hidden_ranges(encoder: Encoder) -> Iterator[list[Tensor]]:
+    """Record what the encoder's head does inside the block, in the list that is yielded.
+
+    For each batch that is embedded: the smallest and the largest value of each hidden unit,
+    (2, hidden). The list stays empty if there is no `ScalarHead`.
+    """
+    ranges: list[Tensor] = []
+    heads = [part for part in encoder.modules() if isinstance(part, ScalarHead)]
+    hooks = [
+        head.hidden_units.register_forward_hook(
+            lambda layer, inputs, values: ranges.append(torch.stack(values.aminmax(dim=0)))
+        )
+        for head in heads[:1]
+    ]
+    try:
+        yield ranges
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def constant_share(ranges: list[Tensor], workers: Workers = ALONE) -> dict[str, float]:
+    """Return the share of units with one value in all `hidden_ranges` of all workers, as metric."""
+    if not ranges:
+        return {}
+    smallest, largest = workers.all_gather(torch.stack(ranges)).unbind(dim=1)
+    constant = smallest.amin(dim=0) == largest.amax(dim=0)
+    return {CONSTANT_UNITS: float(constant.double().mean())}
+
+
 @dataclass
 class TrainingWatch:
     """Warns, once each, of a mean average precision of 1 and of a collapsed encoder.
@@ -287,7 +328,14 @@ class TrainingWatch:
 
 
 def warn_of_chance(validation: Validation) -> None:
-    """Warn if uncertainties distinguish misses from hits no better than chance."""
+    """Warn if uncertainties distinguish misses from hits no better than chance, or not at all."""
+    if np.ptp(validation.uncertainty) == 0:
+        warn(
+            "the uncertainty is the same for all validation images: it will not make sets smaller, "
+            "and training longer cannot change that; start again with another seed or learning "
+            "rate, or with encoder.options.activation=leaky-relu if it is relu"
+        )
+        return
     misses, hits = int((~validation.correct).sum()), int(validation.correct.sum())
     area = validation.metrics().get("validation/auroc_miss")
     if area is None or min(misses, hits) < MIN_COUNT:

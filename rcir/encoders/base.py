@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -30,6 +30,7 @@ from rcir.torch_settings import BY_DIFFERENCES, full_precision, shared_by_thread
 
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
+Activation = Literal["leaky-relu", "relu"]
 
 N_DRAWS = 20  # of a query whose encoder states a variance
 MAX_HELD = 1 << 14  # embeddings that `TrainingImages.batches` holds: 16 replicas embed a block each
@@ -130,6 +131,29 @@ class EncoderConfig:
 @dataclass(frozen=True)
 class NoOptions:
     """Options of a method or of its loss that has none."""
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The option of methods whose second head has a hidden layer.
+
+    Args:
+        activation: of the hidden layer: "leaky-relu", with a slope of 0.1 below 0, or "relu", as in
+            the papers, with which the training can end with units that are 0 for every image.
+    """
+
+    activation: Activation = "leaky-relu"
+
+
+def stored_encoder(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `EncoderConfig` that a folder holds as plain values.
+
+    Folders that do not name the activation of a head are of the time when it was a ReLU.
+    """
+    options = values.get("options", {})
+    if issubclass(find_method(values["method"]).Options, HeadOptions):
+        options = {"activation": "relu", **options}
+    return {**values, "options": options}
 
 
 @dataclass(frozen=True)
@@ -296,6 +320,8 @@ class Encoder(nn.Module):
         """Return a digest of the configuration, modules, hooks, weights and `revision`."""
         config = asdict(self.config)
         del config["checkpoint_path"]  # the weights are digested
+        if isinstance(self.options, HeadOptions):
+            config["options"].pop("activation", None)  # a module; older digests have no option
         description = json.dumps(config, sort_keys=True) + repr(self)
         if self.revision:
             description += f" revision {self.revision}"

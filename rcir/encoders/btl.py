@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, by_query, require_variance
+from rcir.encoders.base import (
+    EmbeddedTuples,
+    Encoder,
+    EncoderConfig,
+    HeadOptions,
+    by_query,
+    require_variance,
+)
 from rcir.encoders.features import MeanHead, VarianceHead, build_features
 from rcir.errors import InvalidConfig
 from rcir.losses import (
@@ -32,8 +39,8 @@ INITIAL_LENGTH = 0.9  # mean resultant length of every image before training
 
 
 @dataclass(frozen=True)
-class BayesianTripletEncoderOptions:
-    """Options of the Bayesian Triplet Loss encoder.
+class BayesianTripletEncoderOptions(HeadOptions):
+    """Options of the Bayesian Triplet Loss encoder, beside `HeadOptions`.
 
     Args:
         variance_hidden: width of the variance head's hidden layer; at least 1.
@@ -68,7 +75,8 @@ class BayesianTriplet(Encoder):
         super().__init__(config)
         self.backbone, shape, pool = build_features(self.config, channels, size)
         self.mean_head = MeanHead(pool, shape, config.dim)
-        self.variance_head = VarianceHead(pool, shape, self.options.variance_hidden)
+        hidden, activation = self.options.variance_hidden, self.options.activation
+        self.variance_head = VarianceHead(pool, shape, hidden, activation=activation)
         if self.options.scaled:
             self.log_scale = nn.Parameter(torch.zeros(()))
 
@@ -97,8 +105,8 @@ class BayesianTriplet(Encoder):
 
 
 @dataclass(frozen=True)
-class VonMisesFisherEncoderOptions:
-    """Options of the von Mises-Fisher encoder.
+class VonMisesFisherEncoderOptions(HeadOptions):
+    """Options of the von Mises-Fisher encoder, beside `HeadOptions`.
 
     Args:
         concentration_hidden: width of the concentration head's hidden layer; at least 1.
@@ -133,8 +141,8 @@ class VonMisesFisher(Encoder):
         self.mean_head = MeanHead(pool, shape, config.dim)
         # Banerjee et al. (JMLR 2005, eq. 4.4): the concentration of a mean resultant length.
         initial = INITIAL_LENGTH * (config.dim - INITIAL_LENGTH**2) / (1 - INITIAL_LENGTH**2)
-        hidden = self.options.concentration_hidden
-        self.dispersion_head = VarianceHead(pool, shape, hidden, 1 / initial)
+        hidden, activation = self.options.concentration_hidden, self.options.activation
+        self.dispersion_head = VarianceHead(pool, shape, hidden, 1 / initial, activation)
 
     def forward(self, images: Tensor) -> Embedding:
         feature_map = self.backbone(images).float()

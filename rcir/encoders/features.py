@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders.backbones import build_backbone, output_shape
-from rcir.encoders.base import Encoder, EncoderConfig
+from rcir.encoders.base import Activation, Encoder, EncoderConfig
 from rcir.encoders.hub import (
     HubBackbone,
     TransformersBackbone,
@@ -23,6 +25,10 @@ from rcir.encoders.hub import (
 )
 from rcir.errors import InvalidConfig
 
+ACTIVATIONS: Mapping[Activation, Callable[[], nn.Module]] = {
+    "leaky-relu": partial(nn.LeakyReLU, 0.1),
+    "relu": nn.ReLU,
+}
 FLOOR_BEGIN, FLOOR_WIDTH = -12.0, 4.0  # arguments where `floored_softplus` leaves softplus
 
 
@@ -60,15 +66,30 @@ class MeanHead(nn.Sequential):
 
 
 class ScalarHead(nn.Module):
-    """Pooling and two linear layers: feature map to a number (n, 1), at first `initial`."""
+    """Pooling and two linear layers: feature map to a number (n, 1), at first `initial`.
 
-    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 0.0) -> None:
+    `hidden_units` is the module that gives the values (n, hidden) between the layers.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        shape: torch.Size,
+        hidden: int,
+        initial: float = 0.0,
+        activation: Activation = "leaky-relu",
+    ) -> None:
         super().__init__()
         module, length = pooling(pool, shape)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, initial)
-        self.layers = nn.Sequential(module, nn.Linear(length, hidden), nn.ReLU(), last)
+        between = ACTIVATIONS[activation]()
+        self.layers = nn.Sequential(module, nn.Linear(length, hidden), between, last)
+
+    @property
+    def hidden_units(self) -> nn.Module:
+        return self.layers[-2]
 
     def forward(self, feature_map: Tensor) -> Tensor:
         numbers: Tensor = self.layers(feature_map)
@@ -88,8 +109,15 @@ def floored_softplus(values: Tensor) -> Tensor:
 class VarianceHead(ScalarHead):
     """A `ScalarHead` with `floored_softplus`: feature map to variance (n, 1)."""
 
-    def __init__(self, pool: str, shape: torch.Size, hidden: int, initial: float = 1e-3) -> None:
-        super().__init__(pool, shape, hidden, math.log(math.expm1(initial)))
+    def __init__(
+        self,
+        pool: str,
+        shape: torch.Size,
+        hidden: int,
+        initial: float = 1e-3,
+        activation: Activation = "leaky-relu",
+    ) -> None:
+        super().__init__(pool, shape, hidden, math.log(math.expm1(initial)), activation)
 
     def forward(self, feature_map: Tensor) -> Tensor:
         return floored_softplus(super().forward(feature_map))

@@ -10,15 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, NoOptions, require_variance
+from rcir.encoders.base import (
+    EmbeddedTuples,
+    Encoder,
+    EncoderConfig,
+    HeadOptions,
+    NoOptions,
+    require_variance,
+)
 from rcir.encoders.features import MeanHead, ScalarHead, build_features
 from rcir.losses import bounded_log_variance, heteroscedastic_tuple_loss
 from rcir.options import require_at_least
 
 
 @dataclass(frozen=True)
-class TripRegOptions:
-    """Options of the heteroscedastic triplet encoder.
+class TripRegOptions(HeadOptions):
+    """Options of the heteroscedastic triplet encoder, beside `HeadOptions`.
 
     Args:
         variance_hidden: width of the variance head's hidden layer; at least 1.
@@ -49,7 +56,8 @@ class TripReg(Encoder):
         super().__init__(config)
         self.backbone, shape, pool = build_features(self.config, channels, size)
         self.mean_head = MeanHead(pool, shape, config.dim)
-        self.log_variance_head = ScalarHead(pool, shape, self.options.variance_hidden)
+        hidden, activation = self.options.variance_hidden, self.options.activation
+        self.log_variance_head = ScalarHead(pool, shape, hidden, activation=activation)
 
     def forward(self, images: Tensor) -> Embedding:
         feature_map = self.backbone(images).float()

@@ -194,11 +194,12 @@ def _searcher(contents: Contents, folder: Path) -> Searcher:
         with naming_extras():
             from rcir.data.preprocessing import Preprocessing
             from rcir.encoders import EncoderConfig
+            from rcir.encoders.base import stored_encoder
             from rcir.encoders.weights import load_encoder
 
         assert contents.preprocessing is not None
         preprocessing = Preprocessing.from_dict(contents.preprocessing)
-        config = EncoderConfig(**contents.encoder)
+        config = EncoderConfig(**stored_encoder(contents.encoder))
         encoder = load_encoder(config, preprocessing, folder / WEIGHTS)
     index_config = IndexConfig(**contents.index)
     require_servers(getattr(index_config.index_options(), "hosts", ()))

@@ -29,7 +29,7 @@ from rcir.data import DataConfig, Preprocessing
 from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
-from rcir.encoders.base import Encoder
+from rcir.encoders.base import Encoder, stored_encoder
 from rcir.encoders.weights import load_encoder, save_tensors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_json
@@ -190,7 +190,7 @@ class RunFolder:
             raise InvalidData(f"the training in {self.path} is not finished: train it again")
         with reading(trust_code):
             try:
-                config = EncoderConfig(**self.config["encoder"])
+                config = EncoderConfig(**stored_encoder(self.config["encoder"]))
             except (KeyError, TypeError) as error:
                 raise InvalidData(
                     f"{self.path / RUN_FILE} was written by another version of rcir ({error}): "

@@ -9,7 +9,7 @@ from rcir.data import Preprocessing
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.encoders.features import floored_softplus
+from rcir.encoders.features import ScalarHead, floored_softplus
 from rcir.errors import InvalidConfig
 from rcir.losses import PointLossOptions, bessel_ratio
 from rcir.retrieval.query_uncertainty import with_uncertainty
@@ -91,6 +91,20 @@ def test_an_almost_certain_image_stays_finite_and_has_a_gradient(method, options
         losses.sum().backward()
         assert all(p.grad.isfinite().all() for p in encoder.parameters())
         assert last.bias.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(("activation", "slope"), [("leaky-relu", 0.1), ("relu", 0.0)])
+def test_a_leaky_hidden_unit_has_a_gradient_where_a_relu_has_none(activation, slope):
+    """Features after a ReLU are never negative, so these units are, for every image."""
+    head = ScalarHead("flatten", torch.Size((12, 1, 1)), hidden=5, activation=activation)
+    features = torch.rand(7, 12, 1, 1, generator=small.generator())
+    with torch.no_grad():
+        head.layers[1].weight.fill_(-1.0)
+        head.layers[1].bias.fill_(-1.0)
+        head.layers[-1].weight.fill_(2.0)
+    head(features).sum().backward()
+    expected = 2 * slope * features.sum(dim=0).flatten()
+    torch.testing.assert_close(head.layers[1].weight.grad, expected.expand(5, 12))
 
 
 def test_variances_are_those_of_softplus_down_to_a_floor():

@@ -156,6 +156,16 @@ def test_the_fingerprint_changes_with_options_and_the_revision_of_a_method(monke
     assert encoder.fingerprint() != first
 
 
+@pytest.mark.parametrize("method", ["btl", "vmf", "tripreg"])
+def test_the_fingerprint_of_a_relu_is_that_of_encoders_without_an_activation(method):
+    relu, leaky = build(method, activation="relu"), build(method)
+    assert relu.weights_digest() == leaky.weights_digest()
+    assert relu.fingerprint() != leaky.fingerprint()
+    before = relu.fingerprint()
+    relu.config.options.pop("activation")
+    assert relu.fingerprint() == before
+
+
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 def test_the_fingerprint_changes_with_hooks_on_any_module(kind):
     encoder = build("btl")

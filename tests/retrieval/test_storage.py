@@ -2,6 +2,7 @@
 
 import pickle
 import pickletools
+import re
 import shutil
 import stat
 import zipfile
@@ -110,6 +111,34 @@ def test_every_encoder_survives(splits, tmp_path, method):
     # LAM is fitted after training.
     assert (loaded.searcher.gallery.uncertainty is None) == (method in (*CERTAIN, "lam"))
     assert loaded.searcher.fingerprints() == built.searcher.fingerprints()
+
+
+@pytest.mark.parametrize("method", ["btl", "vmf", "tripreg"])
+def test_a_folder_that_names_no_activation_keeps_its_relu_and_calibration(
+    splits, tmp_path, method, sign
+):
+    config = config_of(method, dim=6, options={"activation": "relu"})
+    encoder = build_encoder(config, 1, (8, 16))
+    for values in encoder.parameters():  # the last layer of the head is 0 at first
+        torch.nn.init.normal_(
+            values, std=0.1, generator=torch.Generator().manual_seed(values.numel())
+        )
+    built = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=50)
+    parts = map(built.search_labelled, (splits.tuning, splits.calibration))
+    built.calibrate_splits(*parts, "minmax", query_uncertainty="encoder")
+    built.save(tmp_path / "retriever")
+    (file,) = tmp_path.rglob("retriever.json")
+    before = file.read_text()
+    assert before.count('"activation": "relu"') == 1
+    file.write_text(re.sub(r'"activation": "relu",?', "", before))
+    sign(file.parent)
+    queries = splits.test.images[:20]
+    assert answers(load(tmp_path / "retriever"), queries) == answers(built, queries)
+    # With another activation, the weights compute something else, and the calibration is refused.
+    file.write_text(before.replace('"activation": "relu"', '"activation": "leaky-relu"'))
+    sign(file.parent)
+    with pytest.raises(StaleCalibration):
+        answers(load(tmp_path / "retriever"), queries)
 
 
 def test_the_score_functions_that_auto_chose_for_each_risk_survive(tmp_path):

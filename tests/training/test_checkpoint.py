@@ -42,6 +42,9 @@ def advanced(values, sizes=None, min_delta=0.0):
     ("sizes", "values", "best"),
     [
         ((1.4, 1.2, 1.3), (0.5, 0.6, 0.7), 2),  # sizes decide
+        ((1.205, 1.2, 1.21), (0.6, 0.5, 0.7), 3),  # of those within 1%, the precision
+        ((1.205, 1.2, 1.213), (0.6, 0.5, 0.7), 1),
+        ((1.205, 1.19, 1.2), (0.6, 0.5, 0.55), 3),
         ((1.4, 1.0, 1.0), (0.5, 0.7, 0.6), 2),  # of equal sizes, the precision
         ((np.inf, 9.0, np.inf), (0.5, 0.6, 0.7), 2),  # a size is better than none
         ((1.0, 1.0, 1.0), (0.7, 0.7, 0.7), 3),  # of equal epochs, the last

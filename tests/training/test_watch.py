@@ -2,11 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 
-from rcir.encoders import EncoderConfig
+from rcir.data import Preprocessing
+from rcir.encoders import EncoderConfig, build_encoder
+from rcir.encoders.batches import embed
 from rcir.mining import MiningConfig
 from training import OptimizerConfig, train
-from training.validation import MEAN_AVERAGE_PRECISION, TrainingWatch, Validation, warn_of_chance
+from training.validation import (
+    MEAN_AVERAGE_PRECISION,
+    TrainingWatch,
+    Validation,
+    constant_share,
+    hidden_ranges,
+    warn_of_chance,
+)
 
 
 def watched(capsys, losses, precisions):
@@ -42,6 +52,25 @@ def test_a_training_that_collapses_is_reported(tiny, capsys):
     assert "collapsed" in capsys.readouterr().out
 
 
+def test_hidden_units_with_one_value_for_all_images_are_counted():
+    config = EncoderConfig("btl", dim=8, options={"variance_hidden": 8, "activation": "relu"})
+    encoder = build_encoder(config, 1, (8, 16))
+    bias = encoder.variance_head.layers[1].bias
+    images = np.random.default_rng(0).integers(256, size=(300, 8, 16), dtype=np.uint8)
+    shares = []
+    for dead in (slice(0), slice(3), slice(8)):
+        with torch.no_grad():
+            bias[:] = 10.0
+            bias[dead] = -1e6
+        with hidden_ranges(encoder) as ranges:
+            embed(encoder, Preprocessing(), images)
+        shares.append(constant_share(ranges)["validation/constant_units"])
+    assert shares == [0, 3 / 8, 1]
+    assert not encoder.parts()[1]  # no hook stays
+    with hidden_ranges(build_encoder(EncoderConfig("deterministic"), 1, (8, 16))) as ranges:
+        assert constant_share(ranges) == {}
+
+
 def validation(uncertainty, correct):
     n = len(correct)
     ranks = np.where(correct, 1.0, 2.0)
@@ -57,3 +86,11 @@ def test_an_uncertainty_no_better_than_chance_is_reported(capsys):
     warn_of_chance(validation(rng.uniform(size=30), correct[:30]))  # too few to tell
     warn_of_chance(validation(np.arange(30.0), np.ones(30, bool)))
     assert capsys.readouterr().out == ""
+
+
+def test_a_constant_uncertainty_is_reported_as_such(capsys):
+    for n in (30, 400):
+        warn_of_chance(validation(np.full(n, 0.001), np.arange(n) % 2 == 0))
+        (line,) = capsys.readouterr().out.splitlines()
+        assert "the same for all validation images" in line
+        assert "train longer" not in line
