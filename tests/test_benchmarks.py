@@ -19,7 +19,7 @@ FOLDER = ROOT / "benchmarks"
 HELPERS = {"cai2025", "common", "loops", "recipes", "papers/tables", "papers/claims"}
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
-    *("papers/cub50", "papers/fashion_mnist", "papers/two_digit_mnist"),
+    *("papers/cub50", "papers/fashion_mnist", "papers/oh2019"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}
 SCRIPTS = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.py")}

@@ -62,7 +62,8 @@ class EncoderConfig:
             "transformers:NAME", of which the first two also take "hf-hub:ORG/NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
             of a feature matters. Models that pool by themselves take either of the latter two.
-        dim: length of the embedding; method "pretrained" sets it to that of the pooled features.
+        dim: length of the embedding, at least 2, or 1 if vectors need not have unit length (as of
+            "hib"); method "pretrained" sets it to that of the pooled features.
         pretrained: start from pretrained weights: true for those of the hub, or torchvision's best
             of resnet50, resnet101 and densenet161; "IMAGENET1K_V1" for those that the papers
             started from, or "IMAGENET1K_V2" (not of densenet161).
@@ -97,7 +98,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         require_choice("encoder.pooling", self.pooling, Pooling)
-        require_at_least(self, "encoder.", dim=2)
+        require_at_least(self, "encoder.", dim=1)
         if not isinstance(self.pretrained, bool) and self.pretrained not in get_args(Weights):
             raise InvalidConfig(
                 f"encoder.pretrained is {self.pretrained!r}; it is true, false or one of "
@@ -105,7 +106,12 @@ class EncoderConfig:
             )
         if self.pretrained and self.checkpoint_path is not None:
             raise InvalidConfig("encoder.pretrained and encoder.checkpoint_path exclude each other")
-        self.method_options()
+        options = self.method_options()
+        if self.dim == 1 and find_method(self.method).unit_length(options):
+            raise InvalidConfig(
+                f"encoder.dim is 1; it must be at least 2, since {self.method} gives vectors unit "
+                "length: in one dimension all would be 1 or -1"
+            )
 
     def method_options(self) -> Any:
         """Return all options of the method, as its `Options`."""
@@ -192,6 +198,7 @@ class Encoder(nn.Module):
     - `mining`: the default choice of positive and negatives.
     - `loss` of each tuple; or, with `by_label`, `label_loss` of each image, and `check_labels`.
     - `after_step`, `fit_posthoc`: called after a step of the optimizer, and after training.
+    - `unit_length`: False allows vectors of one number.
     - `reranks`, `rerank`: its own distances to the candidates of the index.
     - `draws`, `draw_distances`: distances of several draws of a query.
     - `member_configs`, `take_members`: it is made of separately trained encoders.
@@ -236,6 +243,11 @@ class Encoder(nn.Module):
 
     def fit_posthoc(self, training: TrainingImages) -> None:
         """Fit buffers or parameters, which are stored, after training."""
+
+    @classmethod
+    def unit_length(cls, options: Any) -> bool:
+        """Return whether vectors have unit length, given `Options`; if so, `dim` is 2 or more."""
+        return bool(getattr(options, "unit", True))
 
     @property
     def reranks(self) -> bool:

@@ -153,6 +153,10 @@ class HedgedInstance(Encoder):
             losses = losses + options.kl_scale * (first + torch.cat([near, far], dim=1))
         return (losses[:, 0] + mean_of_valid(losses[:, 1:], valid)) / 2
 
+    @classmethod
+    def unit_length(cls, options: Any) -> bool:
+        return False
+
     @property
     def draws(self) -> bool:
         return bool(self.options.components)

@@ -184,7 +184,9 @@ def test_the_fingerprint_changes_with_hooks_on_any_module(kind):
         {"backbone": "mnist-cnn", "pretrained": True},
         {"backbone": "resnet50"},  # of grey images
         {"backbone": "cifar-cnn"},  # of images of 8 x 16 pixels
-        {"dim": 1},
+        *({"method": method, "dim": 1} for method in ("btl", "vmf", "deterministic", "lam")),
+        {"method": "tripreg", "dim": 1, "options": {"unit": True}},
+        {"method": "hib", "dim": 0},
         {"pooling": "max"},
         {"pretrained": "IMAGENET1K_V3"},
         {"pretrained": True, "checkpoint_path": "a.safetensors"},

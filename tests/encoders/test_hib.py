@@ -24,9 +24,10 @@ from tests.encoders.small import as_tuples, check_ranking, generator, pictures
 KINDS = [0, 1, 2]
 
 
-def build(components=1, spread=1.0, **options):
+def build(components=1, spread=1.0, dim=3, **options):
     """With variances that depend on the image."""
-    encoder = small.build(EncoderConfig("hib", dim=3, options={"components": components} | options))
+    options["components"] = components
+    encoder = small.build(EncoderConfig("hib", dim=dim, options=options))
     if components:
         last = encoder.variance_head[-1]
         torch.nn.init.normal_(last.weight, std=spread, generator=generator())
@@ -119,9 +120,9 @@ def test_a_gallery_image_finds_itself_first_among_equally_certain_images(splits)
     assert gaps.max() < 0.02 * torch.cdist(vectors, vectors).median()
 
 
-@pytest.mark.parametrize("components", [1, 2])
-def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits):
-    encoder = build(components)
+@pytest.mark.parametrize(("components", "dim"), [(1, 3), (2, 3), (1, 1), (2, 1)])
+def test_candidates_are_ranked_by_the_probability_of_a_match(components, dim, splits):
+    encoder = build(components, dim=dim)
 
     def expected(query, item):
         queries = numpy_samples(query, encoder.noise[0])
@@ -131,6 +132,23 @@ def test_candidates_are_ranked_by_the_probability_of_a_match(components, splits)
         ]
 
     check_ranking(encoder, splits, expected, queries=7, rtol=1e-3)
+
+
+@pytest.mark.parametrize("components", KINDS)
+def test_vectors_of_one_number_are_certified_and_stored(components, splits, tmp_path):
+    encoder = build(components, dim=1)
+    retriever = Retriever.build(encoder, Preprocessing(), splits.gallery, depth=150)
+    tuning, calibration = map(retriever.search_labelled, (splits.tuning, splits.calibration))
+    report = retriever.calibrate_splits(tuning, calibration, "quantile")
+    assert any(row.certified for row in report.rows)
+    stored = Retriever.load(retriever.save(tmp_path / "retriever"))
+    results = stored.search(splits.test.images[:3])
+    items = embed_all(encoder, Preprocessing(), splits.gallery.images).vectors[:, 0]
+    if not components:  # ranked by their distance, which is that on a line
+        queries = encoder.embed(Preprocessing()(splits.test.images[:3])).vectors
+        gaps = (items - queries).abs().sort(dim=1).values[:, :150]
+        np.testing.assert_allclose(results.distances, gaps, atol=1e-5)
+    assert stored.retrieve(splits.test.images[0], alpha=0.5, delta=0.1).size >= 1
 
 
 @pytest.mark.parametrize("options", [{"distance": "mean"}, {"components": 0}], ids=str)
