@@ -15,12 +15,15 @@ size that misses alpha of them; few labels certify nothing), one for corrupted q
 or occlusion of three severities, drawn for each), and one of the AUROC of detecting images of
 MNIST. Divisions in which nothing can be certified do not count. Trained runs and embeddings in
 `--runs` are used again.
+
+`--activation` compares those of the head behind the variance instead, with 95% intervals over
+trainings: sizes by the encoder's uncertainty alone, and what it saves beside the neighbourhood.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +32,7 @@ import torch
 from common import parser, report, sized
 from methods import RECIPES, SETS, run_of
 from numpy.typing import NDArray
+from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from torchvision.transforms.v2.functional import gaussian_blur
 
@@ -58,6 +62,8 @@ from rcir.risk import (
 )
 from rcir.torch_settings import keep_freed_memory
 
+ACTIVATIONS = ("relu", "leaky-relu")
+WITH_ACTIVATION = ("btl", "vmf")
 METHODS = tuple(method for method in RECIPES if method != "tripreg")
 SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1, "cub50": 3}
 DIVISIONS = sized(5, 1)
@@ -138,9 +144,11 @@ def all_queries(splits: Splits) -> ImageSet:
     return ImageSet(pictures, labels, [name for part in parts for name in part.ids])
 
 
-def searched(name: str, method: str, seed: int, runs: Path) -> Trained:
+def searched(
+    name: str, method: str, seed: int, runs: Path, options: Mapping[str, str] | None = None
+) -> Trained:
     """Train, embed and search; finished runs and stored embeddings are used again."""
-    run = run_of(name, method, runs, seed)
+    run = run_of(name, method, runs, seed, options)
     stored = Embedder(folder=run.path / "embeddings")
 
     def embed_whole(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
@@ -289,6 +297,58 @@ def cells(values: list[dict[str, float]]) -> list[str]:
     return [*means, f"{np.nanmean(ratios):.3f} ({low:.2f} to {high:.2f})"]
 
 
+def worth(name: str, method: str, activation: str, seed: int, runs: Path) -> dict[str, float]:
+    """AUROC of misses of one training; sizes and their ratios with and without labels, by name."""
+    changed = {} if activation == "leaky-relu" else {"activation": activation}
+    trained = searched(name, method, seed, runs, changed)
+    stated = trained.clean["encoder"]
+    found = {"AUROC": float(roc_auc_score(~stated.relevant[:, 0], stated.results.uncertainty))}
+    kinds = {kind: each.first_of_each_label() for kind, each in trained.clean.items()}
+    for table, results in (("labels", kinds), ("no labels", trained.unlabelled)):
+        each = [sizes(results, rows, certified_size) for rows in divisions(len(results["encoder"]))]
+        for column in ("encoder", "neighbourhood", "with variance"):
+            found[f"{table}/{column}"] = float(np.nanmean([size[column] for size in each]))
+        found[f"{table}/ratio"] = float(
+            np.nanmean([size["with variance"] / size["neighbourhood"] for size in each])
+        )
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and its 95% interval by Student's distribution."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return mean, mean, mean
+    margin = float(student.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
+    return mean, mean - margin, mean + margin
+
+
+def compare_activations(
+    sets: Sequence[str], methods: Sequence[str], activations: Sequence[str], seeds: int, runs: Path
+) -> tuple[list[list[str]], dict[str, float]]:
+    """Rows of each activation and of the last over the first, and their means and intervals."""
+    rows, figures = [], {}
+    for name in sets:
+        for method in methods:
+            by_seed = {
+                activation: [worth(name, method, activation, seed, runs) for seed in range(seeds)]
+                for activation in activations
+            }
+            first, last = by_seed[activations[0]], by_seed[activations[-1]]
+            by_seed["last over first"] = [
+                {key: after[key] / before[key] for key in before}
+                for before, after in zip(first, last, strict=True)
+            ]
+            for activation, trainings in by_seed.items():
+                for key in trainings[0]:
+                    numbers = interval([training[key] for training in trainings])
+                    rows.append([name, method, activation, key, *map("{:.3f}".format, numbers)])
+                    print(f"| {' | '.join(rows[-1])} |", flush=True)
+                    for kind, number in zip(("mean", "low", "high"), numbers, strict=True):
+                        figures[f"{name}/{method}/{activation}/{key}/{kind}"] = number
+    return rows, figures
+
+
 def main() -> None:
     """Train, search, measure and print."""
     command = parser(__doc__)
@@ -298,9 +358,25 @@ def main() -> None:
     methods = sized(METHODS, ("deterministic", "btl"))
     command.add_argument("--encoders", nargs="+", choices=METHODS, default=methods)
     command.add_argument("--seeds", type=int, help="how many trainings of each method")
+    command.add_argument(
+        "--activation",
+        nargs="+",
+        choices=ACTIVATIONS,
+        default=sized((), ACTIVATIONS),
+        help="compare these, of the encoders that have the option",
+    )
     options = command.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    if options.activation:
+        methods = [method for method in options.encoders if method in WITH_ACTIVATION]
+        rows, figures = compare_activations(
+            options.sets, methods, options.activation, options.seeds or sized(5, 1), options.runs
+        )
+        columns = ["set", "method", "activation", "number", "mean", "low", "high"]
+        report("Activation of the head", columns, rows, figures, options.json)
+        if not sized(False, True):
+            return
     tables: dict[str, list[list[str]]] = {title: [] for title in TITLES}
     figures = {}
     for name in options.sets:

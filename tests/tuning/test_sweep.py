@@ -244,7 +244,7 @@ def test_trials_differ_by_an_option_of_their_method(method, option, values, smal
 
 
 @pytest.mark.slow
-def test_no_run_on_a_server_has_more_than_25_metrics(server, small, tmp_path):
+def test_no_run_on_a_server_has_more_than_30_metrics(server, small, tmp_path):
     # More than 50 steps, so that losses of steps are logged.
     training = small("many", epochs=1, batch=4, storage=str(tmp_path))
     space = {"optimizer.lr": {"grid": [1e-3, 3e-3]}}
