@@ -29,6 +29,7 @@ TRIPLETS = METHODS[:3]  # trained by the triplet loss
 # Cai et al. (AAAI 2025): the names of their data sets here.
 NAMES = dict(zip(SETS, ("cub200", "cars196", "pitts30k", "chestx-det"), strict=True))
 OTHERS = [(path.stem, ()) for path in sorted(FOLDER.glob("[!t]*-*.yaml"))]
+OTHERS += [("warburg2021", ())]
 OTHERS += [
     ("digits", ("--name", "digits", "--encoder.method", method))
     for method in (*TRIPLETS, "tripreg")
@@ -206,6 +207,21 @@ def test_the_recipe_of_taha_et_al_is_the_published_one():
         expected = 3e-4 * (1e-7 / 3e-4) ** (max(0, step - 15_000) / 10_000)
         epoch = round(step / per_epoch) + 1
         assert config.optimizer.rate(epoch, config.epochs) == pytest.approx(expected, rel=0.12)
+
+
+def test_the_recipe_of_warburg_et_al_is_the_published_one():
+    """ICCV 2021, sections 3 and 4; hidden layer and margins are those of Cai et al.'s code."""
+    config = parsed([FOLDER / "warburg2021.yaml"])
+    # An anchor, a positive and five negatives, from 5,000 images that change after 1,000 steps.
+    mining = {"cache": "sampled", "sample": 5000, "refresh": 1000, "num_negatives": 5}
+    mining |= {"negatives": "margin-violating", "scope": "epoch"}
+    options = {"scaled": True, "activation": "relu"}
+    # 2,048 numbers for each image: the mean and one variance.
+    expected = {"batch": 25, "encoder": {"method": "btl", "dim": 2048 - 1, "options": options}}
+    expected |= {"loss": {"kl_scale": 1e-6, "epsilon": 1e-8}, "mining": mining}
+    expected |= {"optimizer": PUBLISHED["optimizer"], "augmentation": PHOTOGRAPHS["augmentation"]}
+    found = flatten(asdict(config))
+    assert {name: found[name] for name in flatten(expected)} == flatten(expected)
 
 
 @pytest.mark.parametrize(("name", "options"), OTHERS)
