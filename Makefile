@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai2025.py common.py loops.py),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai_rule.py common.py loops.py),$(wildcard benchmarks/*.py))
 
 .PHONY: setup browser demo test test-all test-old-cpu test-gpu lint bench papers clean
 

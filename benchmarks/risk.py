@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from cai2025 import calibrate_kappa, heuristic_sets, rule_sizes
+from cai_rule import calibrate_kappa, heuristic_sets, rule_sizes
 from common import DIGITS, parser, report, sized
 from mapie.risk_control import MultiLabelClassificationController
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ def grid_search(scales: list[float], ranks: list[float], alpha: float) -> float 
     """Raise the threshold by a step until Hoeffding's bound of the miss rate is at most alpha.
 
     Query by query, as in the code of Cai et al., but with K = max(1, ceil(threshold u)), and None
-    if no threshold reaches alpha. Their rule itself is in `cai2025.py`.
+    if no threshold reaches alpha. Their rule itself is in `cai_rule.py`.
     """
     margin = math.sqrt(math.log(1 / DELTA) / (2 * len(ranks)))
     threshold = 0.0

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 # Modules that scripts share, and the table of what the scripts of the papers print.
-HELPERS = {"cai2025", "common", "loops", "recipes", "papers/tables", "papers/claims"}
+HELPERS = {"cai_rule", "common", "loops", "recipes", "papers/tables", "papers/claims"}
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
-    *("papers/cub50", "papers/fashion_mnist", "papers/oh2019"),
+    *("papers/cai2025", "papers/cub50", "papers/fashion_mnist", "papers/oh2019"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}
 SCRIPTS = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.py")}

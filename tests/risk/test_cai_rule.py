@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "cai2025.py"
+from rcir.errors import RiskUnattainable
+from rcir.risk import ScoredResults, certify, make_request
+from rcir.risk.results import widen
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "cai_rule.py"
 
 
 @pytest.fixture(scope="module")
 def rule():
     """The module, which is in no package."""
-    spec = importlib.util.spec_from_file_location("cai2025", FILE)
+    spec = importlib.util.spec_from_file_location("cai_rule", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -82,3 +86,26 @@ def test_the_heuristic_keeps_candidates_of_which_the_mean_uncertainty_is_low(rul
         np.array([0.0, 4.0]), np.array([[0.0, 2.0, 9.0], [0.0, 1.0, -5.0]]), (0.0, 4.0), 0.5
     )
     assert sets.tolist() == [[True, True, False], [False, False, True]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", ["binomial", "hoeffding"])
+def test_limits_of_the_figures_are_thresholds_that_are_certified(bound, monkeypatch):
+    for folder in (FILE.parent, FILE.parent / "papers"):
+        monkeypatch.syspath_prepend(folder)
+    figures = importlib.import_module("cai2025")
+    rng = np.random.default_rng(4)
+    scores = np.where(rng.random((2, 200)) < 0.1, np.inf, rng.exponential(size=(2, 200)))
+    limits = figures.limits(scores.astype(np.float32), bound)
+    uncertified = 0
+    for row, one in zip(scores, limits, strict=True):
+        calibration = ScoredResults(row.astype(np.float32), depth=50)
+        for (delta, alpha), limit in zip(figures.PLACES, one, strict=True):
+            try:
+                threshold = certify(make_request(alpha, delta), calibration, bound=bound).threshold
+            except RiskUnattainable:
+                uncertified += 1
+                assert limit == np.inf
+            else:
+                assert limit == np.float32(widen(threshold))
+    assert 0 < uncertified < limits.size
