@@ -299,7 +299,7 @@ def draw(trials: pd.DataFrame, bins: dict[str, pd.DataFrame], file: Path) -> Non
     means = trials.groupby(["encoder", "rule", "delta", "alpha"])[list(MEASURED)].mean()
     means = means.xs(DELTAS[-1], level="delta")
     figure = Figure((2.5 * len(bins), 8.5), layout="constrained", dpi=80)
-    panels = figure.subplots(4, len(bins), sharey="row")
+    panels = figure.subplots(4, len(bins), sharey="row", squeeze=False)
     for (encoder, diagram), column in zip(bins.items(), panels.T, strict=True):
         first, risk, size, quantiles = column
         first.bar((np.arange(BINS) + 0.5) / BINS, diagram.hits / diagram.n.clip(1), 0.9 / BINS)
