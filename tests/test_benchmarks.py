@@ -19,7 +19,7 @@ FOLDER = ROOT / "benchmarks"
 HELPERS = {"cai_rule", "common", "loops", "recipes", "papers/tables", "papers/claims"}
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
-    *("papers/cai2025", "papers/cub50", "papers/fashion_mnist", "papers/oh2019"),
+    *("papers/cai2025", "papers/cub50", "papers/fashion_mnist", "papers/lam", "papers/oh2019"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}
 SCRIPTS = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.py")}

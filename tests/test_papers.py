@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -12,17 +13,17 @@ ROOT = Path(__file__).parents[1]
 SHARED = [ROOT / "benchmarks" / "common.py", ROOT / "benchmarks" / "papers" / "tables.py"]
 
 
-def load():
-    """Import the script, which is not part of a package."""
-    path = ROOT / "benchmarks" / "papers" / "claims.py"
-    spec = importlib.util.spec_from_file_location("claims_of_papers", path)
+def load(name):
+    """Import a script, which is not part of a package."""
+    path = ROOT / "benchmarks" / "papers" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_of_papers", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look names up
     spec.loader.exec_module(module)
     return module
 
 
-claims = load()
+claims = load("claims")
 PAPERS, CLAIMS = claims.read()
 
 
@@ -75,3 +76,14 @@ def test_rows_of_a_paper_stay_together_in_the_order_of_the_page():
 def test_citations_name_every_paper():
     references = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
     assert {paper["url"] for paper in PAPERS.values()} <= {one["url"] for one in references}
+
+
+def test_calibration_errors_of_the_text_and_of_the_code_of_warburg_et_al():
+    """By hand: 4 draws vote on 5 queries, two of them unanimously, and of equal votes 0 wins."""
+    votes = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 0], [0, 0, 2, 2], [3, 3, 3, 1]]).T
+    errors = load("tables").calibration_errors(votes, np.array([1, 0, 1, 2, 0]))
+    # Bins of 1, .75 and .5 miss by |0 - 1|, |.25 - .75| and |-.5|; the code has no bin of 1.
+    assert errors["ECE"] == pytest.approx((1 + 0.5 + 0.5) / 5)
+    assert errors["ECE code"] == pytest.approx((0.5 + 0.5) / 3)
+    assert errors["unanimous"] == pytest.approx(0.4)
+    assert load("tables").calibration_errors(votes[:, :2], np.array([1, 0]))["ECE code"] is None

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.spatial import cKDTree
+from sklearn.metrics import precision_recall_curve
 
 sys.path.append(str(Path(__file__).parents[1]))
 from common import parser, sized, titled, write_figures
@@ -29,6 +30,7 @@ from rcir.encoders.deep_ensemble import DeepEnsemble
 from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
+from rcir.encoders.pfe import ProbabilisticFaceEmbedding
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.losses.hedged import mixture_samples
 from rcir.metrics import out_of_distribution, score_rankings, sparsification
@@ -40,14 +42,23 @@ BINS = 10  # of confidences
 DRAWS = 20  # of each image, unless the encoder states their number
 
 
-def options(description: str | None, encoders: tuple[str, ...] = ()) -> Namespace:
-    """The command line of these benchmarks; of some, `--encoders` of which there are rows."""
+def options(
+    description: str | None, encoders: tuple[str, ...] = (), *, reduced: bool = False
+) -> Namespace:
+    """The command line of these benchmarks; of some, `--encoders` of which there are rows.
+
+    With `reduced`, also `--reduced` (which the script reads itself), `--cost` and `--use-gpu`.
+    """
     command = parser(description)
     runs = Path("runs", sized("papers", "papers-short"))
     command.add_argument("--runs", type=Path, default=runs, help="trained runs")
     command.add_argument("--seeds", type=int, default=sized(3, 1), help="trainings per row")
     if encoders:
         command.add_argument("--encoders", nargs="+", choices=encoders, default=encoders)
+    if reduced:
+        command.add_argument("--reduced", action="store_true", help="a smaller training")
+        command.add_argument("--cost", action="store_true", help="measure the cost of training")
+        command.add_argument("--use-gpu", action="store_true", help="train on a GPU")
     parsed = command.parse_args()
     torch.set_num_threads(1)  # two scripts side by side use two cores better than one script does
     return parsed
@@ -96,26 +107,41 @@ def outside(
     return one_minus_cosine(distances[:, 0], lengths(asked), lengths(searched)[positions[:, 0]])
 
 
-def closed_set_error(run: RunFolder, encoder: Encoder, images: ImageSet) -> float | None:
-    """The ECE of Warburg et al. (NeurIPS 2023): samples vote with the labels of their neighbours.
-
-    The most frequent label is predicted, the smallest of several; its confidence is its share of
-    the votes. Bins have equal width, and their mean confidence is expected of them.
-    """
+def vote_scores(run: RunFolder, encoder: Encoder, images: ImageSet) -> dict[str, float | None]:
+    """`calibration_errors` of samples that vote with the label of their nearest neighbour."""
     rng, parts = np.random.default_rng(0), []
     for start in range(0, len(images), BATCH):
         batch = run.preprocessing(images.images[start : start + BATCH])
         with torch.inference_mode():
             part = draw_embeddings(encoder, batch, rng)
         if part is None:
-            return None
+            return dict.fromkeys(("ECE", "ECE code", "unanimous"))
         parts.append(part)
-    drawn = torch.cat(parts, dim=1)
     labels = np.asarray(images.labels)
-    predicted, count = stats.mode([labels[_nearest_other(one)] for one in drawn], axis=0)
-    share = count / len(drawn)
+    votes = np.stack([labels[_nearest_other(one)] for one in torch.cat(parts, dim=1)])
+    return calibration_errors(votes, labels)
+
+
+def calibration_errors(
+    votes: NDArray[np.int64], labels: NDArray[np.int64]
+) -> dict[str, float | None]:
+    """The ECE of Warburg et al. (NeurIPS 2023), and the share of queries with unanimous votes.
+
+    The most frequent label of `votes` (draws, n) is predicted, the smallest of several; its
+    confidence is its share. Bins have equal width, and their mean confidence is expected of them.
+    "ECE code" is that of the authors' code, whose last bin excludes 1: queries with unanimous votes
+    are left out; None if there are no others.
+    """
+    predicted, count = stats.mode(votes, axis=0)
+    share = count / len(votes)
     bins = np.minimum((share * BINS).astype(np.int64), BINS - 1)
-    return float(np.abs(np.bincount(bins, (predicted == labels) - share)).sum() / len(labels))
+    gaps, split = (predicted == labels) - share, count < len(votes)
+    code = np.abs(np.bincount(bins[split], gaps[split])).sum() / max(1, split.sum())
+    return {
+        "ECE": float(np.abs(np.bincount(bins, gaps)).sum() / len(labels)),
+        "ECE code": float(code) if split.any() else None,
+        "unanimous": float(1 - split.mean()),
+    }
 
 
 def draw_embeddings(
@@ -135,7 +161,9 @@ def draw_embeddings(
             for mu, kappa in pairs
         ]
         return torch.from_numpy(np.stack(drawn, axis=1)).float()
-    if variance is None or not isinstance(encoder, BayesianTriplet | HedgedInstance):
+    if variance is None or not isinstance(
+        encoder, BayesianTriplet | HedgedInstance | ProbabilisticFaceEmbedding
+    ):
         return None
     means = extra.get("component_means", mean[:, None])
     variances = extra.get("component_variances", variance[:, None].expand_as(means))
@@ -163,9 +191,12 @@ def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
 
 
 def ood_scores(inside: NDArray[np.float64], out: NDArray[np.float64]) -> dict[str, float]:
-    """AUROC and AUPRC of telling the images of another data set by their uncertainty."""
+    """AUROC, AUPRC (by trapezoids) and AP (by steps) of telling the images of another data set."""
     found = out_of_distribution(inside, out)
-    return {"AUROC": found.auroc, "AUPRC": found.auprc}
+    outside_ones = np.arange(len(inside) + len(out)) >= len(inside)
+    precision, recall, _ = precision_recall_curve(outside_ones, np.concatenate([inside, out]))
+    area = float(-np.trapezoid(precision, recall))
+    return {"AUROC": found.auroc, "AUPRC": area, "AP": found.auprc}
 
 
 def history(run: RunFolder, name: str) -> list[float]:

@@ -44,6 +44,9 @@ class LaplacianMetricOptions:
             training images (post-hoc), or a million (online; the paper: that number squared).
         memory: online: in (0, 1), the share of the curvature that a step keeps.
         initial: online: above 0, the curvature before the first step.
+        clamp: online: when negative curvature counts as 0: "use", in the sum over steps when the
+            layer is drawn, or "step", in that of each step before it is added (the authors' code),
+            which is then biased upwards.
         prior_precision: above 0; or "marginal-likelihood", the most likely one for the training
             images (online: after training, and 1 before).
         passes: number of draws of the last layer; at least 2 (the paper: 100).
@@ -56,6 +59,7 @@ class LaplacianMetricOptions:
     scale: float | None = None
     memory: float = 0.999
     initial: float = 1e6
+    clamp: Literal["use", "step"] = "use"
     prior_precision: Literal["marginal-likelihood"] | float = "marginal-likelihood"
     passes: int = 20
 
@@ -161,6 +165,8 @@ class LaplacianMetric(Encoder):
         if self._step is not None:
             self._step.all_reduce()
             new = self._mean(self._step) * (self.options.scale or ONLINE_SCALE)
+            if self.options.clamp == "step":
+                new.clamp_(min=0)
             self.hessian.mul_(self.options.memory).add_(new)
             self._step = None
 

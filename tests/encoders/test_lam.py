@@ -171,6 +171,22 @@ def test_online_training_draws_its_weights_and_follows_their_curvature():
     torch.testing.assert_close(encoder.hessian, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("clamp", ["use", "step"])
+def test_negative_curvature_counts_as_0_in_the_sum_or_in_each_step(clamp):
+    """By hand: one weight gains 1, -4 and 3 times the scale of 10, and keeps half at each step."""
+    encoder = build(online=True, memory=0.5, initial=8.0, scale=10.0, clamp=clamp)
+    encoder.prior_precision.fill_(1.0)
+    expected = {"use": [(14, 15), (-33, 1), (13.5, 14.5)], "step": [(14, 15), (7, 8), (33.5, 34.5)]}
+    for gain, (curvature, precision) in zip((1, -4, 3), expected[clamp], strict=True):
+        sums = torch.full((2, *encoder.hessian.shape), float(gain), dtype=torch.float64)
+        sums[1] = 0
+        step = PairCurvature("euclidean", "fixed", MARGIN, sums, torch.ones(2), torch.ones(2))
+        encoder._step = step
+        encoder.after_step()
+        assert (encoder.hessian == curvature).all()
+        torch.testing.assert_close(encoder._deviation()[0, 0], torch.tensor(precision**-0.5))
+
+
 @pytest.mark.parametrize("parts", [[[0, 2], [1, 3]], [[0], [1, 2, 3]]], ids=["equal", "unequal"])
 def test_micro_batches_and_workers_of_a_step_make_one_curvature(parts, monkeypatch):
     """`all_reduce` adds the sums of the other worker."""
