@@ -19,14 +19,15 @@ Average precision (AP) of 10,000 pairs of a query and a reference, half of which
 the most frequent label of 5 neighbours, by the probability of a match among the 100 nearest means,
 without the query itself and its twin; and Kendall's tau of both over 20 bins of the uncertainty.
 
-Trained encoders in `--runs` are used again, and `--train-only` stops after training. Needs no Ray,
-MLflow or FAISS. RCIR_DATA names the data.
+Trained encoders in `--runs`, and what was measured of them, are used again. Needs no Ray, MLflow or
+FAISS. RCIR_DATA names the data.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -185,7 +186,8 @@ class Training:
         labels = shown.repeat(2)
         rows = labels * self.per_class + torch.cat([first, other])
         images = hide(self.pixels[rows], self.case.occlusion).float() / 255
-        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+        half = self.pixels.is_cuda  # processors are often slow in bfloat16
+        with torch.autocast(device.type, torch.bfloat16, half, cache_enabled=False):
             embedding = self.encoder(images)
         loss = self.loss(self.tuples(embedding, labels)).mean()
         self.optimizer.zero_grad()
@@ -247,8 +249,9 @@ def train(cases: list[Case], asked: Any) -> None:
         done += 1
         share = max(done / asked.steps, (time.monotonic() - start) / asked.seconds)
     for training in trainings:
+        weights = training.encoder.state_dict()
         saved = {
-            "weights": {name: one.cpu() for name, one in training.encoder.state_dict().items()},
+            "weights": {name: values.cpu() for name, values in weights.items()},
             "images": done * training.case.batch,
             "loss": training.total.item() / done,
         }
@@ -477,7 +480,7 @@ def main() -> None:
     command.add_argument("--rate", type=float, default=1.5e-3, help="learning rate")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     command.add_argument("--eager", action="store_true", help="no CUDA graph")
-    command.add_argument("--train-only", action="store_true", help="measure nothing")
+    command.add_argument("--again", action="store_true", help="measure again what is measured")
     asked = command.parse_args()
     torch.set_num_threads(1)
     asked.runs.mkdir(parents=True, exist_ok=True)
@@ -485,15 +488,17 @@ def main() -> None:
     cases = list(dict.fromkeys(cases))
     cases = sized(cases, [case for case in cases if case in SHORT])
     train([case for case in cases if not (asked.runs / f"{case.name}.pt").exists()], asked)
-    if asked.train_only:
-        return
-    device, figures, rows = torch.device(asked.device), {}, []
-    differences: dict[str, list[float]] = {}
+    figures, rows, differences = {}, [], defaultdict(list)
     for case in cases:
-        saved = torch.load(asked.runs / f"{case.name}.pt", weights_only=True)
-        encoder = case.encoder().to(device)
-        encoder.load_state_dict(saved["weights"])
-        values = measure(case, encoder, device)
+        file = asked.runs / f"{case.name}.pt"
+        saved = torch.load(file, weights_only=True)
+        if asked.again or "figures" not in saved:
+            encoder = case.encoder().to(asked.device)
+            encoder.load_state_dict(saved["weights"])
+            saved["figures"] = measure(case, encoder, torch.device(asked.device))
+            torch.save(saved, file)
+        values = saved["figures"]
+        print(f"{case.name} {values}", flush=True)
         figures |= {f"{case.name} {key}": value for key, value in values.items()}
         figures |= {f"{case.name} {key}": saved[key] for key in ("images", "loss")}
         published = {
@@ -509,10 +514,7 @@ def main() -> None:
                 COLUMNS, cells, published.get("corrupt", ()), strict=False
             ):
                 if cell is not None and there != "-":
-                    differences.setdefault(f"{reading} {column}", []).append(
-                        abs(cell - float(there))
-                    )
-        print(f"{case.name}: {values}", flush=True)
+                    differences[f"{reading} {column}"].append(abs(cell - float(there)))
     figures |= {f"off corrupt, {name}": float(np.mean(one)) for name, one in differences.items()}
     if "bounds" in asked.parts:
         shares = legible(data_root(DataConfig()))
