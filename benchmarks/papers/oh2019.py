@@ -19,7 +19,8 @@ Average precision (AP) of 10,000 pairs of a query and a reference, half of which
 the most frequent label of 5 neighbours, by the probability of a match among the 100 nearest means,
 without the query itself and its twin; and Kendall's tau of both over 20 bins of the uncertainty.
 
-Trained encoders in `--runs`, and what was measured of them, are used again. Needs no Ray, MLflow or
+The encoders of all parts but the tables are trained equally long, to be compared. Trained ones in
+`--runs`, and what was measured of them, are used again. Needs no Ray, MLflow or
 FAISS. RCIR_DATA names the data.
 """
 
@@ -137,6 +138,7 @@ PARTS = {
     ],
     "bounds": [],
 }
+TABLES = [case.name for case in PARTS["tables"]]
 SHORT = [HEDGED, PARTS["soft"][1], PARTS["order"][1]]
 
 
@@ -224,10 +226,10 @@ def hide(images: Tensor, share: float) -> Tensor:
     return images.masked_fill(hidden.transpose(1, 2).reshape(n, 1, SIDE, -1), 0)
 
 
-def train(cases: list[Case], asked: Any) -> None:
-    """Train what is not in the folder, side by side, and write it."""
+def train(files: dict[Path, Case], asked: Any) -> None:
+    """Train encoders side by side, and write them to files."""
     device = torch.device(asked.device)
-    trainings = [Training(case, *resident(case.digits, device)) for case in cases]
+    trainings = [Training(case, *resident(case.digits, device)) for case in files.values()]
 
     def step() -> None:
         for training in trainings:
@@ -248,14 +250,14 @@ def train(cases: list[Case], asked: Any) -> None:
         step()
         done += 1
         share = max(done / asked.steps, (time.monotonic() - start) / asked.seconds)
-    for training in trainings:
+    for file, training in zip(files, trainings, strict=True):
         weights = training.encoder.state_dict()
         saved = {
             "weights": {name: values.cpu() for name, values in weights.items()},
             "images": done * training.case.batch,
             "loss": training.total.item() / done,
         }
-        torch.save(saved, asked.runs / f"{training.case.name}.pt")
+        torch.save(saved, file)
 
 
 @cache
@@ -483,14 +485,17 @@ def main() -> None:
     command.add_argument("--again", action="store_true", help="measure again what is measured")
     asked = command.parse_args()
     torch.set_num_threads(1)
-    asked.runs.mkdir(parents=True, exist_ok=True)
-    cases = [c for part in asked.parts for c in PARTS[part] if c.digits in asked.digits]
-    cases = list(dict.fromkeys(cases))
-    cases = sized(cases, [case for case in cases if case in SHORT])
-    train([case for case in cases if not (asked.runs / f"{case.name}.pt").exists()], asked)
+    files = {}
+    for part in asked.parts:
+        folder = asked.runs / ("tables" if part == "tables" else "compared")
+        folder.mkdir(parents=True, exist_ok=True)
+        for case in PARTS[part]:
+            if case.digits in asked.digits and sized(True, case in SHORT):
+                files[folder / f"{case.name}.pt"] = case
+    train({file: case for file, case in files.items() if not file.exists()}, asked)
     figures, rows, differences = {}, [], defaultdict(list)
-    for case in cases:
-        file = asked.runs / f"{case.name}.pt"
+    for file, case in files.items():
+        name = case.name if file.parent.name == "tables" else f"compared {case.name}"
         saved = torch.load(file, weights_only=True)
         if asked.again or "figures" not in saved:
             encoder = case.encoder().to(asked.device)
@@ -498,18 +503,18 @@ def main() -> None:
             saved["figures"] = measure(case, encoder, torch.device(asked.device))
             torch.save(saved, file)
         values = saved["figures"]
-        print(f"{case.name} {values}", flush=True)
-        figures |= {f"{case.name} {key}": value for key, value in values.items()}
-        figures |= {f"{case.name} {key}": saved[key] for key in ("images", "loss")}
+        print(f"{name} {values}", flush=True)
+        figures |= {f"{name} {key}": value for key, value in values.items()}
+        figures |= {f"{name} {key}": saved[key] for key in ("images", "loss")}
         published = {
             state: PUBLISHED[case.digits, case.dim, state][case.components].split()
             for state in ("clean", "corrupt")
-            if case in PARTS["tables"]
+            if name in TABLES
         }
-        rows += [(case.name, f"published, {state}", *cells) for state, cells in published.items()]
+        rows += [(name, f"published, {state}", *cells) for state, cells in published.items()]
         for reading in READINGS:
             cells = [values.get(f"{reading} {column}") for column in COLUMNS]
-            rows.append((case.name, reading, *map(spread, [[cell] for cell in cells])))
+            rows.append((name, reading, *map(spread, [[cell] for cell in cells])))
             for column, cell, there in zip(
                 COLUMNS, cells, published.get("corrupt", ()), strict=False
             ):
