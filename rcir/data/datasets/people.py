@@ -94,7 +94,7 @@ def read_market(root: Path) -> Source:
     is a distractor, which no query shows.
 
     The published protocol also drops results that show the same person by the same camera; here
-    they count as matches.
+    they count as matches, unless vectors are searched with clusters (docs/vectors.md).
 
     Args:
         root: folder that holds `Market-1501-v15.09.15`: in it `bounding_box_train`, `query` and
