@@ -289,6 +289,8 @@ def _log_model(tracked: TrackedRun, output: Path, splits: SearchedSplits) -> Non
 
     retriever = splits.retriever
     is_encoded = retriever.encoder is not None
+    if is_encoded and not splits.images.pictures:
+        return  # requests to a model hold images or vectors, not sequences
     example = (
         make_image_example(splits.images.images[0])
         if is_encoded

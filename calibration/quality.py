@@ -175,7 +175,8 @@ def measure_pixel_recall(splits: Splits) -> float | None:
     train = _sample(rng, splits.train, MAX_FITTED)
     test = _sample(rng, splits.test, MAX_QUERIES)
     matched = np.flatnonzero(test.relevance.totals(splits.gallery.relevance) > 0)
-    if len(train) < 2 or not len(matched) or len(splits.gallery) > MAX_SEARCHED:
+    is_large = len(splits.gallery) > MAX_SEARCHED
+    if len(train) < 2 or not len(matched) or is_large or not train.pictures:
         return None
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import normalize

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rcir import tracking
 from rcir.cluster import in_submitted_job
-from rcir.data import ImageSet, Splits
+from rcir.data import Augmentation, ImageSet, Splits
 from rcir.data.records import can_train
 from rcir.data.rejects import REJECTS_FILE, find_unreadable, tolerate
 from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
@@ -57,6 +57,8 @@ def check_images(config: TrainingConfig, images: ImageSet) -> None:
     """Raise `InvalidData` or `InvalidConfig` if the encoder cannot be trained with the images."""
     if not can_train(images, sampled=config.mining.cache == "sampled"):
         raise InvalidData("no training image can be an anchor with a positive and a negative")
+    if not images.pictures and config.augmentation != Augmentation():
+        raise InvalidConfig("augmentation is for pictures, not for features: leave it out")
     if len(images) < config.n_micro_batches:
         raise InvalidData(
             f"{len(images)} training images do not fill {config.n_micro_batches} micro-batches"

@@ -260,6 +260,11 @@ DATASETS: dict[str, DataSet] = {
         "name it with the option path",
         "user_images:read_table",
     ),
+    "sequences": DataSet(
+        "sequences of features of your own, such as those of video frames",
+        "name it with the option path",
+        "user_images:read_sequences",
+    ),
 }
 
 

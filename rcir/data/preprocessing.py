@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from rcir.data.images import (
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.options import require_at_least, require_choice
 
+Reading = Literal[Interpolation, "none"]
 READER_REVISION = 2  # revision of the pixels that `rcir.data.images` reads from a file
 ALWAYS_STATED = ("size", "channels", "mean", "std")  # whatever their values
 
@@ -39,7 +40,8 @@ class Preprocessing:
         channels: 1 for grey, 3 for RGB.
         mean, std: one for all channels or one for each, subtracted from and divided into values in
             [0, 1].
-        interpolation, crop, stretch, crop_rounding: see `rcir.data.images.Resizing`.
+        interpolation, crop, stretch, crop_rounding: see `rcir.data.images.Resizing`. With
+            interpolation "none", images are sequences of features, see `resized`.
         max_pixels: larger images are refused; no vector depends on it.
 
     Example:
@@ -53,15 +55,18 @@ class Preprocessing:
     channels: int = 1
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    interpolation: Interpolation = "bilinear"
+    interpolation: Reading = "bilinear"
     crop: float | None = None
     stretch: bool = False
     crop_rounding: CropRounding = "nearest"
     max_pixels: int = field(default=MAX_PIXELS, compare=False)
 
     def __post_init__(self) -> None:
-        if self.channels not in (1, 3):
-            raise InvalidConfig(f"preprocessing.channels is {self.channels}; it must be 1 or 3")
+        if self.channels not in (1, 3) or (self.channels == 3 and self.interpolation == "none"):
+            raise InvalidConfig(
+                f"preprocessing.channels is {self.channels}; it must be 1 or 3, and 1 with "
+                'interpolation "none"'
+            )
         if len(self.size) != 2 or min(self.size) < 1:
             raise InvalidConfig(f"preprocessing.size is {self.size}; it must be height and width")
         lengths = {len(self.mean), len(self.std)}
@@ -70,7 +75,7 @@ class Preprocessing:
                 f"preprocessing.mean {self.mean} and std {self.std} must each have one value, or "
                 f"one for each of {self.channels} channels, those of std above 0"
             )
-        require_choice("preprocessing.interpolation", self.interpolation, Interpolation)
+        require_choice("preprocessing.interpolation", self.interpolation, Reading)
         if self.crop is not None and not 0 < self.crop <= 1:
             raise InvalidConfig(
                 f"preprocessing.crop is {self.crop}; it must lie in (0, 1], or be null for the "
@@ -108,8 +113,11 @@ class Preprocessing:
     def resized(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> Tensor:
         """Return images as uint8 (n, channels, *size), as augmentations expect them.
 
-        Paths are read and resized in threads.
+        Paths are read and resized in threads. With interpolation "none", images are sequences of
+        features, floats (n, *size), which stay as they are: float32 (n, 1, *size).
         """
+        if self.interpolation == "none":
+            return self._sequences(images)
         resizing = Resizing(
             self.size, self.interpolation, self.crop, self.stretch, self.crop_rounding
         )
@@ -130,11 +138,24 @@ class Preprocessing:
         return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return uint8 images (n, channels, *size) as normalised float32."""
+        """Return images (n, channels, *size) as normalised float32: uint8 scaled, floats not."""
         mean, std = (
             _put_on_device(tuple(values), images.device) for values in (self.mean, self.std)
         )
-        return images.float().div_(255).sub_(mean).div_(std)
+        scaled = images.clone() if images.is_floating_point() else images.float().div_(255)
+        return scaled.sub_(mean).div_(std)
+
+    def _sequences(self, images: Sequence[Any] | NDArray[Any]) -> Tensor:
+        try:
+            features = np.asarray(images)
+        except ValueError:  # of different shapes
+            features = np.empty(0)
+        if features.dtype.kind != "f" or features.shape != (len(images), *self.size):
+            raise InvalidImage(
+                'with interpolation "none", images must be arrays of floats of the shape '
+                f"{tuple(self.size)}; got {features.dtype} of the shape {features.shape[1:]}"
+            )
+        return torch.from_numpy(features.astype(np.float32))[:, None]
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
         """Return whether this is one array of images that need no conversion one by one."""

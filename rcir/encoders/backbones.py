@@ -1,4 +1,4 @@
-"""Built-in networks from an image to a feature map."""
+"""Built-in networks from an image, or a sequence of features, to a feature map."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, Literal
 
 import torch
 from filelock import FileLock
-from torch import nn
+from torch import Tensor, nn
 
 from rcir.encoders.hub import load_weights
 from rcir.errors import DataUnavailable, InvalidConfig
 
 Weights = Literal["IMAGENET1K_V1", "IMAGENET1K_V2"]
 RESNETS = ("resnet50", "resnet101")
-BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", *RESNETS, "densenet161")
-UNTRAINED = BACKBONES[:4]  # for one channel or three, without published weights
+LSTM = "lstm"
+BACKBONES = ("mnist-cnn", "lenet", "cifar-cnn", "resnet10", LSTM, *RESNETS, "densenet161")
+UNTRAINED = BACKBONES[:5]  # without published weights
+LSTM_WIDTH = 128
 SMALL = {  # size of kernels, and layers: the width of a convolution, an activation or a pooling
     "mnist-cnn": (3, (32, "relu", 64, "relu", "pool")),
     "lenet": (5, (32, "pool", "relu", 64, "pool", "relu")),  # pooling first makes ReLU cheaper
@@ -25,10 +27,33 @@ SMALL = {  # size of kernels, and layers: the width of a convolution, an activat
 }
 
 
+class SequenceLSTM(nn.Module):
+    """The last output of an LSTM (Hochreiter and Schmidhuber, 1997), (n, 1, T, d) to (n, C, 1, 1).
+
+    Args:
+        length: d, number of features of each of the T steps.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(length, LSTM_WIDTH, batch_first=True)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        outputs: Tensor = self.lstm(sequences[:, 0])[0]
+        return outputs[:, -1, :, None, None]
+
+
 def build_backbone(
-    name: str, channels: int, pretrained: bool | Weights, checkpoint_path: str | None = None
+    name: str,
+    channels: int,
+    pretrained: bool | Weights,
+    checkpoint_path: str | None = None,
+    width: int | None = None,
 ) -> nn.Module:
-    """Build a network from images (n, channels, H, W) to non-negative feature maps (n, C, h, w).
+    """Build a network from images (n, channels, H, W) to feature maps (n, C, h, w).
+
+    They are not negative, except those of "lstm", which reads an image as a sequence of its rows of
+    `width` numbers, see `SequenceLSTM`.
 
     "mnist-cnn" (from 8 x 8 pixels) and "cifar-cnn" (from 18 x 18) are those of Warburg et al.,
     2023, arXiv 2302.01332; "lenet" (from 16 x 16) is that of Oh et al., ICLR 2019, who do not state
@@ -46,6 +71,10 @@ def build_backbone(
                 f"{name} has no pretrained weights: set encoder.pretrained=false, and no "
                 "encoder.checkpoint_path"
             )
+        if name == LSTM:
+            if channels != 1 or width is None:
+                raise InvalidConfig(f"{name} takes one channel: set preprocessing.channels=1")
+            return SequenceLSTM(width)
         return _resnet10(channels) if name == "resnet10" else _small_network(name, channels)
     if channels != 3:
         raise InvalidConfig(f"{name} takes 3 channels, not {channels}: set preprocessing.channels")

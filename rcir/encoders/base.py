@@ -58,8 +58,9 @@ class EncoderConfig:
         method: a name in `rcir.encoders.METHODS`, or the import path of an encoder of your own,
             "package.module:Class", see `rcir.encoders.Encoder`.
         backbone: "mnist-cnn", "lenet", "cifar-cnn", "resnet10", "resnet50", "resnet101" or
-            "densenet161"; or a model of a hub, "timm:NAME", "open_clip:NAME/TAG" or
-            "transformers:NAME", of which the first two also take "hf-hub:ORG/NAME".
+            "densenet161"; "lstm" for sequences of features; or a model of a hub, "timm:NAME",
+            "open_clip:NAME/TAG" or "transformers:NAME", of which the first two also take
+            "hf-hub:ORG/NAME".
         pooling: "gem"; "avg", also of features that can be negative; or "flatten" where the place
             of a feature matters. Models that pool by themselves take either of the latter two.
         dim: length of the embedding, at least 2, or 1 if vectors need not have unit length (as of

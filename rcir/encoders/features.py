@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders.backbones import build_backbone, output_shape
+from rcir.encoders.backbones import LSTM, build_backbone, output_shape
 from rcir.encoders.base import Activation, Encoder, EncoderConfig
 from rcir.encoders.hub import (
     HubBackbone,
@@ -185,8 +185,13 @@ def build_features(
         backbone = build_hub_backbone(config, channels, size)
         shape = _hub_shape(backbone, config, size)
     else:
+        if config.backbone == LSTM and config.pooling == "gem":
+            raise InvalidConfig(
+                "encoder.pooling gem is for features that are never negative, and those of an LSTM "
+                "can be: set encoder.pooling=flatten"
+            )
         backbone = build_backbone(
-            config.backbone, channels, config.pretrained, config.checkpoint_path
+            config.backbone, channels, config.pretrained, config.checkpoint_path, size[1]
         )
         shape = output_shape(backbone, channels, size)
     if not config.freeze:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
+from rcir.encoders.backbones import LSTM
 from rcir.encoders.base import Encoder, EncoderConfig
 from rcir.encoders.deterministic import Deterministic
 from rcir.encoders.features import frozen_backbone
@@ -172,7 +173,7 @@ class MCDropout(Encoder):
     `variance` (n, d) their unbiased variance, and `uncertainty` (n,) its mean over the dimensions.
     With `masks` "independent", each image has its own networks.
 
-    Of a frozen backbone only the features are thinned.
+    Of a frozen backbone and of an LSTM only the features are thinned.
 
     The masks for the last shape and device of images are kept: one byte for each pass and each
     output of a convolution (resnet50 at 224 x 224 pixels: 11 MB a pass), or for each channel.
@@ -186,7 +187,7 @@ class MCDropout(Encoder):
         plain = replace(config, method="deterministic", options={})
         self.network = Deterministic(plain, channels, size)
         self.passes = self.options.passes
-        if config.freeze:
+        if config.freeze or config.backbone == LSTM:
             thinned = DropoutConv(nn.Identity(), self.options.dropout, self.options.channels)
             self.network.backbone = nn.Sequential(self.network.backbone, thinned)
             self.convolutions = [thinned]

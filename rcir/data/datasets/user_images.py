@@ -1,4 +1,4 @@
-"""Pictures of your own: in class folders, or listed in a table, CSV or Parquet."""
+"""Data of your own: pictures in class folders or in a table, and sequences of features."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rcir.data.names import require_unique
 from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import WithinRadius
 from rcir.data.tables import list_values, missing_column, parse_columns, read_csv, read_parquet
+from rcir.data.vector_files import read_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
@@ -108,7 +109,7 @@ def _read_class_folders(folder: Path, remedy: str) -> tuple[ImageSet, tuple[str,
 
 
 def _label_images(
-    paths: Sequence[Path],
+    images: Sequence[Path] | NDArray[np.float32],
     ids: Sequence[str],
     classes: Sequence[str],
     attributes: Mapping[str, NDArray[np.str_]],
@@ -120,7 +121,7 @@ def _label_images(
     except ValueError:
         order = np.arange(len(names))
     numbers = np.argsort(order)[labels].astype(np.int64)
-    return ImageSet(paths, numbers, ids, {"class": names[labels], **attributes})
+    return ImageSet(images, numbers, ids, {"class": names[labels], **attributes})
 
 
 def _halve_labels(
@@ -245,6 +246,41 @@ def read_table(
     halves = np.split(order, [(len(order) + 1) // 2])
     train, queries = (images.subset(np.sort(rows)) for rows in halves)
     return Source(train, queries, "train", tuple(notes))
+
+
+def read_sequences(
+    root: Path, path: str | Path, steps: int, open_set: bool = True, seed: int = 0
+) -> Source:
+    """Read sequences of features, such as those of the frames of a video, for the backbone "lstm".
+
+    A row of the file is a sequence: the column `vector` holds the features of its steps one after
+    the other, `label` its label; and if wanted `id`, `group` and `cluster`. Labels are halved as by
+    `read_table`.
+
+    Args:
+        root: where a relative `path` starts.
+        path: a file of vectors, see `rcir.data.vector_files.read_vectors`.
+        steps: number of steps of every sequence.
+        open_set: whether training sees the labels that evaluate.
+        seed: decides random halves.
+    """
+    file = root / path
+    table = read_vectors(file)
+    if table.labels is None or isinstance(table.labels, list):
+        raise InvalidData(f"{file} has no column label: it must hold the label of each sequence")
+    n, length = table.vectors.shape
+    if steps < 1 or length % steps:
+        raise InvalidConfig(
+            f"data.options.steps is {steps}; it must divide {length}, the length of the vectors"
+        )
+    known = {"group": table.group, "cluster": table.cluster}
+    attributes = {name: values for name, values in known.items() if values is not None}
+    ids = [str(row) for row in range(n)] if table.ids is None else table.ids
+    features = table.vectors.astype(np.float32).reshape(n, steps, -1)
+    images = _label_images(features, ids, table.labels.astype(str).tolist(), attributes)
+    if table.cluster is not None:
+        images = replace(images, cluster="cluster")
+    return _halve_labels(images, open_set, seed, ())
 
 
 def _read_pictures(file: Path) -> dict[str, list[Any]]:
