@@ -147,6 +147,7 @@ def test_heads_of_a_frozen_backbone_are_trained_on_the_gpu(method, tiny, checkpo
 
 
 @pytest.mark.usefixtures("full_precision")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores.*not enabled:UserWarning")
 @pytest.mark.skipif(
     shutil.which("gcc") is None and shutil.which("cc") is None,
     reason="torch.compile needs a C compiler",
