@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -49,7 +49,7 @@ from cub50 import configuration, features_of, runs_of
 from methods import RECIPES, base, numbers_of, run_of
 from uncertainties import all_queries
 
-from rcir.data import load_splits, without_repeats
+from rcir.data import ImageSet, load_splits, without_repeats
 from rcir.data.datasets.user_images import read_folder
 from rcir.encoders.embedder import Embedder
 from rcir.index import lengths, nearest_others, one_minus_cosine
@@ -111,13 +111,18 @@ def searched(name: str, method: str, runs: Path) -> tuple[LabelledResults, Float
     return queries, one_minus_cosine(results.require("distances"), asked, norms)
 
 
-def of_birds(frozen: bool, method: str, runs: Path) -> tuple[LabelledResults, Floats]:
-    """Return the same of the birds of `cub50.py`, searched among themselves."""
+@lru_cache(1)
+def images_of_birds(frozen: bool, runs: Path) -> ImageSet:
+    """Return the photographs, or the features that frozen backbones make of them."""
     data = configuration("btl", True, 0, runs).data.options
     images = read_folder(Path(), data["path"], data["train"]).queries
-    run = runs_of(method, frozen, 1, runs)[0]
+    return features_of(images)[1] if frozen else images
+
+
+def of_birds(frozen: bool, method: str, runs: Path) -> tuple[LabelledResults, Floats]:
+    """Return the same of the birds of `cub50.py`, searched among themselves."""
+    run, images = runs_of(method, frozen, 1, runs)[0], images_of_birds(frozen, runs)
     preprocessing = FeaturePreprocessing() if frozen else run.preprocessing
-    images = features_of(images)[1] if frozen else images
     embedded = search(preprocessing, run.encoder(), images)
     uncertainty, depth = embedded.uncertainty, min(BIRDS_DEPTH, len(images) - 1)
     distances, positions = nearest_others(embedded.vectors, depth)
