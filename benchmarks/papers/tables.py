@@ -31,9 +31,16 @@ from rcir.encoders.hib import HedgedInstance
 from rcir.encoders.lam import LaplacianMetric
 from rcir.encoders.mc_dropout import MCDropout
 from rcir.encoders.pfe import ProbabilisticFaceEmbedding
+from rcir.encoders.rerank import rerank
 from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.losses.hedged import mixture_samples
-from rcir.metrics import out_of_distribution, score_rankings, sparsification
+from rcir.metrics import (
+    confidence,
+    out_of_distribution,
+    reliability,
+    score_rankings,
+    sparsification,
+)
 from rcir.runs.folder import RunFolder, find_run
 
 DEPTH = 10
@@ -43,11 +50,16 @@ DRAWS = 20  # of each image, unless the encoder states their number
 
 
 def options(
-    description: str | None, encoders: tuple[str, ...] = (), *, reduced: bool = False
+    description: str | None,
+    encoders: tuple[str, ...] = (),
+    parts: tuple[str, ...] = (),
+    *,
+    reduced: bool = False,
 ) -> Namespace:
     """The command line of these benchmarks; of some, `--encoders` of which there are rows.
 
-    With `reduced`, also `--reduced` (which the script reads itself), `--cost` and `--use-gpu`.
+    With `parts`, also `--parts` and `--figures`; with `reduced`, also `--reduced` (which the script
+    reads itself), `--cost` and `--use-gpu`.
     """
     command = parser(description)
     runs = Path("runs", sized("papers", "papers-short"))
@@ -55,6 +67,9 @@ def options(
     command.add_argument("--seeds", type=int, default=sized(3, 1), help="trainings per row")
     if encoders:
         command.add_argument("--encoders", nargs="+", choices=encoders, default=encoders)
+    if parts:
+        command.add_argument("--parts", nargs="+", choices=parts, default=parts)
+        command.add_argument("--figures", type=Path, help="folder for drawn figures")
     if reduced:
         command.add_argument("--reduced", action="store_true", help="a smaller training")
         command.add_argument("--cost", action="store_true", help="measure the cost of training")
@@ -82,17 +97,22 @@ class Searched:
     stated: bool
 
 
-def search(preprocessing: Preprocessing, encoder: Encoder, images: ImageSet) -> Searched:
-    """Search a test set among itself."""
+def search(
+    preprocessing: Preprocessing, encoder: Encoder, images: ImageSet, reranked: bool = False
+) -> Searched:
+    """Search a test set among itself; `reranked` by the encoder's own distances."""
     embedding = embed(encoder, preprocessing, images.images)
-    distances, positions = nearest_others(embedding.vectors, DEPTH)
+    distances, positions = nearest_others(embedding.vectors, len(images) - 1 if reranked else DEPTH)
     stated = embedding.uncertainty is not None
     if embedding.uncertainty is None:
         norms = lengths(embedding.vectors.numpy())
         uncertainty = one_minus_cosine(distances[:, 0], norms, norms[positions[:, 0]])
     else:
         uncertainty = embedding.uncertainty.numpy().astype(np.float64)
-    return Searched(embedding.vectors, distances, positions, uncertainty, stated)
+    if reranked:
+        distances, positions = rerank(encoder, embedding, embedding, positions)
+    nearest = distances[:, :DEPTH], positions[:, :DEPTH]
+    return Searched(embedding.vectors, *nearest, uncertainty, stated)
 
 
 def outside(
@@ -181,12 +201,23 @@ def _nearest_other(vectors: torch.Tensor) -> NDArray[np.int64]:
 
 
 def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
-    """mAP@1, 5, 10 and the AUSC of the top-1 by the uncertainty of query and nearest item."""
+    """R, mAP and ECE at 1, 5, 10, and the AUSC of the top-1 by the uncertainty of the pair.
+
+    A pair is a query and its nearest item. The error of calibration at k is that of mAP@k, of a
+    random half of the queries; the others set the range of uncertainties.
+    """
     relevant = images.relevance.matches(images.relevance, searched.positions)
     totals = images.relevance.totals(images.relevance) - 1  # each image counts itself
     scores = score_rankings(relevant, totals, ks=(1, 5, 10))
-    pair = searched.uncertainty + searched.uncertainty[searched.positions[:, 0]]
-    named = {f"mAP@{k}": value for k, value in scores.mean_average_precision.items()}
+    uncertainty = searched.uncertainty
+    first, second = np.array_split(np.random.default_rng(0).permutation(len(images)), 2)
+    low, high = uncertainty[first].min(), uncertainty[first].max()
+    stated = confidence(uncertainty[second], low, high)
+    named = {f"R@{k}": value for k, value in scores.recall.items()}
+    named |= {f"mAP@{k}": value for k, value in scores.mean_average_precision.items()}
+    for k, precisions in zip(scores.ks, scores.average_precisions[second].T, strict=True):
+        named[f"ECE@{k}"] = reliability(stated, precisions).error
+    pair = uncertainty + uncertainty[searched.positions[:, 0]]
     return named | {"AUSC": sparsification(pair, relevant[:, 0]).ausc}
 
 

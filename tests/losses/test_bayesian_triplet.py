@@ -1,10 +1,13 @@
 """Bayesian triplet loss, against worked examples, simulation, SciPy and mpmath."""
 
+import importlib
+from pathlib import Path
+
 import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import ks_2samp, norm
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from rcir.losses import (
@@ -47,6 +50,39 @@ def test_moments_and_distance_agree_with_simulation(variance_dim):
     assert variance == pytest.approx(tau.var(), abs=5 * error)
     distance = expected_squared_distance(means[0], variances[0], means[1], variances[1]).item()
     assert distance == pytest.approx(to_positive.mean(), abs=5 * to_positive.std() / draws**0.5)
+
+
+def draws_of_tau(means, variances, draws):
+    """Draw tau (draws,) from the distributions of anchor, positive and negative."""
+    rng = np.random.default_rng(0)
+    a, p, n = (
+        mean + np.sqrt(variance) * rng.standard_normal((draws, len(mean)))
+        for mean, variance in zip(means, variances, strict=True)
+    )
+    return ((a - p) ** 2).sum(1) - ((a - n) ** 2).sum(1)
+
+
+@pytest.mark.parametrize(("dim", "error"), [(16, 0.03), (256, 0.01)])
+def test_likelihood_agrees_with_simulation_in_many_dimensions(dim, error):
+    """Warburg et al. (ICCV 2021), supplement: the normal approximation errs in few dimensions."""
+    means, variances = random_triplets(1, dim, 1)
+    draws = 20_000
+    tau = draws_of_tau([mean[0].numpy() for mean in means], [v.item() for v in variances], draws)
+    for margin in np.quantile(-tau, np.linspace(0.05, 0.95, 19)).clip(min=0):
+        likelihood = triplet_nll(means, variances, margin).neg().exp().item()
+        assert likelihood == pytest.approx((tau < -margin).mean(), abs=error + 2 / draws**0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_the_benchmark_draws_tau_from_its_distribution(dim, monkeypatch):
+    papers = Path(__file__).parents[2] / "benchmarks" / "papers"
+    monkeypatch.syspath_prepend(str(papers))
+    benchmark = importlib.import_module("warburg2021")
+    rng = np.random.default_rng(1)
+    means, variances = rng.normal(size=(3, dim)), rng.uniform(0.1, 2, 3)
+    drawn = benchmark.draw_tau(means, variances, 100_000, rng)
+    assert ks_2samp(drawn, draws_of_tau(means, variances, 100_000)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("variance_dim", [1, 6])
