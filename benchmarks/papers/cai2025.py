@@ -6,8 +6,8 @@ of `methods.py` (digits, clothes, characters) and `cub50.py` (birds, each photog
 own search). All queries are searched once, to depth 50, birds to 70; ten random halves calibrate,
 and the others measure. Ours fit the score function on the first fifth of the half that calibrates.
 If nothing is certified, ours have no sets; theirs takes the last kappa. Encoders without an
-uncertainty have one minus the cosine to the nearest image. Galleries have no labels but in "auto,
-labels".
+uncertainty have one minus the cosine to the nearest image. Galleries have no labels but in "auto
+with labels".
 
 - Reliability: recall at 1 by ten bins of confidence, whose range is that of the half that
   calibrates; the calibration error by their middles, and by upper edges, as in the authors' code.
@@ -83,9 +83,9 @@ MAIN, SHOWN = (0.1, 0.1), ((0.001, 0.1), (0.01, 0.1), (0.1, 0.05), (0.1, 0.2))  
 TUNED = 0.2  # of the half that calibrates
 BINS, QUANTILES, FIXED = 10, (0.05, 0.25, 0.5, 0.75, 0.95), (1, 2, 5, 10, 20, 50)
 BOUNDS: dict[str, Bound] = {"Hoeffding": "hoeffding", "exact": "binomial"}
-OURS = ("constant", "minmax", "quantile", "auto", "auto, labels")
-CAI, RANDOM, HEURISTIC = (f"Cai et al.{kind}" for kind in ("", ", random", ", heuristic"))
-DRAWN = (CAI, "minmax, Hoeffding", "auto, Hoeffding", "auto, exact")
+OURS = ("constant", "minmax", "quantile", "auto", "auto with labels")
+CAI, RANDOM, HEURISTIC = (f"Cai et al.{kind}" for kind in ("", " (random)", " (heuristic)"))
+DRAWN = (CAI, "minmax (Hoeffding)", "auto (Hoeffding)", "auto (exact)")
 # Tuples: of the paper's text and code, and our defaults of `btl` and of `deterministic`.
 CHOICES: tuple[tuple[Positive, Negatives], ...] = (
     *(("farthest", "hardest"), ("nearest", "margin-violating")),
@@ -233,13 +233,13 @@ def trials_of(labelled: LabelledResults, cosines: Floats) -> pd.DataFrame:
         tuning = first[: round(TUNED * len(first))]
         for rule in OURS:
             known = labelled if rule.endswith("labels") else unlabelled
-            split, name = known[tuning], rule.partition(",")[0]
+            split, name = known[tuning], rule.partition(" ")[0]
             fitted, _ = fit_score_function(
                 name, split.results, split.relevant, n_relevant=split.n_relevant
             )
             scored = score(fitted, known)
             for title, bound in BOUNDS.items():
-                parts[f"{rule}, {title}", seed] = ours(scored, tuning, bound, seed)
+                parts[f"{rule} ({title})", seed] = ours(scored, tuning, bound, seed)
     index = pd.MultiIndex.from_tuples(PLACES, names=("delta", "alpha"))
     # Rules without a calibration do not depend on delta.
     frames = {key: pd.DataFrame(rows, index[-len(rows) :], MEASURED) for key, rows in parts.items()}
@@ -337,8 +337,8 @@ def figures_of_the_paper(
     every, figures = {}, {}
     header = [
         "R@1",
-        "ECE, middles",
-        "ECE, edges",
+        "ECE by middles",
+        "ECE by edges",
         *(f"to {k / BINS:g}" for k in range(1, BINS + 1)),
     ]
     for name, encoders in sets.items():
