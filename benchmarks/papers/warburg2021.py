@@ -199,7 +199,7 @@ def table(arguments: Namespace) -> dict[str, float]:
     seeds, runs = arguments.seeds, arguments.runs
     data = cub50.configuration("btl", True, 0, runs).data.options
     _, features = cub50.features_of(read_folder(Path(), data["path"], data["train"]).queries)
-    outcomes: dict[str, list[dict[str, float]]] = {row: [] for row in ENCODERS}
+    outcomes: dict[str, list[dict[str, float]]] = {row: [] for row in arguments.encoders}
     for row, results in outcomes.items():
         for encoder in encoders(row, seeds, runs):
             searched = search(FeaturePreprocessing(), encoder, features, row.endswith("expected"))
@@ -250,7 +250,7 @@ PARTS = {"normal": normal, "curves": curves, "cub50": table, "ood": ood}
 
 def main() -> None:
     """Measure, print and draw."""
-    arguments = options(__doc__, parts=tuple(PARTS))
+    arguments = options(__doc__, tuple(ENCODERS), tuple(PARTS))
     figures: dict[str, float] = {}
     for name in arguments.parts:
         figures |= PARTS[name](arguments)
