@@ -1,6 +1,7 @@
 """The table of claims: its rows are complete, and the page of the papers holds them."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_claim_is_complete(claim):
         assert claim.results
     assert not re.search(r"[|\n<>\\]", "".join(map(str, vars(claim).values())))
     if claim.results:
+        written = json.loads((claims.RESULTS / claim.results).read_text())["script"]
+        assert written.split()[1] == claim.script
         assert claims.FIGURE.search(claim.ours)
         assert re.search(r"\d", claim.measured())
         assert not re.search("[{}]", claim.measured())
