@@ -11,7 +11,9 @@ took 500,000 steps of 128 images; `--steps` or `--seconds` say how many are take
 and figure 12, by the weight of the KL divergence; "soft", figure 6, the soft contrastive loss and
 the vanilla one by its margin M; "order", figures 10 and 11 in one dimension, the share of
 neighbouring numbers that have a digit in common, by their mean positions; "settings", MoG-1 of
-N = 2, D = 2 trained in other ways; "bounds", the share of numbers whose digits a classifier reads.
+N = 2, D = 2 trained in other ways; "objective", further steps by the mean of losses over pairs of
+samples or by the loss of their mean probability; "bounds", the share of numbers whose digits a
+classifier reads.
 
 Tested on the numbers of training made of MNIST's test digits, by several readings of "corrupt",
 named "queries in references": all digits corrupt, a fifth of them, or those of one side only.
@@ -19,9 +21,9 @@ Average precision (AP) of 10,000 pairs of a query and a reference, half of which
 the most frequent label of 5 neighbours, by the probability of a match among the 100 nearest means,
 without the query itself and its twin; and Kendall's tau of both over 20 bins of the uncertainty.
 
-The encoders of all parts but the tables are trained equally long, to be compared. Trained ones in
-`--runs`, and what was measured of them, are used again. Needs no Ray, MLflow or
-FAISS. RCIR_DATA names the data.
+`--plots` draws figures 3, 4, 7 and 8, and 10 and 11. The encoders of all parts but the tables are
+trained equally long, to be compared. Trained ones in `--runs`, and what was measured of them, are
+used again. Needs no Ray, MLflow or FAISS. RCIR_DATA names the data.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import average_precision_score
@@ -52,7 +56,7 @@ from rcir.data.datasets.small_images import read_mnist
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder, EncoderConfig, build_encoder
 from rcir.losses import PointLossOptions, point_tuple_loss
-from rcir.losses.hedged import HedgedOptions
+from rcir.losses.hedged import Average, HedgedOptions
 
 SIDE = 28
 BINS = 20  # of uncertainties
@@ -73,7 +77,7 @@ PUBLISHED = {
 }
 # Readings of "corrupt": the images that are asked about, and those that are searched.
 READINGS = (
-    *("clean in clean", "corrupt in corrupt", "corrupt in clean", "clean in corrupt"),
+    *("clean in clean", "corrupt in corrupt", "clean in corrupt", "corrupt in clean"),
     *("fifth in fifth", "corrupt in train", "unseen in unseen"),
 )
 SHARES = {"clean": 0.0, "corrupt": 1.0, "fifth": 0.2}  # of the digits of a test set that are hit
@@ -92,6 +96,7 @@ class Case:
         digits, dim, components: N, D and the number of Gaussians, 0 for a point.
         kl: weight of the KL divergence.
         margin: of the vanilla contrastive loss of a point; None for the soft one.
+        average: over pairs of samples, of their losses or of their probabilities.
         near: how many of the 8 others of an image are drawn from its 16 nearest.
         occlusion: share of the training digits that are hit.
         backbone: of rcir.
@@ -103,6 +108,7 @@ class Case:
     components: int
     kl: float = 1e-4
     margin: float | None = None
+    average: Average = "losses"
     near: int = 0
     occlusion: float = 0.2
     backbone: str = "lenet"
@@ -136,8 +142,12 @@ PARTS = {
         *(Case(2, 2, 1, occlusion=0.5), Case(2, 2, 1, occlusion=1.0)),
         *(Case(2, 2, 1, backbone="resnet10"), Case(2, 2, 1, batch=4 * BATCH)),
     ],
+    "objective": [
+        Case(2, 2, c, average=one) for one in ("losses", "probabilities") for c in (1, 2)
+    ],
     "bounds": [],
 }
+DRAWN = ("N2 D2 MoG-1", "N2 D2 MoG-2", "N3 D2 MoG-1", "N2 D1 point", "N2 D1 MoG-1")
 TABLES = [case.name for case in PARTS["tables"]]
 SHORT = [HEDGED, PARTS["soft"][1], PARTS["order"][1]]
 
@@ -173,7 +183,7 @@ class Training:
         self.optimizer = torch.optim.Adam(weights, rate, fused=True, capturable=pixels.is_cuda)
         self.loss: Callable[[EmbeddedTuples], Tensor]
         if case.margin is None:
-            self.loss = partial(self.encoder.loss, options=HedgedOptions(case.kl))
+            self.loss = partial(self.encoder.loss, options=HedgedOptions(case.kl, case.average))
         else:
             vanilla = PointLossOptions(case.margin, "contrastive-hadsell")
             self.loss = lambda tuples: point_tuple_loss(tuples.vectors, tuples.valid, vanilla)
@@ -230,6 +240,11 @@ def train(files: dict[Path, Case], asked: Any) -> None:
     """Train encoders side by side, and write them to files."""
     device = torch.device(asked.device)
     trainings = [Training(case, *resident(case.digits, device)) for case in files.values()]
+    for file, training in zip(files, trainings, strict=True):
+        if file.parent.name == "objective":
+            saved = file.parents[1] / "tables" / replace(training.case, average="losses").name
+            weights = torch.load(f"{saved}.pt", weights_only=True)["weights"]
+            training.encoder.load_state_dict(weights)
 
     def step() -> None:
         for training in trainings:
@@ -289,44 +304,52 @@ def together(trainings: list[Training]) -> Callable[[], None]:
     return graph.replay
 
 
-def embed(encoder: Encoder, pixels: Tensor) -> Embedding:
-    """Embed uint8 pixels on their device."""
-    return Embedding.concatenate([encoder.embed(part.float() / 255) for part in pixels.split(1000)])
+class Tested:
+    """Embedded test sets of a trained encoder by name, each made when it is first asked for."""
 
+    def __init__(self, file: Path, case: Case, device: torch.device) -> None:
+        self.case, self.device = case, device
+        self.encoder = case.encoder().to(device)
+        self.encoder.load_state_dict(torch.load(file, weights_only=True)["weights"])
+        self.of = cache(self._of)
 
-def measure(case: Case, encoder: Encoder, device: torch.device) -> dict[str, float]:
-    """All figures of a trained encoder, by reading and column."""
-    small = partial(read, case.digits, total_train=min(TRAIN, 7000))
-    images = {name: small(corrupt=share)[1] for name, share in SHARES.items()}
-    images["unseen"] = small(unseen=True)[1]
-    labels = {name: np.asarray(part.labels) for name, part in images.items()}
-    sets = {name: embed(encoder, on_device(part, device)) for name, part in images.items()}
-    pixels = resident(case.digits, device)[0]
-    every = max(1, len(pixels) // TEST)
-    sets["train"] = embed(encoder, hide(pixels[::every], case.occlusion))
-    labels["train"] = np.asarray(read(case.digits)[0].labels)[::every]
-    figures = {}
-    for reading in READINGS:
-        asked, searched = reading.split(" in ")
-        values = scores(encoder, sets[asked], sets[searched], labels[asked], labels[searched])
-        figures |= {f"{reading} {column}": value for column, value in values.items()}
-    if case.dim == 1:
-        shown = in_order(sets, labels)[0]
-        common = (shown[1:] // 10 == shown[:-1] // 10) | (shown[1:] % 10 == shown[:-1] % 10)
-        figures["neighbours with a common digit"] = float(common.sum())
-    return figures
+    def _of(self, name: str) -> tuple[Embedding, NDArray[np.int64]]:
+        digits = self.case.digits
+        if name == "train":
+            pixels = resident(digits, self.device)[0]
+            every = max(1, len(pixels) // TEST)
+            labels = read(digits)[0].labels[::every]
+            return self.embed(hide(pixels[::every], self.case.occlusion)), labels
+        unseen, few = name == "unseen", min(TRAIN, 7000)
+        images = read(digits, unseen=unseen, corrupt=SHARES.get(name, 0.0), total_train=few)[1]
+        return self.embed(on_device(images, self.device)), images.labels
 
+    def embed(self, pixels: Tensor) -> Embedding:
+        """Embed uint8 pixels on their device."""
+        parts = [self.encoder.embed(part.float() / 255) for part in pixels.split(250)]
+        return Embedding.concatenate(parts)
 
-def in_order(
-    sets: dict[str, Embedding], labels: dict[str, NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """All numbers by their mean place in one dimension, and these places."""
-    of = np.concatenate([labels["clean"], labels["unseen"]])
-    places = torch.cat([sets["clean"].vectors, sets["unseen"].vectors])[:, 0].cpu().numpy()
-    numbers = np.unique(of)
-    means = np.array([places[of == number].mean() for number in numbers])
-    order = np.argsort(means)
-    return numbers[order], means[order]
+    def measure(self, readings: tuple[str, ...]) -> dict[str, float]:
+        """Figures by reading and column."""
+        figures = {}
+        for reading in readings:
+            (queries, labels), (items, shown) = map(self.of, reading.split(" in "))
+            found = scores(self.encoder, queries, items, labels, shown)
+            figures |= {f"{reading} {column}": value for column, value in found.items()}
+        if self.case.dim == 1:
+            order = self.in_order()[0]
+            common = (order[1:] // 10 == order[:-1] // 10) | (order[1:] % 10 == order[:-1] % 10)
+            figures["neighbours with a common digit"] = float(common.sum())
+        return figures
+
+    def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """All numbers by their mean place in one dimension, and these places."""
+        seen, unseen = self.of("clean"), self.of("unseen")
+        of = np.concatenate([seen[1], unseen[1]])
+        places = torch.cat([seen[0].vectors, unseen[0].vectors])[:, 0].cpu().numpy()
+        numbers = np.unique(of)
+        means = np.array([places[of == number].mean() for number in numbers])
+        return numbers[means.argsort()], np.sort(means)
 
 
 def scores(
@@ -435,6 +458,36 @@ def falling(means: list[float]) -> float:
     return -float(stats.kendalltau(np.arange(len(means)), means).statistic)
 
 
+def draw(tested: Tested, folder: Path) -> None:
+    """Draw ellipses of two standard deviations, clean and corrupt; or the numbers on a line."""
+    name, digits = tested.case.name, tested.case.digits
+    figure = Figure((9, 1.5) if tested.case.dim == 1 else (9, 4.5), layout="tight")
+    if tested.case.dim == 1:
+        axes = figure.subplots()
+        for i, (number, place) in enumerate(zip(*tested.in_order(), strict=True)):
+            axes.text(place, i % 5, f"{number:02d}", ha="center", fontsize=7)
+        axes.set(xlim=tested.in_order()[1][[0, -1]], ylim=(-0.5, 5.5), yticks=[], title=name)
+    for state, axes in zip(
+        SHARES, figure.subplots(1, 2) if tested.case.dim == 2 else (), strict=False
+    ):
+        embedding, labels = tested.of(state)
+        rows = np.random.default_rng(0).permutation(len(labels))[:100]
+        for row in rows:
+            parts = embedding[[row]].map(torch.Tensor.cpu).tensors
+            means = parts.get("component_means", parts["vectors"][:, None])[0]
+            deviations = parts.get("component_variances", parts["variance"][:, None])[0].sqrt()
+            colour = f"C{labels[row] // 10 ** (digits - 1)}"
+            for mean, (width, height) in zip(
+                means.tolist(), (4 * deviations).tolist(), strict=True
+            ):
+                axes.add_patch(Ellipse(mean, width, height, color=colour, alpha=0.25, lw=0))
+                axes.text(*mean, f"{labels[row]:0{digits}d}", ha="center", va="center", fontsize=6)
+        axes.set(title=f"{name}, {state}")
+        axes.autoscale_view()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=100)
+
+
 def legible(root: Path) -> dict[str, float]:
     """The share of corrupt and of clean digits that a classifier of single ones reads."""
     torch.manual_seed(0)
@@ -457,7 +510,7 @@ def legible(root: Path) -> dict[str, float]:
     net = nn.Sequential(*convolved, nn.Flatten(), nn.LazyLinear(256), nn.ReLU(), nn.LazyLinear(10))
     net(torch.zeros(1, 1, SIDE, SIDE))
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    for _ in range(sized(4, 1)):
+    for _ in range(sized(2, 1)):
         for rows in np.array_split(rng.permutation(len(tiles[0])), 468)[: sized(468, 3)]:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(pixels(tiles[0][rows])), train_labels[rows])
@@ -482,26 +535,32 @@ def main() -> None:
     command.add_argument("--rate", type=float, default=1.5e-3, help="learning rate")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     command.add_argument("--eager", action="store_true", help="no CUDA graph")
+    command.add_argument("--plots", type=Path, help="draw into this folder")
     command.add_argument("--again", action="store_true", help="measure again what is measured")
     asked = command.parse_args()
     torch.set_num_threads(1)
     files = {}
     for part in asked.parts:
-        folder = asked.runs / ("tables" if part == "tables" else "compared")
+        folder = asked.runs / (part if part in ("tables", "objective") else "compared")
         folder.mkdir(parents=True, exist_ok=True)
         for case in PARTS[part]:
             if case.digits in asked.digits and sized(True, case in SHORT):
                 files[folder / f"{case.name}.pt"] = case
-    train({file: case for file, case in files.items() if not file.exists()}, asked)
+    for later in (False, True):
+        missing = {file: case for file, case in files.items() if not file.exists()}
+        train({f: c for f, c in missing.items() if (f.parent.name == "objective") == later}, asked)
     figures, rows, differences = {}, [], defaultdict(list)
     for file, case in files.items():
-        name = case.name if file.parent.name == "tables" else f"compared {case.name}"
+        kind = file.parent.name
+        name = case.name if kind == "tables" else f"{kind} {case.name}"
         saved = torch.load(file, weights_only=True)
+        tested = Tested(file, case, torch.device(asked.device))
         if asked.again or "figures" not in saved:
-            encoder = case.encoder().to(asked.device)
-            encoder.load_state_dict(saved["weights"])
-            saved["figures"] = measure(case, encoder, torch.device(asked.device))
+            kinds = READINGS[: 3 if name != case.name else 7 if case.digits == 2 else 5]
+            saved["figures"] = tested.measure(kinds)
             torch.save(saved, file)
+        if asked.plots is not None and case.name in DRAWN:
+            draw(tested, asked.plots)
         values = saved["figures"]
         print(f"{name} {values}", flush=True)
         figures |= {f"{name} {key}": value for key, value in values.items()}
@@ -513,6 +572,8 @@ def main() -> None:
         }
         rows += [(name, f"published, {state}", *cells) for state, cells in published.items()]
         for reading in READINGS:
+            if f"{reading} 5-NN" not in values:
+                continue
             cells = [values.get(f"{reading} {column}") for column in COLUMNS]
             rows.append((name, reading, *map(spread, [[cell] for cell in cells])))
             for column, cell, there in zip(
