@@ -581,7 +581,10 @@ def main() -> None:
                     differences[f"{reading} {column}"].append(abs(cell - float(there)))
     figures |= {f"off corrupt, {name}": float(np.mean(one)) for name, one in differences.items()}
     if "bounds" in asked.parts:
-        shares = legible(data_root(DataConfig()))
+        file = asked.runs / "bounds.pt"
+        if not file.exists():
+            torch.save(legible(data_root(DataConfig())), file)
+        shares = torch.load(file, weights_only=True)
         for digits in asked.digits:
             mixed = 0.2 * shares["corrupt"] + 0.8 * shares["clean"]
             figures[f"N{digits} read, all corrupt"] = shares["corrupt"] ** digits
