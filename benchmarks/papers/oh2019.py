@@ -11,9 +11,7 @@ took 500,000 steps of 128 images; `--steps` or `--seconds` say how many are take
 and figure 12, by the weight of the KL divergence; "soft", figure 6, the soft contrastive loss and
 the vanilla one by its margin M; "order", figures 10 and 11 in one dimension, the share of
 neighbouring numbers that have a digit in common, by their mean positions; "settings", MoG-1 of
-N = 2, D = 2 trained in other ways; "objective", further steps by the mean of losses over pairs of
-samples or by the loss of their mean probability; "bounds", the share of numbers whose digits a
-classifier reads.
+N = 2, D = 2 trained in other ways; "bounds", the share of numbers whose digits a classifier reads.
 
 Tested on the numbers of training made of MNIST's test digits, by several readings of "corrupt",
 named "queries in references": all digits corrupt, a fifth of them, or those of one side only.
@@ -32,10 +30,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -47,7 +45,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1]))
-from common import parser, report, sized, spread, write_figures
+from common import parser, report, sized, spread
 
 from rcir.data import DataConfig, ImageSet, data_root
 from rcir.data.augmentation import occlude
@@ -56,8 +54,9 @@ from rcir.data.datasets.small_images import read_mnist
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder, EncoderConfig, build_encoder
 from rcir.losses import PointLossOptions, point_tuple_loss
-from rcir.losses.hedged import Average, HedgedOptions
+from rcir.losses.hedged import HedgedOptions
 
+Set: TypeAlias = tuple[Embedding, NDArray[np.int64]]  # embedded images, and their numbers
 SIDE = 28
 BINS = 20  # of uncertainties
 COLUMNS = ("AP", "5-NN", "tau AP", "tau 5-NN")
@@ -82,35 +81,21 @@ READINGS = (
 )
 SHARES = {"clean": 0.0, "corrupt": 1.0, "fifth": 0.2}  # of the digits of a test set that are hit
 BATCH, TRAIN, TEST = sized((128, 100_000, 10_000), (32, 700, 700))
-NEGATIVES = 8
-POOL = 16  # nearest others of which near negatives are drawn
+NEGATIVES, POOL = 8, 16  # others of an image, and the nearest of which near ones are drawn
 CANDIDATES = sized(100, 10)
-STEPS = sized(20_000, 3)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training.
+    """One training."""
 
-    Attributes:
-        digits, dim, components: N, D and the number of Gaussians, 0 for a point.
-        kl: weight of the KL divergence.
-        margin: of the vanilla contrastive loss of a point; None for the soft one.
-        average: over pairs of samples, of their losses or of their probabilities.
-        near: how many of the 8 others of an image are drawn from its 16 nearest.
-        occlusion: share of the training digits that are hit.
-        backbone: of rcir.
-        batch: images of a step.
-    """
-
-    digits: int
-    dim: int
-    components: int
-    kl: float = 1e-4
-    margin: float | None = None
-    average: Average = "losses"
-    near: int = 0
-    occlusion: float = 0.2
+    digits: int  # N
+    dim: int  # D
+    components: int  # Gaussians, 0 for a point
+    kl: float = 1e-4  # weight of the KL divergence
+    margin: float | None = None  # of the vanilla contrastive loss of a point
+    near: int = 0  # of the 8 others of an image, drawn from its 16 nearest
+    occlusion: float = 0.2  # share of the training digits that are hit
     backbone: str = "lenet"
     batch: int = BATCH
 
@@ -142,7 +127,6 @@ PARTS = {
         *(Case(2, 2, 1, occlusion=0.5), Case(2, 2, 1, occlusion=1.0)),
         *(Case(2, 2, 1, backbone="resnet10"), Case(2, 2, 1, batch=4 * BATCH)),
     ],
-    "objective": [HEDGED, Case(2, 2, 1, average="probabilities")],
     "bounds": [],
 }
 DRAWN = ("N2 D2 MoG-1", "N2 D2 MoG-2", "N3 D2 MoG-1", "N2 D1 point", "N2 D1 MoG-1")
@@ -166,10 +150,7 @@ def on_device(images: ImageSet, device: torch.device) -> Tensor:
 class Training:
     """One training, step by step, without anything that waits for the device.
 
-    Args:
-        case: what is trained.
-        pixels: of the training images, as many of each number, number after number.
-        per_class: how many that are.
+    There are `per_class` images of each number in `pixels`, number after number.
     """
 
     def __init__(self, case: Case, pixels: Tensor, per_class: int) -> None:
@@ -181,7 +162,7 @@ class Training:
         self.optimizer = torch.optim.Adam(weights, rate, fused=True, capturable=pixels.is_cuda)
         self.loss: Callable[[EmbeddedTuples], Tensor]
         if case.margin is None:
-            self.loss = partial(self.encoder.loss, options=HedgedOptions(case.kl, case.average))
+            self.loss = partial(self.encoder.loss, options=HedgedOptions(case.kl))
         else:
             vanilla = PointLossOptions(case.margin, "contrastive-hadsell")
             self.loss = lambda tuples: point_tuple_loss(tuples.vectors, tuples.valid, vanilla)
@@ -238,17 +219,12 @@ def train(files: dict[Path, Case], asked: Any) -> None:
     """Train encoders side by side, and write them to files."""
     device = torch.device(asked.device)
     trainings = [Training(case, *resident(case.digits, device)) for case in files.values()]
-    for file, training in zip(files, trainings, strict=True):
-        if file.parent.name == "objective":
-            saved = file.parents[1] / "tables" / replace(training.case, average="losses").name
-            weights = torch.load(f"{saved}.pt", weights_only=True)["weights"]
-            training.encoder.load_state_dict(weights)
 
     def step() -> None:
         for training in trainings:
             training.step()
 
-    if device.type == "cuda" and not asked.eager:
+    if device.type == "cuda":
         step = together(trainings)
     start, done, share = time.monotonic(), 0, 0.0
     while trainings and share < 1:
@@ -258,8 +234,7 @@ def train(files: dict[Path, Case], asked: Any) -> None:
             for training in trainings:
                 training.optimizer.param_groups[0]["lr"].fill_(rate)
             if done % 2000 == 0:
-                seconds = f"{time.monotonic() - start:.0f} s"
-                print(f"step {done}, {seconds}, mean losses", *np.round(losses, 4), flush=True)
+                print(f"step {done}, mean losses", *np.round(losses, 4), flush=True)
         step()
         done += 1
         share = max(done / asked.steps, (time.monotonic() - start) / asked.seconds)
@@ -311,7 +286,7 @@ class Tested:
         self.encoder.load_state_dict(torch.load(file, weights_only=True)["weights"])
         self.of = cache(self._of)
 
-    def _of(self, name: str) -> tuple[Embedding, NDArray[np.int64]]:
+    def _of(self, name: str) -> Set:
         digits = self.case.digits
         if name == "train":
             pixels = resident(digits, self.device)[0]
@@ -331,8 +306,7 @@ class Tested:
         """Figures by reading and column."""
         figures = {}
         for reading in readings:
-            (queries, labels), (items, shown) = map(self.of, reading.split(" in "))
-            found = scores(self.encoder, queries, items, labels, shown)
+            found = scores(self.encoder, *map(self.of, reading.split(" in ")))
             figures |= {f"{reading} {column}": value for column, value in found.items()}
         if self.case.dim == 1:
             order = self.in_order()[0]
@@ -350,18 +324,12 @@ class Tested:
         return numbers[means.argsort()], np.sort(means)
 
 
-def scores(
-    encoder: Encoder,
-    queries: Embedding,
-    items: Embedding,
-    labels: NDArray[np.int64],
-    item_labels: NDArray[np.int64],
-) -> dict[str, float]:
+def scores(encoder: Encoder, asked: Set, searched: Set) -> dict[str, float]:
     """Average precision of pairs, accuracy of neighbours, and how uncertainty goes with them."""
+    (queries, labels), (items, item_labels) = asked, searched
     twins = np.array_equal(labels, item_labels)
-    by_means, ranked = (
-        item_labels[rows[:, :5]] for rows in neighbours(encoder, queries, items, twins)
-    )
+    near = neighbours(encoder, queries, items, twins)
+    by_means, ranked = (item_labels[rows[:, :5]] for rows in near)
     right = voted_right(ranked, labels)
     figures = {
         "5-NN": float(right.mean()),
@@ -370,9 +338,8 @@ def scores(
     }
     eta = None
     if queries.uncertainty is not None and items.uncertainty is not None:
-        eta, of_items = (
-            one.double().cpu().numpy() for one in (queries.uncertainty, items.uncertainty)
-        )
+        both = queries.uncertainty, items.uncertainty
+        eta, of_items = (one.double().cpu().numpy() for one in both)
         figures["tau 5-NN"] = falling([right[rows].mean() for rows in binned(eta)])
     if not twins:
         return figures
@@ -396,15 +363,12 @@ def scores(
 def neighbours(
     encoder: Encoder, queries: Embedding, items: Embedding, twins: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows (n, 100) of the nearest means, by their distance and by the probability of a match.
-
-    Of twins, the item in the row of the query is left out.
-    """
+    """Rows (n, 100) of the nearest means, by their distance and by the probability of a match."""
     near, ranked = [], []
     for start in range(0, len(queries), 1000):
         part = queries[start : start + 1000]
         distance = torch.cdist(part.vectors, items.vectors)
-        if twins:
+        if twins:  # without the query itself
             rows = torch.arange(len(part), device=distance.device)
             distance[rows, rows + start] = torch.inf
         nearest = distance.topk(CANDIDATES, largest=False).indices
@@ -417,11 +381,7 @@ def neighbours(
 
 
 def sample_pairs(labels: NDArray[np.int64], n_pairs: int) -> NDArray[np.int64]:
-    """(n_pairs, 2) rows of random pairs, first as many that match, then as many that do not.
-
-    Every matching pair is as likely as every other, and so is every other pair; drawn with
-    replacement, and no item with itself.
-    """
+    """(n_pairs, 2) rows of random pairs, first as many that match, then as many that do not."""
     n, half, rng = len(labels), n_pairs // 2, np.random.default_rng(0)
     _, of, counts = np.unique(labels, return_inverse=True, return_counts=True)
     # Items in the order of their labels: those of one label are a run.
@@ -446,9 +406,7 @@ def voted_right(neighbours: NDArray[np.int64], labels: NDArray[np.int64]) -> NDA
 
 def binned(uncertainty: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """Rows in bins of equal count, from the least to the most uncertain."""
-    number = np.arange(len(uncertainty)) * BINS // len(uncertainty)
-    order = np.argsort(uncertainty, kind="stable")
-    return np.split(order, np.searchsorted(number, np.arange(1, BINS)))
+    return np.array_split(np.argsort(uncertainty, kind="stable"), BINS)
 
 
 def falling(means: list[float]) -> float:
@@ -458,31 +416,27 @@ def falling(means: list[float]) -> float:
 
 def draw(tested: Tested, folder: Path) -> None:
     """Draw ellipses of two standard deviations, clean and corrupt; or the numbers on a line."""
-    name, digits = tested.case.name, tested.case.digits
-    figure = Figure((9, 1.5) if tested.case.dim == 1 else (9, 4.5), layout="tight")
-    if tested.case.dim == 1:
-        axes = figure.subplots()
-        for i, (number, place) in enumerate(zip(*tested.in_order(), strict=True)):
-            axes.text(place, i % 5, f"{number:02d}", ha="center", fontsize=7)
-        axes.set(xlim=tested.in_order()[1][[0, -1]], ylim=(-0.5, 5.5), yticks=[], title=name)
-    for state, axes in zip(
-        SHARES, figure.subplots(1, 2) if tested.case.dim == 2 else (), strict=False
-    ):
+    folder.mkdir(parents=True, exist_ok=True)
+    name, flat = tested.case.name, tested.case.dim == 2
+    figure = Figure((9, 4.5) if flat else (9, 1.5), layout="tight")
+    for i, (number, place) in enumerate(() if flat else zip(*tested.in_order(), strict=True)):
+        axes = figure.gca()
+        axes.text(place, i % 5, f"{number:02d}", ha="center", fontsize=7)
+        axes.set(ylim=(-0.5, 5.5), yticks=[], title=name)
+        axes.update_datalim([(place, 0)])
+        axes.autoscale_view(scaley=False)
+    for state, axes in zip(SHARES, figure.subplots(1, 2), strict=False) if flat else ():
         embedding, labels = tested.of(state)
-        rows = np.random.default_rng(0).permutation(len(labels))[:100]
-        for row in rows:
+        for row in np.random.default_rng(0).permutation(len(labels))[:100]:
             parts = embedding[[row]].map(torch.Tensor.cpu).tensors
-            means = parts.get("component_means", parts["vectors"][:, None])[0]
-            deviations = parts.get("component_variances", parts["variance"][:, None])[0].sqrt()
-            colour = f"C{labels[row] // 10 ** (digits - 1)}"
-            for mean, (width, height) in zip(
-                means.tolist(), (4 * deviations).tolist(), strict=True
-            ):
-                axes.add_patch(Ellipse(mean, width, height, color=colour, alpha=0.25, lw=0))
-                axes.text(*mean, f"{labels[row]:0{digits}d}", ha="center", va="center", fontsize=6)
+            means = parts.get("component_means", parts["vectors"][:, None])[0].tolist()
+            variances = parts.get("component_variances", parts["variance"][:, None])[0]
+            colour = f"C{labels[row] // 10 ** (tested.case.digits - 1)}"
+            for mean, size in zip(means, (4 * variances.sqrt()).tolist(), strict=True):
+                axes.add_patch(Ellipse(mean, *size, color=colour, alpha=0.25, lw=0))
+                axes.text(*mean, f"{labels[row]}", ha="center", va="center", fontsize=6)
         axes.set(title=f"{name}, {state}")
         axes.autoscale_view()
-    folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.png", dpi=100)
 
 
@@ -491,12 +445,9 @@ def legible(root: Path) -> dict[str, float]:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     source = read_mnist(root)
-    tiles = [
-        np.asarray(part.images).reshape(-1, SIDE, SIDE) for part in (source.train, source.queries)
-    ]
-    train_labels, labels = (
-        torch.from_numpy(part.labels) for part in (source.train, source.queries)
-    )
+    halves = source.train, source.queries
+    tiles = [np.asarray(part.images).reshape(-1, SIDE, SIDE) for part in halves]
+    train_labels, labels = (torch.from_numpy(part.labels) for part in halves)
 
     def pixels(images: NDArray[np.uint8], share: float = 1.0) -> Tensor:
         return torch.from_numpy(occlude(images, share, rng)[0][:, None]).float() / 255
@@ -528,55 +479,45 @@ def main() -> None:
     command.add_argument("--runs", type=Path, default=Path("runs", sized("oh2019", "oh2019-short")))
     command.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     command.add_argument("--digits", type=int, nargs="+", default=[2, 3], help="N")
-    command.add_argument("--steps", type=int, default=STEPS, help="of a training, at most")
+    command.add_argument(
+        "--steps", type=int, default=sized(20_000, 3), help="of a training, at most"
+    )
     command.add_argument("--seconds", type=float, default=np.inf, help="of all trainings, at most")
     command.add_argument("--rate", type=float, default=1.5e-3, help="learning rate")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    command.add_argument("--eager", action="store_true", help="no CUDA graph")
     command.add_argument("--plots", type=Path, help="draw into this folder")
-    command.add_argument("--again", action="store_true", help="measure again what is measured")
     asked = command.parse_args()
     torch.set_num_threads(1)
     files = {}
     for part in asked.parts:
-        folder = asked.runs / (part if part in ("tables", "objective") else "compared")
+        folder = asked.runs / ("tables" if part == "tables" else "compared")
         folder.mkdir(parents=True, exist_ok=True)
         for case in PARTS[part]:
             if case.digits in asked.digits and sized(True, case in SHORT):
                 files[folder / f"{case.name}.pt"] = case
-    for later in (False, True):
-        missing = {file: case for file, case in files.items() if not file.exists()}
-        train({f: c for f, c in missing.items() if (f.parent.name == "objective") == later}, asked)
+    train({file: case for file, case in files.items() if not file.exists()}, asked)
     figures, rows, differences = {}, [], defaultdict(list)
     for file, case in files.items():
-        kind = file.parent.name
-        name = case.name if kind == "tables" else f"{kind} {case.name}"
+        name = case.name if file.parent.name == "tables" else f"compared {case.name}"
         saved = torch.load(file, weights_only=True)
-        tested = Tested(file, case, torch.device(asked.device))
-        if asked.again or "figures" not in saved:
+        if "figures" not in saved:
+            tested = Tested(file, case, torch.device(asked.device))
             kinds = READINGS[: 3 if name != case.name else 7 if case.digits == 2 else 5]
             saved["figures"] = tested.measure(kinds)
             torch.save(saved, file)
         if asked.plots is not None and case.name in DRAWN:
-            draw(tested, asked.plots)
+            draw(Tested(file, case, torch.device(asked.device)), asked.plots)
         values = saved["figures"]
-        print(f"{name} {values}", flush=True)
         figures |= {f"{name} {key}": value for key, value in values.items()}
         figures |= {f"{name} {key}": saved[key] for key in ("images", "loss")}
-        published = {
-            state: PUBLISHED[case.digits, case.dim, state][case.components].split()
-            for state in ("clean", "corrupt")
-            if name in TABLES
-        }
-        rows += [(name, f"published, {state}", *cells) for state, cells in published.items()]
-        for reading in READINGS:
-            if f"{reading} 5-NN" not in values:
-                continue
+        published: list[str] = []
+        for state in ("clean", "corrupt") if name in TABLES else ():
+            published = PUBLISHED[case.digits, case.dim, state][case.components].split()
+            rows.append((name, f"published, {state}", *published))
+        for reading in [one for one in READINGS if f"{one} 5-NN" in values]:
             cells = [values.get(f"{reading} {column}") for column in COLUMNS]
             rows.append((name, reading, *map(spread, [[cell] for cell in cells])))
-            for column, cell, there in zip(
-                COLUMNS, cells, published.get("corrupt", ()), strict=False
-            ):
+            for column, cell, there in zip(COLUMNS, cells, published, strict=False):
                 if cell is not None and there != "-":
                     differences[f"{reading} {column}"].append(abs(cell - float(there)))
     figures |= {f"off corrupt, {name}": float(np.mean(one)) for name, one in differences.items()}
@@ -589,13 +530,8 @@ def main() -> None:
             mixed = 0.2 * shares["corrupt"] + 0.8 * shares["clean"]
             figures[f"N{digits} read, all corrupt"] = shares["corrupt"] ** digits
             figures[f"N{digits} read, a fifth corrupt"] = mixed**digits
-    title = "N-digit MNIST, one seed"
-    report(title, ("encoder", "queries in references", *COLUMNS), rows, {}, None)
-    for name, value in figures.items():
-        if not any(reading in name for reading in READINGS) or name.startswith("off"):
-            print(f"{name} = {value:.4g}")
-    if asked.json is not None:
-        write_figures(figures, asked.json)
+    columns = ("encoder", "queries in references", *COLUMNS)
+    report("N-digit MNIST, one seed", columns, rows, figures, asked.json)
 
 
 if __name__ == "__main__":

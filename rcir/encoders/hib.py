@@ -147,7 +147,7 @@ class HedgedInstance(Encoder):
         match = torch.arange(1 + valid.shape[1], device=valid.device) == 0
         others = torch.cat([positive, negative], dim=1)
         logits = match_logits(anchor, others, self.scale, self.shift)
-        losses = soft_contrastive_loss(logits, match, options.average)
+        losses = soft_contrastive_loss(logits, match)
         if divergence is not None:
             first, near, far = (rows.squeeze(2) for rows in tuples.by_role(divergence))
             losses = losses + options.kl_scale * (first + torch.cat([near, far], dim=1))

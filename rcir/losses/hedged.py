@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcir.options import require_at_least, require_choice
+from rcir.options import require_at_least
 from rcir.torch_settings import BY_DIFFERENCES
-
-Average = Literal["losses", "probabilities"]
 
 
 @dataclass(frozen=True)
@@ -27,17 +24,12 @@ class HedgedOptions:
 
     Args:
         kl_scale: at least 0; weight of the KL divergence of each image of a pair from N(0, I).
-        average: over pairs of samples: of their "losses" (eq. 8), or of their "probabilities"
-            before the logarithm (eq. 4 and 5). Only the latter rewards an image that could be of
-            two kinds for samples near both.
     """
 
     kl_scale: float = 1e-4
-    average: Average = "losses"
 
     def __post_init__(self) -> None:
         require_at_least(self, "loss.", kl_scale=0)
-        require_choice("loss.average", self.average, Average)
 
 
 def match_logits(
@@ -50,17 +42,15 @@ def match_logits(
     return shift - scale * torch.cdist(first, second, compute_mode=BY_DIFFERENCES)
 
 
-def soft_contrastive_loss(logits: Tensor, match: Tensor, average: Average = "losses") -> Tensor:
-    """Return the loss (...) of each pair of images, given the logits (..., k, l) of samples.
+def soft_contrastive_loss(logits: Tensor, match: Tensor) -> Tensor:
+    """Return the loss (...) of each pair of images: the mean over the logits (..., k, l).
 
-    `match`, (...), is True for images that match. The mean of the losses is the expectation of eq.
-    8, an upper bound of the negative log of the mean probability; for points both are eq. 3.
+    It is the expectation of eq. 8, an upper bound of the negative log of the mean probability; for
+    points, eq. 3. `match`, (...), is True for images that match.
     """
     # log(1 + exp(-x)) of a match, log(1 + exp(x)) of none.
-    losses = torch.where(match, -1, 1)[..., None, None] * logits
-    if average == "probabilities":
-        return match_nll(-losses)
-    return F.softplus(losses).mean(dim=(-2, -1))
+    signs = torch.where(match, -1, 1)[..., None, None]
+    return F.softplus(signs * logits).mean(dim=(-2, -1))
 
 
 def mismatch_probability(logits: Tensor) -> Tensor:
