@@ -132,9 +132,10 @@ class TrainingConfig:
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of which is an anchor once per epoch (with
             mining.cache "sampled", an epoch has up to mining.refresh steps).
-        selection: the epoch to keep: "certified-size", of those whose certified sets of the
-            validation images are within 1% of the smallest, the one with the highest mean average
-            precision; or "recall", the highest recall at 1 (the code of Cai et al., AAAI 2025).
+        selection: the epoch to keep: "certified-size", the one with the smallest certified sets of
+            the validation images, of which one within 1% of the smallest so far takes the place if
+            its mean average precision is higher; or "recall", the highest recall at 1 (the code of
+            Cai et al., AAAI 2025).
         patience: stop after so many epochs without a better mean average precision (with selection
             "recall", recall at 1) on the validation images; 0 trains all epochs.
         min_delta: by how much an epoch must exceed the best so far to count for `patience`.

@@ -23,6 +23,7 @@ from ray.tune.search.optuna import OptunaSearch
 from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster, quiet
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
+from rcir.encoders.base import stored_encoder
 from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.files import write_file
 from rcir.risk import required_calibration
@@ -321,8 +322,11 @@ def _earlier_sweep(config: TuningConfig, folder: Path) -> Records | None:
         if read_run(folder) is not None:
             raise InvalidConfig(f"{folder} contains a training run: choose another training.name")
         return None
-    options = as_json(asdict(config))
-    require_same_options(earlier.config, options, CHANGEABLE, f"{folder} contains a sweep")
+    options, old = as_json(asdict(config)), earlier.config
+    encoder = old["training"]["encoder"]
+    if encoder["method"] == config.training.encoder.method:
+        old = old | {"training": old["training"] | {"encoder": stored_encoder(encoder)}}
+    require_same_options(old, options, CHANGEABLE, f"{folder} contains a sweep")
     return earlier
 
 

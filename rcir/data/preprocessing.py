@@ -155,7 +155,11 @@ class Preprocessing:
                 'with interpolation "none", images must be arrays of floats of the shape '
                 f"{tuple(self.size)}; got {features.dtype} of the shape {features.shape[1:]}"
             )
-        return torch.from_numpy(features.astype(np.float32))[:, None]
+        with np.errstate(over="ignore"):  # to infinity, which is refused
+            single = features.astype(np.float32)
+        if not (finite := np.isfinite(single).all(axis=(1, 2))).all():
+            raise InvalidImage(f"image {finite.argmin()} has features that are not finite")
+        return torch.from_numpy(single)[:, None]
 
     def _is_batch(self, images: Sequence[ImageLike] | NDArray[np.uint8]) -> bool:
         """Return whether this is one array of images that need no conversion one by one."""

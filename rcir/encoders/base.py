@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -31,6 +31,7 @@ from rcir.torch_settings import BY_DIFFERENCES, full_precision, shared_by_thread
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
 Activation = Literal["leaky-relu", "relu"]
+EARLIER = "earlier"  # metadata of an option: its value in folders from before it existed
 
 N_DRAWS = 20  # of a query whose encoder states a variance
 MAX_HELD = 1 << 14  # embeddings that `TrainingImages.batches` holds: 16 replicas embed a block each
@@ -149,18 +150,17 @@ class HeadOptions:
             the papers, with which the training can end with units that are 0 for every image.
     """
 
-    activation: Activation = "leaky-relu"
+    activation: Activation = field(default="leaky-relu", metadata={EARLIER: "relu"})
 
 
 def stored_encoder(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `EncoderConfig` that a folder holds as plain values.
 
-    Folders that do not name the activation of a head are of the time when it was a ReLU.
+    Options that did not exist when it was written have the value that they had in effect.
     """
-    options = values.get("options", {})
-    if issubclass(find_method(values["method"]).Options, HeadOptions):
-        options = {"activation": "relu", **options}
-    return {**values, "options": options}
+    known = fields(find_method(values["method"]).Options)
+    earlier = {each.name: each.metadata[EARLIER] for each in known if EARLIER in each.metadata}
+    return {**values, "options": {**earlier, **values.get("options", {})}}
 
 
 @dataclass(frozen=True)
@@ -333,8 +333,9 @@ class Encoder(nn.Module):
         """Return a digest of the configuration, modules, hooks, weights and `revision`."""
         config = asdict(self.config)
         del config["checkpoint_path"]  # the weights are digested
-        if isinstance(self.options, HeadOptions):
-            config["options"].pop("activation", None)  # a module; older digests have no option
+        for each in fields(self.options):  # modules and weights tell of what older digests lack
+            if EARLIER in each.metadata:
+                config["options"].pop(each.name, None)
         description = json.dumps(config, sort_keys=True) + repr(self)
         if self.revision:
             description += f" revision {self.revision}"

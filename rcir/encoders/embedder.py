@@ -180,7 +180,7 @@ def digest_blocks(
 
 def _contents(images: Images, channels: int) -> Iterator[Any]:
     """Yield bytes and arrays of bytes that identify images."""
-    if isinstance(images, np.ndarray) and images.dtype.kind in "uf":
+    if isinstance(images, np.ndarray) and (images.dtype == np.uint8 or images.dtype.kind == "f"):
         yield str(images.shape).encode()
         yield np.ascontiguousarray(images)
         return

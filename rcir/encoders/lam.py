@@ -7,7 +7,7 @@ gives a Gaussian of weights. The spread of embeddings under draws is the uncerta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcir.embedding import Embedding
-from rcir.encoders.base import EmbeddedTuples, Encoder, EncoderConfig, TrainingImages
+from rcir.encoders.base import EARLIER, EmbeddedTuples, Encoder, EncoderConfig, TrainingImages
 from rcir.encoders.features import BackboneFeatures, build_features, pooling
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.losses import PointLossOptions
@@ -59,7 +59,7 @@ class LaplacianMetricOptions:
     scale: float | None = None
     memory: float = 0.999
     initial: float = 1e6
-    clamp: Literal["use", "step"] = "use"
+    clamp: Literal["use", "step"] = field(default="use", metadata={EARLIER: "use"})
     prior_precision: Literal["marginal-likelihood"] | float = "marginal-likelihood"
     passes: int = 20
 

@@ -182,6 +182,10 @@ class MCDropout(Encoder):
     Options = MCDropoutOptions
     draws = True
 
+    @classmethod
+    def unit_length(cls, options: Any) -> bool:
+        return True  # those of the passes, whose mean may be shorter
+
     def __init__(self, config: EncoderConfig, channels: int, size: tuple[int, int]) -> None:
         super().__init__(config)
         plain = replace(config, method="deterministic", options={})

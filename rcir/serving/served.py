@@ -58,10 +58,11 @@ class Served:
         `most_pixels` limits a picture by its header, and all of them to eight times as many.
         """
         preprocessing = self.retriever.preprocessing
-        if preprocessing is None:
-            raise InvalidConfig(
-                "this retriever takes vectors, not pictures: send JSON with the field vector"
-            )
+        if preprocessing is None or preprocessing.interpolation == "none":
+            kind, remedy = "vectors", "send JSON with the field vector"
+            if preprocessing is not None:
+                kind, remedy = "sequences of features", "embed them in Python"
+            raise InvalidConfig(f"this retriever takes {kind}, not pictures: {remedy}")
         from rcir.data.images import UntrustedImage, image_size, read_image  # imports torch
 
         images = [UntrustedImage(file, deadline) for file in files]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rcir.encoders import METHODS, EncoderConfig, build_encoder
+from rcir.encoders.base import stored_encoder
 from rcir.errors import InvalidConfig
 from tests.encoders import small
 from tests.encoders.small import as_tuples, pictures
@@ -157,13 +158,25 @@ def test_the_fingerprint_changes_with_options_and_the_revision_of_a_method(monke
 
 
 @pytest.mark.parametrize("method", ["btl", "vmf", "tripreg"])
-def test_the_fingerprint_of_a_relu_is_that_of_encoders_without_an_activation(method):
+def test_the_fingerprint_tells_activations_apart(method):
     relu, leaky = build(method, activation="relu"), build(method)
     assert relu.weights_digest() == leaky.weights_digest()
     assert relu.fingerprint() != leaky.fingerprint()
-    before = relu.fingerprint()
-    relu.config.options.pop("activation")
-    assert relu.fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "earlier"),
+    [
+        *((method, "activation", "relu") for method in ("btl", "vmf", "tripreg")),
+        ("lam", "clamp", "use"),
+    ],
+)
+def test_the_fingerprint_is_that_from_before_an_option_existed(method, option, earlier):
+    encoder = build(method, **{option: earlier})
+    now = encoder.fingerprint()
+    assert stored_encoder({"method": method, "options": {}})["options"] == {option: earlier}
+    encoder.config.options.pop(option)
+    assert encoder.fingerprint() == now
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])

@@ -120,6 +120,8 @@ def test_what_is_no_sequence_of_that_length_is_refused(config, file):
     for wrong in ([np.zeros((6, 3)), np.zeros((5, 3))], np.zeros((2, 6, 3), np.uint8), ["a.png"]):
         with pytest.raises(InvalidImage, match="none"):
             read(wrong)
+    with pytest.raises(InvalidImage, match="not finite"):
+        read(np.array([np.zeros((6, 3)), np.full((6, 3), 1e39)]))
     with pytest.raises(InvalidConfig, match="channels"):
         replace(read, channels=3)
     with pytest.raises(InvalidConfig, match="augmentation"):
