@@ -20,7 +20,7 @@ HELPERS = {"cai_rule", "common", "loops", "recipes", "papers/tables", "papers/cl
 NEEDS_DATA = {
     *("birds", "methods", "uncertainties"),
     *("papers/cai2025", "papers/cub50", "papers/fashion_mnist", "papers/lam", "papers/oh2019"),
-    "papers/warburg2021",
+    *("papers/taha2019", "papers/warburg2021"),
 }
 STARTS_SERVERS = {"training", "tuning", "servers"}
 SCRIPTS = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.py")}
