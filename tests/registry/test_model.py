@@ -156,7 +156,8 @@ def test_no_file_is_a_pickle_or_names_a_folder_of_this_machine(both, kind, tmp_p
         if path.parent.name == "__pycache__":  # made by loading it from this store
             continue
         content = path.read_bytes()
-        assert not re.match(rb"\x80[\x02-\x05]", content), path
+        if path.suffix != ".safetensors":  # which begin with a length
+            assert not re.match(rb"\x80[\x02-\x05]", content), path
         assert path.suffix not in (".pkl", ".pickle", ".pt", ".pth")
         assert not any(place in content for place in places), path
 

@@ -86,7 +86,7 @@ def test_sets_are_smaller_than_without(calibrated, vectors, tmp_path, monkeypatc
     calibrated.save(tmp_path / "folder")
     loaded = rcir.Retriever.load(tmp_path / "folder")
     assert [a.to_dict() for a in loaded.retrieve(values[:9], 0.2, 0.1)] == [
-        a.to_dict() for a in answers[:9]
+        a.to_dict() for a in calibrated.retrieve(values[:9], 0.2, 0.1)
     ]
     monkeypatch.setattr("rcir.retrieval.calibrate.fit_whitening", lambda _: None)
     without = build(vectors, lists)

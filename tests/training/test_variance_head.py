@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEEDS = 8
-IMAGES = 3000  # that an epoch trains on, in which a head with a ReLU loses most of its units
+IMAGES = 1500  # that an epoch trains on, in which a head with a ReLU loses most of its units
 
 
 def shortened(name, method, seed):
