@@ -9,8 +9,8 @@ took 500,000 steps of 128 images; `--steps` or `--seconds` say how many are take
 
 `--parts`: "tables" 1, 2 and 4 (N = 2 with D = 2, 3; N = 3 with D = 2, 3, 4); "beta", their table 5
 and figure 12, by the weight of the KL divergence; "soft", figure 6, the soft contrastive loss and
-the vanilla one by its margin M; "order", figures 10 and 11 in one dimension, the share of
-neighbouring numbers that have a digit in common, by their mean positions; "settings", MoG-1 of
+the vanilla one by its margin M; "order", figures 10 and 11 in one dimension, how many of
+99 neighbouring numbers, by their mean positions, have a digit in common; "settings", MoG-1 of
 N = 2, D = 2 trained in other ways; "bounds", the share of numbers whose digits a classifier reads.
 
 Tested on the numbers of training made of MNIST's test digits, by several readings of "corrupt",
