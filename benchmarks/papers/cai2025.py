@@ -156,7 +156,7 @@ def theirs(uncertainty: Floats, ranks: Floats, depth: int, seed: int) -> list[li
     """Return one trial of the rule of Cai et al., a record for each of `PLACES`."""
     first, second = halves(len(ranks), seed)
     shape = (2, REDRAWS, len(first))
-    draws, batches = np.random.default_rng(seed).integers(0, len(ranks), shape)
+    draws, batches = np.random.default_rng([seed, REDRAWS]).integers(0, len(ranks), shape)
     records = []
     for delta, alpha in PLACES:
         kappa_of = partial(calibrate_kappa, depth=depth, alpha=alpha, delta=delta)
@@ -185,7 +185,7 @@ def ours(scored: ScoredResults, tuning: Rows, bound: Bound, seed: int) -> list[l
     """Return one trial of a score function that was fitted on the rows `tuning`."""
     first, second = halves(len(scored), seed)
     calibration, population = first[len(tuning) :], np.delete(np.arange(len(scored)), tuning)
-    draws = np.random.default_rng(seed).choice(population, (REDRAWS, len(calibration)))
+    draws = np.random.default_rng([seed, REDRAWS]).choice(population, (REDRAWS, len(calibration)))
     redrawn, every = limits(scored.match_score[draws], bound), scored.match_score[population]
     served = np.searchsorted(np.sort(every), redrawn, side="right") / len(every)
     # Where nothing is certified there are no sets, and no promise is broken.
@@ -223,7 +223,7 @@ def trials_of(labelled: LabelledResults, cosines: Floats) -> pd.DataFrame:
     unlabelled = replace(labelled, results=replace(labelled.results, labels=None))
     for seed in range(HALVES):
         first, second = halves(len(ranks), seed)
-        random = np.random.default_rng(seed).random(len(ranks))
+        random = np.random.default_rng([seed, len(ranks)]).random(len(ranks))
         parts[CAI, seed] = theirs(uncertainty, ranks, labelled.results.depth, seed)
         parts[RANDOM, seed] = theirs(random, ranks, labelled.results.depth, seed)
         parts[HEURISTIC, seed] = heuristic(labelled, cosines, seed)
