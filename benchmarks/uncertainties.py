@@ -16,8 +16,9 @@ or occlusion of three severities, drawn for each), and one of the AUROC of detec
 MNIST. Divisions in which nothing can be certified do not count. Trained runs and embeddings in
 `--runs` are used again.
 
-`--activation` compares those of the head behind the variance instead, with 95% intervals over
-trainings: sizes by the encoder's uncertainty alone, and what it saves beside the neighbourhood.
+`--activation` compares those of the head behind the variance instead, by geometric means with 95%
+intervals over trainings: sizes by the encoder's uncertainty alone, and what it saves beside the
+neighbourhood. Ratios are of divisions in which both are certified.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +65,7 @@ from rcir.risk import (
 from rcir.torch_settings import keep_freed_memory
 
 ACTIVATIONS = ("relu", "leaky-relu")
-WITH_ACTIVATION = ("btl", "vmf")
+WITH_ACTIVATION = ("btl", "vmf", "tripreg")
 METHODS = tuple(method for method in RECIPES if method != "tripreg")
 SEEDS = {"digits": 3, "fashion": 3, "omniglot": 1, "cub50": 3}
 DIVISIONS = sized(5, 1)
@@ -82,6 +84,7 @@ TITLES = {
 }
 NOISE, BLUR, HIDDEN = (0.05, 0.1, 0.2), (0.02, 0.04, 0.08), (0.1, 0.2, 0.4)
 Rows = list[NDArray[np.int64]]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -297,30 +300,29 @@ def cells(values: list[dict[str, float]]) -> list[str]:
     return [*means, f"{np.nanmean(ratios):.3f} ({low:.2f} to {high:.2f})"]
 
 
-def worth(name: str, method: str, activation: str, seed: int, runs: Path) -> dict[str, float]:
-    """AUROC of misses of one training; sizes and their ratios with and without labels, by name."""
+def worth(name: str, method: str, activation: str, seed: int, runs: Path) -> dict[str, Floats]:
+    """AUROC of misses of one training; by division, sizes and their ratios in both tables."""
     changed = {} if activation == "leaky-relu" else {"activation": activation}
     trained = searched(name, method, seed, runs, changed)
     stated = trained.clean["encoder"]
-    found = {"AUROC": float(roc_auc_score(~stated.relevant[:, 0], stated.results.uncertainty))}
+    misses = roc_auc_score(~stated.relevant[:, 0], stated.results.uncertainty)
+    found = {"AUROC": np.array([misses])}
     kinds = {kind: each.first_of_each_label() for kind, each in trained.clean.items()}
     for table, results in (("labels", kinds), ("no labels", trained.unlabelled)):
         each = [sizes(results, rows, certified_size) for rows in divisions(len(results["encoder"]))]
         for column in ("encoder", "neighbourhood", "with variance"):
-            found[f"{table}/{column}"] = float(np.nanmean([size[column] for size in each]))
-        found[f"{table}/ratio"] = float(
-            np.nanmean([size["with variance"] / size["neighbourhood"] for size in each])
-        )
+            found[f"{table}/{column}"] = np.array([size[column] for size in each])
+        before = found[f"{table}/neighbourhood"]
+        found[f"{table}/ratio"] = found[f"{table}/with variance"] / before
     return found
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean, and its 95% interval by Student's distribution."""
-    mean, n = float(np.mean(values)), len(values)
-    if n < 2:
-        return mean, mean, mean
-    margin = float(student.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
-    return mean, mean - margin, mean + margin
+def interval(trainings: Sequence[Floats]) -> Floats:
+    """The geometric mean over trainings and divisions, and its 95% interval over trainings."""
+    logs, n = [np.nanmean(np.log(values)) for values in trainings], len(trainings)
+    # One training has no interval.
+    margin = student.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5 if n > 1 else 0.0
+    return np.exp(np.mean(logs) + margin * np.array([0, -1, 1]))
 
 
 def compare_activations(
@@ -328,24 +330,23 @@ def compare_activations(
 ) -> tuple[list[list[str]], dict[str, float]]:
     """Rows of each activation and of the last over the first, and their means and intervals."""
     rows, figures = [], {}
-    for name in sets:
-        for method in methods:
-            by_seed = {
-                activation: [worth(name, method, activation, seed, runs) for seed in range(seeds)]
-                for activation in activations
-            }
-            first, last = by_seed[activations[0]], by_seed[activations[-1]]
-            by_seed["last over first"] = [
-                {key: after[key] / before[key] for key in before}
-                for before, after in zip(first, last, strict=True)
-            ]
-            for activation, trainings in by_seed.items():
-                for key in trainings[0]:
-                    numbers = interval([training[key] for training in trainings])
-                    rows.append([name, method, activation, key, *map("{:.3f}".format, numbers)])
-                    print(f"| {' | '.join(rows[-1])} |", flush=True)
-                    for kind, number in zip(("mean", "low", "high"), numbers, strict=True):
-                        figures[f"{name}/{method}/{activation}/{key}/{kind}"] = number
+    for name, method in product(sets, methods):
+        by_seed = {
+            activation: [worth(name, method, activation, seed, runs) for seed in range(seeds)]
+            for activation in activations
+        }
+        first, last = by_seed[activations[0]], by_seed[activations[-1]]
+        by_seed["last over first"] = [
+            {key: after[key] / before[key] for key in before}
+            for before, after in zip(first, last, strict=True)
+        ]
+        for activation, trainings in by_seed.items():
+            for key in trainings[0]:
+                numbers = interval([training[key] for training in trainings])
+                rows.append([name, method, activation, key, *map("{:.3f}".format, numbers)])
+                print(f"| {' | '.join(rows[-1])} |", flush=True)
+                for kind, number in zip(("mean", "low", "high"), numbers, strict=True):
+                    figures[f"{name}/{method}/{activation}/{key}/{kind}"] = float(number)
     return rows, figures
 
 
@@ -356,7 +357,7 @@ def main() -> None:
     command.add_argument("--runs", type=Path, default=runs, help="trained runs")
     command.add_argument("--sets", nargs="+", choices=SETS, default=sized(SETS, SETS[:1]))
     methods = sized(METHODS, ("deterministic", "btl"))
-    command.add_argument("--encoders", nargs="+", choices=METHODS, default=methods)
+    command.add_argument("--encoders", nargs="+", choices=RECIPES, default=methods)
     command.add_argument("--seeds", type=int, help="how many trainings of each method")
     command.add_argument(
         "--activation",
