@@ -28,6 +28,8 @@ from rcir.risk import losses
 DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
+# Files of long tests that share nothing: each goes to the process that is free, early.
+LONG = ("test_benchmarks.py", "test_variance_head.py")
 NUMBER_OF_SLOW = pytest.StashKey[int]()  # tests that were deselected
 
 # Environment variables of the user that would change what tests do.
@@ -81,14 +83,15 @@ def group_of(file: Path) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow tests without `--full`; start with the files that use a shared fixture."""
+    """Deselect slow tests without `--full`; start with shared fixtures, then with long tests."""
     if not config.getoption("full"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         config.stash[NUMBER_OF_SLOW] = len(slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     order = {name: number for number, name in enumerate(SHARED_FIXTURES)}
-    items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
+    last = len(order) + 1
+    items.sort(key=lambda item: order.get(group_of(item.path), last - (item.path.name in LONG)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -106,7 +109,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class SharedFixtureScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(config.rootpath / super()._split_scope(nodeid))
+            file = config.rootpath / super()._split_scope(nodeid)
+            return nodeid if file.name in LONG else group_of(file)
 
     return SharedFixtureScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
