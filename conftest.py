@@ -29,7 +29,7 @@ DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
 # Files of long tests that share nothing: each goes to the process that is free, early.
-LONG = ("test_benchmarks.py", "test_variance_head.py")
+LONG_TEST_FILES = ("test_benchmarks.py", "test_variance_head.py")
 NUMBER_OF_SLOW = pytest.StashKey[int]()  # tests that were deselected
 
 # Environment variables of the user that would change what tests do.
@@ -91,7 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     order = {name: number for number, name in enumerate(SHARED_FIXTURES)}
     last = len(order) + 1
-    items.sort(key=lambda item: order.get(group_of(item.path), last - (item.path.name in LONG)))
+    items.sort(
+        key=lambda item: order.get(group_of(item.path), last - (item.path.name in LONG_TEST_FILES))
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -110,7 +112,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class SharedFixtureScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = config.rootpath / super()._split_scope(nodeid)
-            return nodeid if file.name in LONG else group_of(file)
+            return nodeid if file.name in LONG_TEST_FILES else group_of(file)
 
     return SharedFixtureScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

@@ -318,9 +318,11 @@ def worth(name: str, method: str, activation: str, seed: int, runs: Path) -> dic
 
 
 def interval(trainings: Sequence[Floats]) -> Floats:
-    """The geometric mean over trainings and divisions, and its 95% interval over trainings."""
+    """The geometric mean over trainings and divisions, and its 95% interval over trainings.
+
+    One training has an interval of width 0, and one that certifies nothing makes all three NaN.
+    """
     logs, n = [np.nanmean(np.log(values)) for values in trainings], len(trainings)
-    # One training has no interval.
     margin = student.ppf(0.975, n - 1) * np.std(logs, ddof=1) / n**0.5 if n > 1 else 0.0
     return np.exp(np.mean(logs) + margin * np.array([0, -1, 1]))
 

@@ -50,7 +50,7 @@ from training.checks import (
 from training.config import MEMBERS, TrainingConfig, member_configs
 from training.images import on_features
 from training.loop import is_done, launch, run_side_by_side
-from training.validation import CERTIFIED_SIZE, QUANTILE, Validation, validate, warn_of_chance
+from training.validation import CERTIFIED_SIZE, QUANTILE_NAME, Validation, validate, warn_of_chance
 from training.workers import LOG_FILE, follow
 
 # Curves of members in the run of an ensemble; MLflow has a chart for each.
@@ -279,9 +279,9 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
         for name, curve in MEMBER_CURVES.items()
         if name in metrics
     )
-    # The quantiles are curves over the epochs; those of one say little.
-    last = {name: v for name, v in validation.metrics().items() if not name.startswith(QUANTILE)}
-    tracked.log_metrics({name.replace("validation", "chosen"): last[name] for name in last})
+    # Quantiles of a single epoch say little; their curves are logged by epoch.
+    kept = [item for item in validation.metrics().items() if QUANTILE_NAME not in item[0]]
+    tracked.log_metrics({name.replace("validation", "chosen"): value for name, value in kept})
     from rcir import figures  # slow to import; workers need none
 
     svg = figures.to_svg(figures.draw_reliability(validation.reliability()))

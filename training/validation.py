@@ -42,7 +42,7 @@ RECALL = "validation/recall_at_1"
 CERTIFIED_SIZE = f"validation/certified_size_{ALPHA:g}"  # decides which epoch is kept
 CONSTANT_UNITS = "validation/constant_units"  # share of hidden units of the head
 QUANTILES = (0.05, 0.5, 0.95)  # of the uncertainty
-QUANTILE = "validation/uncertainty_"  # before the share
+QUANTILE_NAME = "validation/uncertainty_"  # followed by the share
 COLLAPSED_TOLERANCE = 0.01  # relative difference to the loss of a collapsed encoder
 MIN_COUNT = 20  # of hits and of misses, for a statement about the AUROC
 NORMAL_QUANTILE = 1.645  # at 95%
@@ -197,7 +197,7 @@ class Validation:
         numbers[MEAN_AVERAGE_PRECISION] = float(self.precision.sum() / self.matched.sum())
         numbers["validation/ece"] = self.reliability().error
         for share, value in zip(QUANTILES, np.quantile(self.uncertainty, QUANTILES), strict=True):
-            numbers[f"{QUANTILE}{share:g}"] = float(value)
+            numbers[f"{QUANTILE_NAME}{share:g}"] = float(value)
         for alpha in ALPHAS:
             if self.certified and is_certified(self.certified, alpha, DELTA):
                 size = mean_size(self.certified, alpha, DELTA)

@@ -14,9 +14,9 @@ with labels".
 - Figure 13: mean size K, and risk, over alpha and delta. "above" is the share of trials whose risk
   on the half that measures is above alpha, which a guarantee for the population does not exclude: a
   half may be harder than the population. "broken" is the share of calibrations, drawn with
-  replacement from all queries that did not tune, whose risk on all of these is above alpha; the
-  range that their rule takes from the batch at hand is that of another draw. "worst" is the largest
-  share of one set, encoder and alpha.
+  replacement from all queries that did not tune, whose risk on all of these is above alpha, "broken
+  certified" that of such with a certificate; the range that their rule takes from the batch at hand
+  is that of another draw. "worst" is the largest share of one set, encoder and alpha.
 - Figure 14: quantiles of K. Figure 12: the heuristic (of one minus the cosine of query and
   candidate for encoders without an uncertainty), their rule, also with random uncertainties, and
   one K for all, certified ("constant") or not.
@@ -142,14 +142,17 @@ def halves(n: int, seed: int) -> tuple[Rows, Rows]:
     return order[: n // 2], order[n // 2 :]
 
 
-MEASURED = ("certified", "above", "broken", "K", "risk", *(f"q{100 * q:g}" for q in QUANTILES))
+SHARES = ("certified", "above", "broken", "broken certified")
+MEASURED = (*SHARES, "K", "risk", *(f"q{100 * q:g}" for q in QUANTILES))
 
 
-def record(alpha: float, sizes: Rows, ranks: Floats, certified: bool, broken: float) -> list[float]:
+def record(
+    alpha: float, sizes: Rows, ranks: Floats, certified: bool, broken: Sequence[float]
+) -> list[float]:
     """Return the columns `MEASURED` of one trial, from sizes of the half that measures."""
     risk = float(np.mean(ranks > sizes))
     quantiles = np.quantile(sizes, QUANTILES)
-    return [float(certified), float(risk > alpha), broken, float(sizes.mean()), risk, *quantiles]
+    return [float(certified), float(risk > alpha), *broken, float(sizes.mean()), risk, *quantiles]
 
 
 def theirs(uncertainty: Floats, ranks: Floats, depth: int, seed: int) -> list[list[float]]:
@@ -163,12 +166,13 @@ def theirs(uncertainty: Floats, ranks: Floats, depth: int, seed: int) -> list[li
         broken = []
         for rows, batch in zip(draws, batches, strict=True):
             low, high = uncertainty[batch].min(), uncertainty[batch].max()
-            kappa, _ = kappa_of(uncertainty[rows], ranks[rows])
+            kappa, certified = kappa_of(uncertainty[rows], ranks[rows])
             sizes = rule_sizes(np.clip(uncertainty, low, high), kappa, depth)
-            broken.append(np.mean(ranks > sizes) > alpha)
+            above = np.mean(ranks > sizes) > alpha
+            broken.append((above, above and certified))
         kappa, certified = kappa_of(uncertainty[first], ranks[first])
         sizes = rule_sizes(uncertainty[second], kappa, depth)
-        records.append(record(alpha, sizes, ranks[second], certified, float(np.mean(broken))))
+        records.append(record(alpha, sizes, ranks[second], certified, np.mean(broken, axis=0)))
     return records
 
 
@@ -193,9 +197,9 @@ def ours(scored: ScoredResults, tuning: Rows, bound: Bound, seed: int) -> list[l
     scores, ranks = scored.require("scores")[second], scored.require("match_rank")[second]
     certified = limits(scored.match_score[calibration], bound)
     return [
-        record(alpha, np.count_nonzero(scores <= limit, axis=1), ranks, True, share)
+        record(alpha, np.count_nonzero(scores <= limit, axis=1), ranks, True, (share, share))
         if np.isfinite(limit)
-        else [0.0, 0.0, share] + [np.nan] * (len(MEASURED) - 3)
+        else [0.0, 0.0, share, share] + [np.nan] * (len(MEASURED) - len(SHARES))
         for (_, alpha), limit, share in zip(PLACES, certified, broken, strict=True)
     ]
 
@@ -213,7 +217,7 @@ def heuristic(queries: LabelledResults, cosines: Floats, seed: int) -> list[list
         kept = heuristic_sets(query[second], others[second], ends, alpha)
         # Sets are no prefixes of the candidates: a rank above all sizes stands for a miss.
         ranks = np.where((kept & queries.relevant[second]).any(axis=1), 0, np.inf)
-        records.append(record(alpha, kept.sum(axis=1), ranks, False, np.nan))
+        records.append(record(alpha, kept.sum(axis=1), ranks, False, (np.nan, np.nan)))
     return records
 
 
@@ -229,7 +233,9 @@ def trials_of(labelled: LabelledResults, cosines: Floats) -> pd.DataFrame:
         parts[HEURISTIC, seed] = heuristic(labelled, cosines, seed)
         for size in FIXED:
             same = np.full(len(second), size), ranks[second]
-            parts[f"K = {size}", seed] = [record(alpha, *same, False, np.nan) for alpha in ALPHAS]
+            parts[f"K = {size}", seed] = [
+                record(alpha, *same, False, (np.nan, np.nan)) for alpha in ALPHAS
+            ]
         tuning = first[: round(TUNED * len(first))]
         for rule in OURS:
             known = labelled if rule.endswith("labels") else unlabelled
@@ -277,7 +283,9 @@ def show(trials: pd.DataFrame) -> None:
     text = means.K.map("{:.2f}±".format) + deviations.K.map("{:.2f}; ".format)
     text += means.risk.map("{:.3f}±".format) + deviations.risk.map("{:.3f}".format)
     printed("Figures 12 and 13: K; risk", text[means.K.notna()].unstack(sort=False).fillna("-"))
-    quantiles = means.xs(DELTAS[-1], level="delta").loc[(slice(None), list(DRAWN)), MEASURED[5:]]
+    quantiles = means.xs(DELTAS[-1], level="delta").loc[
+        (slice(None), list(DRAWN)), MEASURED[len(SHARES) + 2 :]
+    ]
     text = quantiles.dropna().map("{:.1f}".format).agg(" ".join, axis=1)
     printed("Figure 14: quantiles of K at delta 0.1", text.unstack(sort=False).fillna("-"))
 
@@ -285,7 +293,7 @@ def show(trials: pd.DataFrame) -> None:
 def totals(trials: pd.DataFrame) -> pd.DataFrame:
     """Return shares over all sets, encoders, halves and alphas, by rule and delta."""
     by_rule = trials.groupby(["rule", "delta"], sort=False)
-    shares = by_rule[["certified", "above", "broken"]].mean()
+    shares = by_rule[list(SHARES)].mean()
     cells = trials.groupby(["rule", "delta", "set", "encoder", "alpha"])["broken"].mean()
     shares["worst"] = cells.groupby(["rule", "delta"]).max()
     # Sizes over theirs, where both are certified.
