@@ -67,7 +67,7 @@ def test_page_holds_the_tables_that_the_script_makes():
     )
     for paper in PAPERS.values():
         assert f"\n## {paper['heading']}\n" in page
-    prose = re.sub("^[|].*", "", page, flags=re.MULTILINE)
+    prose = re.sub("^[|].*$|<!--[^>]*-->", "", page, flags=re.MULTILINE)
     assert len(prose.split()) <= 1500
 
 
