@@ -279,9 +279,9 @@ def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None
         for name, curve in MEMBER_CURVES.items()
         if name in metrics
     )
-    # Quantiles of a single epoch say little; their curves are logged by epoch.
-    kept = [item for item in validation.metrics().items() if QUANTILE_NAME not in item[0]]
-    tracked.log_metrics({name.replace("validation", "chosen"): value for name, value in kept})
+    metrics = validation.metrics()
+    kept = [name for name in metrics if not name.startswith(QUANTILE_NAME)]
+    tracked.log_metrics({name.replace("validation", "chosen"): metrics[name] for name in kept})
     from rcir import figures  # slow to import; workers need none
 
     svg = figures.to_svg(figures.draw_reliability(validation.reliability()))

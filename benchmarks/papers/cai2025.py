@@ -15,8 +15,8 @@ with labels".
   on the half that measures is above alpha, which a guarantee for the population does not exclude: a
   half may be harder than the population. "broken" is the share of calibrations, drawn with
   replacement from all queries that did not tune, whose risk on all of these is above alpha, "broken
-  certified" that of such with a certificate; the range that their rule takes from the batch at hand
-  is that of another draw. "worst" is the largest share of one set, encoder and alpha.
+  certified" the share that also has a certificate; the range that their rule takes from the batch
+  at hand is that of another draw. "worst" is the largest share of one set, encoder and alpha.
 - Figure 14: quantiles of K. Figure 12: the heuristic (of one minus the cosine of query and
   candidate for encoders without an uncertainty), their rule, also with random uncertainties, and
   one K for all, certified ("constant") or not.
