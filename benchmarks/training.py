@@ -63,7 +63,7 @@ SMALL = replace(
     CONFIG,
     epochs=sized(5, 2),
     batch=64,
-    data=DataConfig("digits", options={"train": 8000, "validation": 200} | DIGITS),
+    data=DataConfig("digits", options={"train": sized(8000, 2500), "validation": 200} | DIGITS),
     preprocessing=Preprocessing(),
     encoder=EncoderConfig("deterministic", dim=32),
 )

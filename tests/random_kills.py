@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 N_RUNS, N_KILLS_OF_RUN = 2, 4  # of trainings
-N_DEMOS = 3
+N_DEMOS = 2
 
 
 def finished(work: Callable[[], object]) -> float:

@@ -74,7 +74,7 @@ FAIR = "one size, order of auto"
 def preprocessing(config: EncoderConfig) -> Preprocessing:
     """Return the preprocessing of the backbone."""
     full = model_preprocessing(config)
-    return sized(full, replace(full, size=(64, 64)))
+    return sized(full, replace(full, size=(32, 32)))
 
 
 def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingConfig:

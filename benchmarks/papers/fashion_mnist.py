@@ -72,7 +72,7 @@ PAIRS = MiningConfig("random", "semi-hard", num_negatives=8, pool=64, margin=0.5
 ALL = MiningConfig(
     "random", "margin-violating", num_negatives=64, pool=64, margin=0.7, scope="batch"
 )
-VALIDATION, TRAINED_ON = sized((500, 20_000) if REDUCED else (1000, 58_999), (200, 300))
+VALIDATION, TRAINED_ON = sized((500, 20_000) if REDUCED else (1000, 58_999), (100, 300))
 CONTRASTIVE = {"form": "contrastive", "margin": 0.7}
 CHANNELS = {"dropout": 0.05, "passes": 20 if REDUCED else 100, "channels": True}
 # The scale of the paper, and its code: negatives count in full, and ReLU at every step.
@@ -96,7 +96,7 @@ TRAINED: dict[str, Recipe] = {
     "lam-published": ("lam", AS_PUBLISHED, {"margin": 0.7}, ALL),
 }
 MEMBERS = 5
-QUERIES, EPOCHS = sized((4000, 2) if REDUCED else (10_000, 5), (200, 1))
+QUERIES, EPOCHS = sized((4000, 2) if REDUCED else (10_000, 5), (60, 1))
 
 
 def configuration(name: str, recipe: Recipe, seed: int, asked: Namespace) -> TrainingConfig:

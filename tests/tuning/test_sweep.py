@@ -227,9 +227,7 @@ def test_finalists_train_with_more_seeds_and_are_chosen_by_their_mean(
     ("method", "option", "values"),
     [
         ("deep-ensemble", "encoder.options.combination", ["distance", "aligned"]),
-        ("pfe", "encoder.options.lr", [1e-3, 1e-2]),
         ("lam", "encoder.options.online", [True, False]),
-        ("norm-softmax", "loss.temperature", [0.1, 0.2]),
         ("tests.toy:Toy", "encoder.options.width", [4, 6]),
     ],
 )
