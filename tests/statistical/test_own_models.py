@@ -16,6 +16,7 @@ pytestmark = pytest.mark.statistical
 
 CLASSES, DIM, N, ALPHA, DELTA = 6, 30, 200, 0.15, 0.1
 DRAWS, NEW_DRAWS, FEWER = 320, 160, {"DRAWS": 8, "NEW_DRAWS": 8}
+BROKEN_DRAWS = 20  # enough for variants that nearly always violate
 
 
 def violates(rng, sees_queries):
@@ -69,17 +70,16 @@ def violates_for_new_labels(rng, knows_labels):
 
 def test_a_model_that_knows_calibrated_labels_better_breaks_the_promise_for_new_ones():
     rng = np.random.default_rng(6)
-    alike, broken = (
-        sum(violates_for_new_labels(rng, knows) for _ in range(NEW_DRAWS))
-        for knows in (False, True)
-    )
+    alike = sum(violates_for_new_labels(rng, False) for _ in range(NEW_DRAWS))
+    broken = sum(violates_for_new_labels(rng, True) for _ in range(BROKEN_DRAWS))
     assert alike <= binom.ppf(0.999, NEW_DRAWS, DELTA)
-    assert broken > 0.5 * NEW_DRAWS
+    assert broken > 0.5 * BROKEN_DRAWS
 
 
 def test_a_model_that_saw_no_calibration_query_keeps_the_promise_and_another_one_does_not():
     rng = np.random.default_rng(5)
-    held, broken = (sum(violates(rng, saw) for _ in range(DRAWS)) for saw in (False, True))
+    held = sum(violates(rng, False) for _ in range(DRAWS))
+    broken = sum(violates(rng, True) for _ in range(BROKEN_DRAWS))
     # Of 2,000 later queries, some exceed alpha by chance where the exact risk is just below it.
     assert held <= binom.ppf(0.999, DRAWS, DELTA + 0.02)
-    assert broken > 0.9 * DRAWS
+    assert broken > 0.9 * BROKEN_DRAWS
