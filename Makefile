@@ -48,7 +48,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(KEEP_MEM
 test: setup
 	$(PYTEST) $(COVERAGE)
 
-# Everything: the tests of `make test`, then slow tests and simulations of full size. Both record
+# Everything: the tests of `make test`, then slow tests and larger simulations. Both record
 # which lines run; pyproject.toml has the share that must be reached in all.
 test-all: COVERAGE := --cov --cov-report= --cov-fail-under=0
 test-all: test

@@ -19,23 +19,30 @@ from rcir.risk import (
 from rcir.risk.results import widen
 
 POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 2_000, 15
-# Without --full, these constants of a module are divided by these numbers. A module that needs
-# more draws to notice a broken variant defines a FEWER of its own.
+# These constants of a module are divided by these numbers; with --full, by a quarter of them. A
+# module that needs more draws to notice a broken variant defines a FEWER of its own.
 FEWER = {"DRAWS": 8, "STREAMS": 8, "SAMPLES": 8}
 
 
 @pytest.fixture(scope="session")
 def full(request):
-    """Return True if simulations are of full size."""
+    """Return True if simulations are larger."""
     return request.config.getoption("full")
 
 
+@pytest.fixture(scope="session")
+def divisor(full):
+    """`divisor(one_in)`: what draws are divided by, see `FEWER`."""
+    return lambda one_in: max(1, one_in // 4) if full else one_in
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _fewer(request, full):
+def _fewer(request, divisor):
     with pytest.MonkeyPatch.context() as patch:
         for name, one_in in getattr(request.module, "FEWER", FEWER).items():
-            if not full and hasattr(request.module, name):
-                patch.setattr(request.module, name, getattr(request.module, name) // one_in)
+            if hasattr(request.module, name):
+                value = getattr(request.module, name) // divisor(one_in)
+                patch.setattr(request.module, name, value)
         yield
 
 
@@ -100,14 +107,14 @@ def worlds(split, everybody):
 
 
 @pytest.fixture(scope="session")
-def draws(full):
+def draws(divisor):
     """`draws(n)`: (DRAWS, n) rows of calibration queries, drawn with replacement.
 
-    Without --full, DRAWS is divided by `one_in`.
+    DRAWS is divided by `one_in`, see `FEWER`.
     """
 
     def draws(n, seed=2, size=POPULATION, one_in=8):
-        count = DRAWS // (1 if full else one_in)
+        count = DRAWS // divisor(one_in)
         return np.random.default_rng(seed).integers(0, size, (count, n))
 
     return draws
@@ -165,7 +172,7 @@ def true_risk():
 
 
 @pytest.fixture(scope="session")
-def excess(full):
+def excess(divisor):
     """`excess(failures, level)`: standard errors by which the failure rate lies above `level`.
 
     A simulation asserts at most 3, that of a broken variant more than 3. If the failures are
@@ -174,7 +181,7 @@ def excess(full):
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= DRAWS // (1 if full else 8)
+        assert len(failures) >= DRAWS // divisor(8)
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 
