@@ -48,11 +48,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(KEEP_MEM
 test: setup
 	$(PYTEST) $(COVERAGE)
 
-# Everything: the tests of `make test`, then slow tests and larger simulations. Both record
-# which lines run; pyproject.toml has the share that must be reached in all.
-test-all: COVERAGE := --cov --cov-report= --cov-fail-under=0
+# Everything: the tests of `make test`, which record the lines that run (pyproject.toml has the share
+# that must be reached), then slow tests and larger simulations.
+test-all: COVERAGE := --cov
 test-all: test
-	$(PYTEST) --full -m "slow or statistical" --cov --cov-append
+	$(PYTEST) --full -m "slow or statistical"
 
 # Numeric tests with the arithmetic of an older CPU: float32 results differ in their last digits.
 # NumPy warns about names that it or this CPU does not know, so it lists those that it can disable.
