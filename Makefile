@@ -40,7 +40,7 @@ demo: setup
 
 # Files of bytecode that one process writes save time in those that tests start.
 OMP_NUM_THREADS ?= 1
-# Memory that is not returned to the system after every array takes a third off long simulations.
+# Reused memory takes a third off long simulations, see `rcir.torch_settings.keep_freed_memory`.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648 MALLOC_TOP_PAD_=67108864
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(KEEP_MEMORY) \
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25

@@ -27,7 +27,7 @@ STEPS = 200  # after which stakes are recalculated at most
 CORRELATION = 0.25  # of losses within a unit that stakes assume
 BOLD = 0.7  # share of the largest stake from which on all is staked on single queries
 ALPHAS = np.arange(1, 10_000) / 10_000  # levels that a refusal may state
-BLOCK_ENTRIES, BLOCK_WIDTH = 2**18, 256  # losses, and at least thresholds, computed at once
+BLOCK_ENTRIES, BLOCK_WIDTH = 2**22, 512  # losses and thresholds at once, at most
 LEAST_SHARE = 1e-30  # of the goal that still counts
 ROUNDING = 1e-9  # by which stakes aim beyond the goal, so that rounding does not miss it
 
@@ -77,7 +77,7 @@ class Bets:
         self, values: NDArray[Value], certify: Callable[[NDArray[Value]], NDArray[np.bool_]]
     ) -> float | None:
         """Return the smallest of ascending values from which on all are certified."""
-        width, end = max(BLOCK_WIDTH, BLOCK_ENTRIES // len(self.scored)), len(values)
+        width, end = max(1, min(BLOCK_WIDTH, BLOCK_ENTRIES // len(self.scored))), len(values)
         while end > 0:
             start = max(0, end - width)
             refused = np.flatnonzero(~certify(values[start:end]))
