@@ -46,10 +46,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(KEEP_MEM
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 test: setup
-	$(PYTEST) $(COVERAGE)
+	$(PYTEST) -m "not statistical" $(COVERAGE)
 
 # Everything: the tests of `make test`, which record the lines that run (pyproject.toml has the share
-# that must be reached), then slow tests and larger simulations.
+# that must be reached), then slow tests and simulations.
 test-all: COVERAGE := --cov
 test-all: test
 	$(PYTEST) --full -m "slow or statistical"

@@ -37,9 +37,7 @@ SETTINGS = ("RCIR_RETRIEVER", "RCIR_RUNS", "RCIR_TOKEN", "RAY_ADDRESS")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--full", action="store_true", help="also run slow tests, and larger simulations"
-    )
+    parser.addoption("--full", action="store_true", help="also run slow tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,32 +18,7 @@ from rcir.risk import (
 )
 from rcir.risk.results import widen
 
-POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 2_000, 15
-# These constants of a module are divided by these numbers; with --full, by a quarter of them. A
-# module that needs more draws to notice a broken variant defines a FEWER of its own.
-FEWER = {"DRAWS": 8, "STREAMS": 8, "SAMPLES": 8}
-
-
-@pytest.fixture(scope="session")
-def full(request):
-    """Return True if simulations are larger."""
-    return request.config.getoption("full")
-
-
-@pytest.fixture(scope="session")
-def divisor(full):
-    """`divisor(one_in)`: what draws are divided by, see `FEWER`."""
-    return lambda one_in: max(1, one_in // 4) if full else one_in
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fewer(request, divisor):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, one_in in getattr(request.module, "FEWER", FEWER).items():
-            if hasattr(request.module, name):
-                value = getattr(request.module, name) // divisor(one_in)
-                patch.setattr(request.module, name, value)
-        yield
+POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 500, 15
 
 
 @dataclass(frozen=True)
@@ -107,14 +82,10 @@ def worlds(split, everybody):
 
 
 @pytest.fixture(scope="session")
-def draws(divisor):
-    """`draws(n)`: (DRAWS, n) rows of calibration queries, drawn with replacement.
+def draws():
+    """`draws(n)`: (DRAWS, n) rows of calibration queries, drawn with replacement."""
 
-    DRAWS is divided by `one_in`, see `FEWER`.
-    """
-
-    def draws(n, seed=2, size=POPULATION, one_in=8):
-        count = DRAWS // divisor(one_in)
+    def draws(n, seed=2, size=POPULATION, count=DRAWS):
         return np.random.default_rng(seed).integers(0, size, (count, n))
 
     return draws
@@ -172,7 +143,7 @@ def true_risk():
 
 
 @pytest.fixture(scope="session")
-def excess(divisor):
+def excess():
     """`excess(failures, level)`: standard errors by which the failure rate lies above `level`.
 
     A simulation asserts at most 3, that of a broken variant more than 3. If the failures are
@@ -181,7 +152,7 @@ def excess(divisor):
 
     def excess(failures, level):
         failures = np.asarray(failures)
-        assert len(failures) >= DRAWS // divisor(8)
+        assert len(failures) >= DRAWS
         spread = np.sqrt(level * (1 - level)) if failures.dtype == bool else failures.std()
         return float((failures.mean() - level) / (spread / np.sqrt(len(failures))))
 

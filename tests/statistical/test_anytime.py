@@ -16,7 +16,7 @@ from rcir.risk import (
 
 pytestmark = pytest.mark.statistical
 
-STREAMS, LENGTH = 2_000, 3_000
+STREAMS, LENGTH = 500, 3_000
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from rcir.risk import ScoredResults, allowed_misses, local_level, order_statisti
 
 pytestmark = pytest.mark.statistical
 
-DRAWS, N, DELTA = 20_000, 300, 0.1
+DRAWS, N, DELTA = 5_000, 300, 0.1
 
 
 def certified(n, level):

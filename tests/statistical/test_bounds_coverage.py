@@ -12,7 +12,7 @@ from rcir.risk.bounds import mean_bound
 
 pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
-DELTA, SAMPLES = 0.1, 4_000
+DELTA, SAMPLES = 0.1, 1_000
 
 # Losses in [0, 1] and their mean.
 SOURCES = {

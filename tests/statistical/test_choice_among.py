@@ -16,7 +16,7 @@ from rcir.risk import (
 
 pytestmark = pytest.mark.statistical
 
-N, ALPHA, DELTA, DRAWS, DEPTH = 200, 0.1, 0.1, 2_000, 400
+N, ALPHA, DELTA, DRAWS, DEPTH = 200, 0.1, 0.1, 500, 400
 RETRIEVERS = (3, 12)
 
 

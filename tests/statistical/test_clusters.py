@@ -11,8 +11,7 @@ from tests.statistical.populations import first_matches_only, matched_at
 
 pytestmark = pytest.mark.statistical
 
-DRAWS, DELTA, POPULATION = 2_000, 0.1, 20_000
-FEWER = {"DRAWS": 4}
+DRAWS, DELTA, POPULATION = 500, 0.1, 20_000
 SIZES = {30: (20, 100), 60: (20, 60), 200: (20, 40)}  # of clusters, by number of clusters
 
 

@@ -8,7 +8,7 @@ from rcir.risk import ScoredResults, order_statistic
 
 pytestmark = pytest.mark.statistical
 
-STREAMS, QUERIES, DELTA = 2_000, 400, 0.1
+STREAMS, QUERIES, DELTA = 500, 400, 0.1
 SERVED = 0.75  # threshold of the answers that feedback was on
 
 

@@ -20,8 +20,7 @@ from rcir.risk import (
 )
 from tests.index.conftest import postgres  # noqa: F401  (a fixture)
 
-POPULATION, TUNING, N, DEPTH = 20_000, 400, 200, 80
-FEWER = {"POPULATION": 5}
+POPULATION, TUNING, N, DEPTH = 4_000, 400, 200, 80
 ALPHA, DELTA = 0.2, 0.1
 CODES = {"nlist": 16, "nprobe": 16, "m": 1, "nbits": 4}
 # Indexes that miss so many neighbours that the calibration of another index is not valid.

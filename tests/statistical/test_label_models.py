@@ -21,7 +21,7 @@ from rcir.risk.results import widen
 pytestmark = pytest.mark.statistical
 
 POPULATION, LABELS, DIM, DELTA = 4_000, 40, 16, 0.1
-DRAWS, BROKEN_DRAWS = 320, 40  # of calibrations that fit a model each
+DRAWS, BROKEN_DRAWS = 150, 40  # of calibrations that fit a model each
 RANKED = 60  # of galleries whose items are ranked among new queries
 
 

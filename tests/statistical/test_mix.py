@@ -9,7 +9,7 @@ from tests.statistical.populations import matched_at, scored_queries
 
 pytestmark = [pytest.mark.slow, pytest.mark.statistical]
 
-DRAWS, N, DELTA, POPULATION = 2_000, 600, 0.1, 6_000
+DRAWS, N, DELTA, POPULATION = 500, 600, 0.1, 6_000
 GROUPS = {"day": 0.6, "dusk": 0.25, "night": 0.15}  # shares in calibration
 HARD = {"day": 0.5, "dusk": 1.0, "night": 1.6}  # mean spacing of the scores
 IN_USE = {"day": 0.2, "dusk": 0.3, "night": 0.5}

@@ -11,7 +11,7 @@ from tests.statistical.populations import matched_at
 
 pytestmark = pytest.mark.statistical
 
-DRAWS, DELTA, ALPHA, SPREAD = 2_000, 0.1, 0.2, 0.7
+DRAWS, DELTA, ALPHA, SPREAD = 500, 0.1, 0.2, 0.7
 QUERIES = 20  # of each label
 
 

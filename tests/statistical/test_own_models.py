@@ -15,7 +15,7 @@ from rcir.errors import RiskUnattainable
 pytestmark = pytest.mark.statistical
 
 CLASSES, DIM, N, ALPHA, DELTA = 6, 30, 200, 0.15, 0.1
-DRAWS, NEW_DRAWS, FEWER = 320, 160, {"DRAWS": 8, "NEW_DRAWS": 8}
+DRAWS, NEW_DRAWS = 120, 60
 BROKEN_DRAWS = 20  # enough for variants that nearly always violate
 
 

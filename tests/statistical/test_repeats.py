@@ -44,7 +44,7 @@ def overlapping(queries, draws):
             return False
 
     repeated, distinct = [], []
-    for tuned, drawn in zip(draws(n, 5, 1_000, 2), draws(n, 6, 1_000, 2), strict=True):
+    for tuned, drawn in zip(draws(n, 5, 1_000, 1_000), draws(n, 6, 1_000, 1_000), strict=True):
         split = images[tuned]
         with pytest.MonkeyPatch.context() as patch:  # no ridge keeps it from overfitting
             patch.setattr("rcir.risk.learned.MANY_QUERIES", 1)

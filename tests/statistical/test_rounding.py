@@ -19,13 +19,12 @@ from tests.statistical.populations import answered
 
 pytestmark = pytest.mark.statistical
 
-DRAWS, IMAGES, N, DEPTH, DELTA = 2_000, 25, 1_000, 12, 0.1
-SEVERAL_DRAWS = 2_000  # for several risks, whose broken variant fails in few draws
+DRAWS, IMAGES, N, DEPTH, DELTA = 500, 25, 1_000, 12, 0.1
+SEVERAL_DRAWS = 1_000  # for several risks, whose broken variant fails in few draws
 MANY = 10_000  # so that the bound is nearer to the risk than one image moves it
 ALPHA = 0.215  # 5 of 25 images may be missed, but not 5.5
 ERRORS = np.array([-1, -0.5, 0.5, 1])  # relative errors of scores, in units of the noise
 NOISE = 1e-5
-FEWER = {"DRAWS": 8, "SEVERAL_DRAWS": 2}
 
 
 def exact_sizes(scores, threshold):

@@ -16,7 +16,7 @@ from tests.statistical.populations import matched_at
 
 pytestmark = pytest.mark.statistical
 
-STREAMS, ALPHA = 2_000, 0.1
+STREAMS, ALPHA = 500, 0.1
 LENGTHS = {"misses": 1_000, "shares": 1_000, "waves": 1_000}
 
 
@@ -143,7 +143,7 @@ CERTIFIED, RECENT = 0.1, 200
 
 @pytest.fixture(scope="module")
 def checks_of():
-    """`checks_of(risk)`: 2,000 checks of 200 recent queries with this risk at the threshold.
+    """`checks_of(risk)`: STREAMS checks of 200 recent queries with this risk at the threshold.
 
     The scores of 1,000 calibration queries are uniform; those of recent queries are too, or larger
     by a factor. Calibrations whose certificate does not hold are left out.

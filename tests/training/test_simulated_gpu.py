@@ -11,6 +11,7 @@ from torch.utils import backend_registration
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of PyTorch has no devices that are written in Python",
