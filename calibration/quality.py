@@ -69,7 +69,8 @@ class Quality:
 def assess_probabilities(splits: SearchedSplits, guarantee: Guarantee) -> dict[str, Reliability]:
     """Measure the probabilities of a match of each "item" and "set" of the test queries."""
     queries, calibration = splits.scored_test, splits.retriever.require_calibration()
-    ranking = Ranking(queries.require("scores"), queries.require("selection_score"))
+    scores, selection_score = queries.require("scores"), queries.require("selection_score")
+    ranking = Ranking(scores, selection_score, acceptance=queries.acceptance)
     sizes = sizes_of(ranking, guarantee)
     items, sets = calibration.match_probabilities(ranking, sizes, guarantee)
     outcomes = {

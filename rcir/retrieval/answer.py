@@ -72,7 +72,7 @@ class Retrieval:
 
     @property
     def abstained(self) -> bool:
-        """True if no answer was given because the query is too uncertain."""
+        """True if no answer was given: the query is too uncertain, or seems to have no match."""
         return self.size == 0
 
     def __str__(self) -> str:
@@ -81,7 +81,9 @@ class Retrieval:
     def table(self) -> str:
         """Return the items as text, without the guarantee, which answers share."""
         if self.abstained:
-            return f"no answer: too uncertain, uncertainty {self.uncertainty:.4g}"
+            unknown = self.guarantee.request.beta is not None
+            reason = "the gallery seems to hold no match" if unknown else "too uncertain"
+            return f"no answer: {reason}, uncertainty {self.uncertainty:.4g}"
         head = (
             f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
             f"{_rounded(self.match_probability or 0.0)}, uncertainty {self.uncertainty:.4g}"

@@ -55,6 +55,7 @@ from rcir.risk import (
     make_request,
     score,
 )
+from rcir.risk.acceptance import fit_acceptance
 from rcir.risk.losses import MISS
 from rcir.risk.selection import Fits
 
@@ -168,6 +169,9 @@ def _calibration_of(
     given = calibration_queries.probabilities is not None
     learned = options.score_function in ("auto", "learned")
     whitening = fit_whitening(searcher) if learned else None
+    acceptance = None
+    if (calibration.n_relevant == 0).any():
+        acceptance = fit_acceptance([split for split in splits.values() if split is not None])
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -177,7 +181,11 @@ def _calibration_of(
             for kind in (items, labels)
             if kind in before
         }
-        calibrated = with_uncertainty(searcher, calibration, uncertainty)
+        calibrated = calibration
+        if acceptance is not None:
+            calibrated = acceptance.add_to(calibration)
+            split = None if split is None else acceptance.add_to(split)
+        calibrated = with_uncertainty(searcher, calibrated, uncertainty)
         split = None if split is None else with_uncertainty(searcher, split, uncertainty)
         if whitening is not None:
             calibrated = whitening.add_to(searcher, calibrated)
@@ -207,6 +215,7 @@ def _calibration_of(
         probability_labels=searcher.gallery.classes if given else None,
         label_model=model,
         whitening=whitening,
+        acceptance=acceptance,
         left_out=searcher.options.left_out if are_items(searcher, calibration_queries) else None,
     )
     if like is not None:

@@ -28,6 +28,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.retrieval.whitening import Whitening
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
+from rcir.risk.acceptance import Acceptance
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions
@@ -120,6 +121,8 @@ class Calibration:
         probability_labels: (L,) labels whose probabilities come with the queries; None if none do.
         label_model: the probabilities of the gallery's labels that size sets; None if they do not.
         whitening: a second metric, for galleries without labels; None if no score depends on it.
+        acceptance: the estimated odds that the gallery holds a match of a query; None if every
+            calibration query has a match.
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
@@ -137,6 +140,7 @@ class Calibration:
     probability_labels: Annotated[NDArray[np.int64], Array(1)] | None = None
     label_model: LabelModel | None = None
     whitening: Whitening | None = None
+    acceptance: Acceptance | None = None
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     left_out: str | None = None
@@ -329,6 +333,8 @@ class Calibration:
 
         Labels whose score is above `up_to` may be left out.
         """
+        if self.acceptance is not None:
+            results = self.acceptance.add_to(results)
         results = with_uncertainty(searcher, results, rule.uncertainty)
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)
@@ -371,6 +377,14 @@ class Calibration:
             cluster = self.miss_rule.evidence.population.cluster_word
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
+            if request.queries == "matchable" and self.left_out is not None:
+                counted = as_option("queries", "matchable")
+                raise InvalidConfig(
+                    "the calibration queries are items of the gallery, each searched without "
+                    f"itself: {counted} and beta need queries apart from it, because an item "
+                    "that is the only one of its kind has no match here, and would have one in "
+                    "use. Leave all items of some kinds out of the gallery, and query with them"
+                )
             rule = self.rule_for(request)
             guarantee, own = rule.guarantee(request, self.chosen_among), self.probability_labels
             guarantee = replace(

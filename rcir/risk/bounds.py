@@ -35,6 +35,8 @@ class Certificate:
             several risks.
         selection_threshold: with `abstain`, queries with at most this selection score are answered.
         n_groups: number of groups, if the certificate holds for all group weights.
+        acceptance_threshold: with `beta`, queries whose odds of a match in the gallery are above it
+            get a set.
     """
 
     threshold: float
@@ -42,6 +44,7 @@ class Certificate:
     risk_bound: float | None
     selection_threshold: float | None = None
     n_groups: int | None = None
+    acceptance_threshold: float | None = None
 
 
 def check_level(name: str, value: float) -> float:

@@ -12,6 +12,7 @@ from rcir.errors import InvalidConfig, InvalidData
 from rcir.risk.bounds import Bound, Certificate, check_bound
 from rcir.risk.groups import certify_groups
 from rcir.risk.labels import certify_labels
+from rcir.risk.open_set import certify_open_set, matchable_queries
 from rcir.risk.refusals import refused
 from rcir.risk.request import Request, conflict
 from rcir.risk.results import ScoredResults
@@ -35,7 +36,8 @@ def certify(
 
     Raises:
         InvalidConfig: the calibration queries do not support such a request.
-        InvalidData: tuning and calibration queries do not fit together.
+        InvalidData: tuning and calibration queries do not fit together, or lack the queries with
+            or without a match in the gallery that the request needs.
         RiskUnattainable: no threshold is certified; the error states the smallest alpha that is,
             and the number of calibration queries that would do.
 
@@ -61,6 +63,12 @@ def certify(
         with refused(f"sets of at most {size} items"):
             cut = None if tuning is None else tuning.cut(size)
             return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
+    if request.beta is not None:
+        tuning = None if tuning is None else matchable_queries(tuning)
+        return certify_open_set(request, calibration, tuning, bound)
+    if request.queries == "matchable":
+        calibration = matchable_queries(calibration)
+        tuning = None if tuning is None else matchable_queries(tuning)
     if request.labels != "calibrated":
         return certify_labels(request, calibration, tuning, bound)
     return certify_groups(request, calibration, tuning, bound)

@@ -39,6 +39,8 @@ class Guarantee:
             on the calibration queries; 1 without such a choice.
         left_out: "item", or what else the search of a query left out, such as "moment", if the
             calibration queries were items of the gallery; one query of each calibrated.
+        n_unmatchable: number of calibration queries without a match in the gallery, which are not
+            among the `n_calibration`; None if both kinds count alike.
         by_own_model: True if the queries came with probabilities of labels by a model that is
             assumed to have seen no calibration query.
     """
@@ -55,6 +57,7 @@ class Guarantee:
     attempts: int = 1
     seed: int | None = None
     left_out: str | None = None
+    n_unmatchable: int | None = None
     by_own_model: bool = False
 
     @property
@@ -124,8 +127,17 @@ class Guarantee:
             again += f" It assumes that the model behind the label probabilities has seen {unseen}."
         return (
             f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
-            f"returned to {self._covered_queries()} ({self.score_function} sizes, "
-            f"{self.bound} bound, {parameter}{seed}).{again}"
+            f"returned to {self._covered_queries()}{self._unmatchable()} ({self.score_function} "
+            f"sizes, {self.bound} bound, {parameter}{seed}).{again}"
+        )
+
+    def _unmatchable(self) -> str:
+        """State what is limited of queries without a match in the gallery."""
+        if self.request.beta is None:
+            return ""
+        return (
+            f", and at most {self.request.beta:g} of the queries without one, like the "
+            f"{self.n_unmatchable} that calibrated, get a set"
         )
 
     def _limits(self) -> str:
@@ -166,6 +178,9 @@ class Guarantee:
             queries = f"{in_plural(self.left_out)}{group}"
             searched = ", each searched without itself"
         calibrated = f"the {self.n_calibration} calibration queries"
+        if self.request.queries == "matchable":
+            queries += " with a match in the gallery"
+            calibrated = f"the {self.n_calibration} such calibration queries"
         if self.cluster is not None:
             return (
                 f"{queries} of any further {self.cluster} like the {self.n_clusters} of "

@@ -18,6 +18,7 @@ from rcir.risk.losses import MISS, risk_names
 
 Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None
+CountedQueries = Literal["all", "matchable"]
 QueryLabels = Literal["calibrated", "new", "any"]
 
 
@@ -65,6 +66,16 @@ class RequestOptions(TypedDict, total=False):
         "Cover queries of the labels that the calibration queries have (calibrated), of new labels "
         "drawn like these (new), or both (any).",
     ]
+    queries: Annotated[
+        CountedQueries,
+        "Count all queries, where one without a match in the gallery is a miss (all), or those "
+        "that have a match (matchable).",
+    ]
+    beta: Annotated[
+        float | None,
+        "Largest share of the queries without a match in the gallery that get a set at all; alpha "
+        "then counts the queries that have one.",
+    ]
 
 
 class RequestKeywords(_Levels, RequestOptions, total=False):
@@ -81,6 +92,8 @@ DEFAULTS: RequestOptions = {
     "mix": None,
     "max_size": None,
     "query_labels": "calibrated",
+    "queries": "all",
+    "beta": None,
 }
 OPTION_KINDS: Mapping[str, object] = get_type_hints(RequestOptions)
 

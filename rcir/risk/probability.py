@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rcir.metrics.ranking import Floats
 from rcir.risk.guarantee import Guarantee
+from rcir.risk.open_set import is_accepted
 from rcir.risk.population import Population
 from rcir.risk.results import ScoredResults, set_sizes
 from rcir.risk.score_functions import Ranking
@@ -125,7 +126,10 @@ class MatchProbabilities:
             _fit_others(scores, hits, weights, np.isfinite(scores)) for hits in (relevant, is_first)
         )
         first = FallingProbability.fit(selection_score, relevant[:, 0], weights)
-        ranking = Ranking(scores, selection_score)
+        acceptance = None
+        if all(split.acceptance is not None for split in splits):
+            acceptance = np.concatenate([split.require("acceptance") for split in splits])
+        ranking = Ranking(scores, selection_score, acceptance=acceptance)
         return cls(first, others, others_first, ranking, relevant, ranks, weights)
 
     def of_items(
@@ -158,7 +162,8 @@ class MatchProbabilities:
         matches, those of other items are fitted to the items in such sets: a score may rank
         candidates that look like the first late, although they match whenever it does.
         """
-        key = guarantee.threshold, guarantee.selection_threshold, guarantee.request.max_size
+        limits = guarantee.certificate.acceptance_threshold, guarantee.request.max_size
+        key = guarantee.threshold, guarantee.selection_threshold, *limits
         fitted = self._of_sets.get(key)
         if fitted is None:
             fitted_sizes = sizes_of(self.ranking, guarantee)
@@ -197,7 +202,11 @@ def sizes_of(ranking: Ranking, guarantee: Guarantee) -> NDArray[np.int64]:
     if limit is not None:
         return (ranking.selection_score <= limit).astype(np.int64)
     sizes = set_sizes(ranking.scores, guarantee.threshold)
-    return np.minimum(sizes, min(guarantee.request.max_size or depth, depth))
+    sizes = np.minimum(sizes, min(guarantee.request.max_size or depth, depth))
+    if (limit := guarantee.certificate.acceptance_threshold) is not None:
+        assert ranking.acceptance is not None
+        sizes[~is_accepted(ranking.acceptance, limit)] = 0
+    return sizes
 
 
 def cells_of(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

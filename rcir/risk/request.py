@@ -15,6 +15,7 @@ from rcir.risk.options import (
     DEFAULTS,
     OPTION_KINDS,
     Alpha,
+    CountedQueries,
     Distinct,
     QueryLabels,
     RequestKeywords,
@@ -63,9 +64,12 @@ class Request:
         abstain: True to return the first candidate, or none.
         distinct: what sets hold one item of each of.
         max_size: of a set.
+        queries: the queries that alpha counts; "matchable" with `beta`.
+        beta: share, in (0, 1), of the queries without a match in the gallery that may get a set;
+            None if sets are never empty.
 
     Raises:
-        InvalidRiskLevel: alpha or delta is not a number strictly between 0 and 1.
+        InvalidRiskLevel: alpha, beta or delta is not a number strictly between 0 and 1.
         InvalidConfig: a risk is unknown, or attributes exclude each other.
     """
 
@@ -77,6 +81,8 @@ class Request:
     abstain: bool = False
     distinct: Distinct = None
     max_size: int | None = None
+    queries: CountedQueries = "all"
+    beta: float | None = None
 
     def __post_init__(self) -> None:
         kinds = {name: kind for name, kind in _kinds().items() if name not in ("levels", "delta")}
@@ -99,12 +105,16 @@ class Request:
             object.__setattr__(self, "max_size", int(self.max_size))
             if self.max_size < 1:
                 raise InvalidConfig(f"max_size is {self.max_size}; it must be at least 1")
+        if self.beta is not None:
+            object.__setattr__(self, "beta", check_level("beta", self.beta))
+            object.__setattr__(self, "queries", "matchable")
         if reason := _contradiction(self):
             raise InvalidConfig(reason)
 
     def __hash__(self) -> int:
         values = self.delta, self.groups, self.labels, self.holds, self.abstain, self.distinct
-        return hash((frozenset(self.levels.items()), *values, self.max_size))
+        counted = self.max_size, self.queries, self.beta
+        return hash((frozenset(self.levels.items()), *values, *counted))
 
     @property
     def risk(self) -> Risk | None:
@@ -146,6 +156,8 @@ class Request:
             "mix": mix,
             "max_size": self.max_size,
             "query_labels": self.labels,
+            "queries": self.queries,
+            "beta": self.beta,
         }
 
 
@@ -198,6 +210,8 @@ def make_request(
         abstain=options["abstain"],
         distinct=options["distinct"],
         max_size=options["max_size"],
+        queries=options["queries"],
+        beta=options["beta"],
     )
 
 
@@ -219,9 +233,26 @@ def _contradiction(request: Request) -> str | None:
         return f"mix is for the {names} risk, of all answers and groups"
     if isinstance(request.groups, Mix) and not once:
         return "a mix of shares goes with neither simultaneous nor anytime"
+    if request.beta is not None and (reason := _closed(request)):
+        return f"{as_option('beta', request.beta)} {reason}"
     if request.labels != "calibrated":
         counted = f"{as_option('query_labels', request.labels)} counts labels"
         return _needs_independent_queries(request, counted)
+    return None
+
+
+def _closed(request: Request) -> str | None:
+    """Return why a request is impossible with beta, None if it is possible."""
+    if not request.monotone:
+        return "goes with one risk that falls as sets grow, of all answers: miss or recall"
+    if request.delta is None:
+        return f"needs a delta: give one, such as {DELTA}"
+    if request.holds != "once":
+        return "is a level of one request: leave out simultaneous and anytime"
+    if isinstance(request.groups, Mix):
+        return "goes with all queries, one group, or mix = 'any'"
+    if request.labels != "calibrated":
+        return f"goes with {as_option('query_labels', 'calibrated')} alone"
     return None
 
 

@@ -60,6 +60,7 @@ class SearchResults:
         queries: the n queries as they were searched; it supports indexing by rows.
         left_out: (n,) units of the gallery that each search left out, -1 for none.
         fingerprints: of the retriever that searched.
+        acceptance: (n,) estimated odds that the gallery holds a match, see `Acceptance`.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
@@ -84,6 +85,7 @@ class SearchResults:
     queries: Any = None
     left_out: NDArray[np.int64] | None = None
     fingerprints: Mapping[str, str] | None = None
+    acceptance: NDArray[np.float64] | None = None
 
     # The arrays (n, depth), and their value where there is no candidate.
     FILLERS: ClassVar[Mapping[str, float]] = {
@@ -100,8 +102,8 @@ class SearchResults:
         n, depth = len(self), self.depth
         if depth < 1:
             raise InvalidData(f"depth is {depth}; it must be at least 1")
-        shapes = dict.fromkeys(self.FILLERS, (n, depth))
-        check_arrays(self, {"uncertainty": (n,), "left_out": (n,), **shapes})
+        check_arrays(self, dict.fromkeys(self.FILLERS, (n, depth)))
+        check_arrays(self, dict.fromkeys(("uncertainty", "left_out", "acceptance"), (n,)))
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"
@@ -136,6 +138,8 @@ class SearchResults:
     ) -> Floats: ...
     @overload
     def require(self, name: Literal["vectors"]) -> NDArray[np.float32]: ...
+    @overload
+    def require(self, name: Literal["acceptance"]) -> NDArray[np.float64]: ...
     @overload
     def require(self, name: Literal["queries"]) -> Any: ...
     def require(self, name: str) -> object:
@@ -297,6 +301,7 @@ class ScoredResults:
         n_relevant: (n,) number of true matches in the whole gallery.
         uncertainty: (n,) of the queries.
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
+        acceptance: (n,) estimated odds that the gallery holds a match of the query.
         population: of the queries; n independent ones by default.
         is_cut: True if more than `depth` candidates were searched, see `cut`.
 
@@ -312,6 +317,7 @@ class ScoredResults:
     n_relevant: Annotated[NDArray[np.int64], Array(1)] | None = None
     uncertainty: Annotated[NDArray[np.float64], Array(1)] | None = None
     selection_score: Annotated[NDArray[np.float64], Array(1)] | None = None
+    acceptance: Annotated[NDArray[np.float64], Array(1)] | None = None
     population: Population = INDEPENDENT
     is_cut: bool = False
 
@@ -321,7 +327,8 @@ class ScoredResults:
             raise InvalidData("there are no queries: pass at least one")
         shapes = {"match_score": (n,), "match_rank": (n,), "scores": (n, self.depth)}
         shapes |= {"relevant": (n, self.depth), "n_relevant": (n,)}
-        check_arrays(self, {**shapes, "uncertainty": (n,), "selection_score": (n,)})
+        check_arrays(self, shapes)
+        check_arrays(self, dict.fromkeys(("uncertainty", "selection_score", "acceptance"), (n,)))
         set_population(self)
 
     @classmethod
@@ -333,6 +340,7 @@ class ScoredResults:
         n_relevant: NDArray[np.int64] | None = None,
         uncertainty: NDArray[np.float64] | None = None,
         selection_score: NDArray[np.float64] | None = None,
+        acceptance: NDArray[np.float64] | None = None,
         population: Population = INDEPENDENT,
     ) -> Self:
         """Return scored results from the scores and the relevance of all candidates.
@@ -353,6 +361,7 @@ class ScoredResults:
             n_relevant=n_relevant,
             uncertainty=uncertainty,
             selection_score=selection_score,
+            acceptance=acceptance,
             population=population,
         )
 
@@ -371,7 +380,7 @@ class ScoredResults:
     def require(self, name: Literal["n_relevant"]) -> NDArray[np.int64]: ...
     @overload
     def require(
-        self, name: Literal["match_rank", "uncertainty", "selection_score"]
+        self, name: Literal["match_rank", "uncertainty", "selection_score", "acceptance"]
     ) -> NDArray[np.float64]: ...
     def require(self, name: str) -> object:
         """Return an attribute, such as "scores", or raise `InvalidData` if it is None."""
@@ -462,6 +471,11 @@ class ScoredResults:
         }
         population = self.population.joined(*(part.population for part in others))
         return replace(self, population=population, **joined)
+
+    @property
+    def matchable(self) -> NDArray[np.bool_]:
+        """(n,) True for queries that have a match in the gallery."""
+        return np.asarray(self.require("n_relevant") > 0)
 
     def of_group(self, group: str | None) -> ScoredResults:
         """Return the results of the queries of one group; all of them for None."""

@@ -81,7 +81,11 @@ class SetRule:
             among = f"chosen among {chosen_among} retrievers"
             with refused(f"{among}, each certified at delta / {chosen_among}"):
                 certificate = certify(at_delta, self.evidence, self.tuned, self.bound)
-        population = self.evidence.of_group(request.group).population
+        queries, strangers = self.evidence.of_group(request.group), None
+        if request.queries == "matchable":
+            strangers = int(np.count_nonzero(~queries.matchable))
+            queries = queries[queries.matchable]
+        population = queries.population
         labels = None if self.evidence.population.single_labels is None else population.labels
         return Guarantee(
             request=request,
@@ -93,6 +97,7 @@ class SetRule:
             chosen_among=chosen_among,
             n_labels=None if labels is None else len(np.unique(labels)),
             query_label=population.label_word,
+            n_unmatchable=strangers,
         )
 
     def sets(
@@ -113,7 +118,7 @@ class SetRule:
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.evidence.depth}: search alike"
             )
-        ranking = self.score_function.rank(results)
+        ranking = replace(self.score_function.rank(results), acceptance=results.acceptance)
         return ranking, sizes_of(ranking, guarantee)
 
     def match_probabilities(self, request: Request) -> MatchProbabilities:

@@ -58,12 +58,14 @@ class Ranking:
         selection_score: (n,) larger where the first candidate is less likely to be a true match.
         columns: (n, k) columns of the search results in this order; None if the order is theirs.
         n_like_first: (n,) number of first candidates of one label; by default the first alone.
+        acceptance: (n,) estimated odds that the gallery holds a match; None if not estimated.
     """
 
     scores: NDArray[np.float32]
     selection_score: NDArray[np.float64]
     columns: NDArray[np.int64] | None = None
     n_like_first: NDArray[np.int64] | None = None
+    acceptance: NDArray[np.float64] | None = None
 
     def take(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """(n, k) values (n, depth) of the candidates in this order."""
@@ -151,6 +153,7 @@ def score(score_function: ScoreFunction, labelled: LabelledResults) -> ScoredRes
         n_relevant=labelled.n_relevant,
         uncertainty=labelled.results.uncertainty,
         selection_score=ranking.selection_score,
+        acceptance=labelled.results.acceptance,
         population=labelled.population,
     )
 
