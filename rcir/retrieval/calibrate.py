@@ -16,6 +16,7 @@ from rcir.data.repeats import (
 )
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.label_model import LabelModel
+from rcir.retrieval.acceptance import fit_acceptance
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
@@ -55,7 +56,6 @@ from rcir.risk import (
     make_request,
     score,
 )
-from rcir.risk.acceptance import fit_acceptance
 from rcir.risk.losses import MISS
 from rcir.risk.selection import Fits
 
@@ -169,9 +169,11 @@ def _calibration_of(
     given = calibration_queries.probabilities is not None
     learned = options.score_function in ("auto", "learned")
     whitening = fit_whitening(searcher) if learned else None
+    left_out = searcher.options.left_out if are_items(searcher, calibration_queries) else None
     acceptance = None
-    if (calibration.n_relevant == 0).any():
-        acceptance = fit_acceptance([split for split in splits.values() if split is not None])
+    if left_out is None and (calibration.n_relevant == 0).any():
+        tunes = [split for split in splits.values() if split is not None]
+        acceptance = fit_acceptance(tunes, model)
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -216,7 +218,7 @@ def _calibration_of(
         label_model=model,
         whitening=whitening,
         acceptance=acceptance,
-        left_out=searcher.options.left_out if are_items(searcher, calibration_queries) else None,
+        left_out=left_out,
     )
     if like is not None:
         result = replace(

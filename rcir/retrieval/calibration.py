@@ -20,6 +20,7 @@ from rcir.errors import (
     warn,
 )
 from rcir.label_model import LabelModel
+from rcir.retrieval.acceptance import Acceptance
 from rcir.retrieval.label_ranking import list_items, rank_labels
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_uncertainty
@@ -28,7 +29,6 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.retrieval.whitening import Whitening
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
-from rcir.risk.acceptance import Acceptance
 from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rcir.label_model import KnownLabels, LabelModel, codes_of
 from rcir.metrics.labels import take_columns
+from rcir.retrieval.query_uncertainty import Results
+from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.features import Features, fit_logistic, flat
-from rcir.risk.results import LabelledResults, SearchResults
 from rcir.store.codec import Array
 
 MIN_OF_EACH_KIND = 20  # queries with, and without, a match that the odds are fitted to
@@ -24,65 +26,85 @@ class Acceptance:
     """A logistic model of whether the gallery holds a match of a query.
 
     It sees what is known of the first candidate: how near it is, how sharply it stands out, how
-    many candidates share its label, and how uncertain the query is (`Features`).
+    many candidates share its label, and how uncertain the query is (`Features`). If the gallery's
+    labels have a model, it also sees how likely they are beside a new label (`KnownLabels`).
 
     Attributes:
-        features: the features.
+        features: of the first candidate.
+        known: of the labels; None without a model of them.
         weights: (f,) of the features, in their order.
         intercept: of the logit.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> near, far = rng.uniform(0, 1, (200, 5)), rng.uniform(0.5, 2, (200, 5))
-        >>> distances = np.sort(np.concatenate([near, far]), axis=1)
-        >>> split = SearchResults(np.zeros(400), depth=5, distances=distances)
-        >>> odds = Acceptance.fit(split, np.arange(400) < 200).odds(split)
-        >>> bool(np.median(odds[:200]) > 1 > np.median(odds[200:]))
-        True
     """
 
     features: Features
+    known: KnownLabels | None
     weights: Annotated[NDArray[np.float64], Array(1)]
     intercept: float
 
-    @classmethod
-    def fit(cls, results: SearchResults, matchable: NDArray[np.bool_]) -> Self:
-        """Fit on queries that do not calibrate, (n,) True for those that have a match."""
-        features = Features.fit(results)
-        return cls(features, *fit_logistic(_rows(features, results), matchable, RIDGE))
-
     def odds(self, results: SearchResults) -> NDArray[np.float64]:
         """(n,) estimated odds that the gallery holds a match."""
-        rows = _rows(self.features, results)
-        logits = rows @ self.weights + self.intercept
+        log_odds = None if self.known is None else self.known.log_odds(results.require("vectors"))
+        logits = _rows(self.features, results, log_odds) @ self.weights + self.intercept
         odds: NDArray[np.float64] = np.exp(np.clip(logits, -MAX_LOGIT, MAX_LOGIT))
         return odds
 
-    def add_to(self, results: Any) -> Any:
+    def add_to(self, results: Results) -> Results:
         """Return search results, labelled or not, with these odds."""
         if isinstance(results, LabelledResults):
             return replace(results, results=self.add_to(results.results))
         return replace(results, acceptance=self.odds(results))
 
 
-def fit_acceptance(splits: Sequence[LabelledResults]) -> Acceptance | None:
+def fit_acceptance(
+    splits: Sequence[LabelledResults], model: LabelModel | None = None
+) -> Acceptance | None:
     """Fit on the first split that has queries of both kinds.
 
     If none has enough of them, queries without a match are imitated: those of the first split that
-    have one, without the candidates that match them. None without any such query.
+    have one, without the candidates and the label that match them. None without any such query.
+
+    Args:
+        splits: queries that do not calibrate, or items that are left out of their own search.
+        model: of the gallery's labels, if there is one.
     """
+    known = None
+    if model is not None and model.discriminants is not None:
+        known = KnownLabels.fit(model.discriminants)
     for split in splits:
         matchable = split.n_relevant > 0
-        if min(matchable.sum(), (~matchable).sum()) >= MIN_OF_EACH_KIND:
-            return Acceptance.fit(split.results, matchable)
+        if (
+            split.results.left_out is None
+            and min(matchable.sum(), (~matchable).sum()) >= MIN_OF_EACH_KIND
+        ):
+            log_odds = None if known is None else known.log_odds(split.results.require("vectors"))
+            return _fit(split.results, matchable, known, log_odds)
     for split in splits:
         matched = np.flatnonzero(split.relevant.any(axis=1) & ~split.relevant.all(axis=1))
         if len(matched):
-            found = split[matched]
-            left, strangers = found.results, without_matches(found)
-            both = _joined(left, strangers)
-            return Acceptance.fit(both, np.arange(len(both)) < len(left))
+            found, log_odds = split[matched], None
+            both = _joined(found.results, without_matches(found))
+            if known is not None and model is not None:
+                assert found.population.labels is not None
+                vectors = found.results.require("vectors")
+                own = codes_of(model.labels, found.population.labels)
+                are_items = found.results.left_out is not None
+                left = (
+                    known.log_odds(vectors, own, "item") if are_items else known.log_odds(vectors)
+                )
+                log_odds = np.append(left, known.log_odds(vectors, own))
+            return _fit(both, np.arange(len(both)) < len(found), known, log_odds)
     return None
+
+
+def _fit(
+    results: SearchResults,
+    matchable: NDArray[np.bool_],
+    known: KnownLabels | None,
+    log_odds: NDArray[np.float64] | None,
+) -> Acceptance:
+    features = Features.fit(results)
+    rows = _rows(features, results, log_odds)
+    return Acceptance(features, known, *fit_logistic(rows, matchable, RIDGE))
 
 
 def without_matches(split: LabelledResults) -> SearchResults:
@@ -117,7 +139,9 @@ def _joined(*parts: SearchResults) -> SearchResults:
     return SearchResults(depth=parts[0].depth, one_per_label=parts[0].one_per_label, **arrays)
 
 
-def _rows(features: Features, results: SearchResults) -> NDArray[np.float64]:
-    """(n, f) features of the first candidates."""
-    mask = np.ones((len(results), 1), bool)
-    return flat(features.of(results, 1), mask)
+def _rows(
+    features: Features, results: SearchResults, log_odds: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """(n, f) features of the first candidates, and of the labels."""
+    rows = flat(features.of(results, 1), np.ones((len(results), 1), bool))
+    return rows if log_odds is None else np.column_stack([rows, log_odds])
