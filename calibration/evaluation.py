@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from calibration.open_set import OpenSet
 from calibration.quality import Quality
 from rcir.options import ALPHA
 from rcir.risk.selection import ComparedSizes
@@ -13,8 +14,8 @@ from rcir.risk.selection import ComparedSizes
 # What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
 HEADLINE_LEVELS = 3
 HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
-HEADLINE_QUALITY = ["recall_at_1", "map_at_r", "auroc_miss", "ausc", "ood_auroc"]
-HEADLINE_QUALITY += ["ece", "ece_item", "ece_set"]
+HEADLINE_QUALITY = ["recall_at_1", "map_at_r", "auroc_miss", "auroc_unmatched", "ausc"]
+HEADLINE_QUALITY += ["ood_auroc", "ece", "ece_item", "ece_set"]
 # Attributes of `Evaluation` that are plain values in `results.json`.
 PLAIN = [*("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth")]
 PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_among", "left_out"]
@@ -132,6 +133,7 @@ class Evaluation:
             or "moment"; None if queries are not gallery items.
         other_labels: the plural of what the labels are called, if no test query has the label of a
             calibration query.
+        open_set: of queries without a match in the gallery, if such queries calibrated.
         logistic: how `RiskResult.logistic_size` was measured, or why it was not, in a sentence.
     """
 
@@ -158,6 +160,7 @@ class Evaluation:
     labels: str | None
     left_out: str | None
     other_labels: str | None
+    open_set: OpenSet | None
     logistic: str
 
     @property
@@ -216,6 +219,7 @@ class Evaluation:
             "rows": [asdict(row) for row in self.rows],
             "others": [asdict(row) for row in self.others],
             "parts": [asdict(part) | {"risk": part.risk} for part in self.parts],
+            "open_set": None if self.open_set is None else asdict(self.open_set),
             "score_function_comparison": self.comparison,
             "uncertainty_comparison": self.uncertainties,
             "encoder_uncertainty_ratio": self.encoder_ratio,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.evaluation import Evaluation, Part, RiskResult, find_headline
 from calibration.logistic import Logistic, score_by_logistic
+from calibration.open_set import measure_open_set
 from calibration.quality import assess, assess_probabilities
 from calibration.splits import SearchedSplits
 from rcir.errors import InvalidConfig, RiskUnattainable
@@ -94,6 +95,7 @@ def measure(
         labels=_state_labels(calibration, share),
         left_out=calibration.left_out,
         other_labels=f"{test.population.label_word}s" if share == 0 else None,
+        open_set=measure_open_set(splits, delta),
         logistic=logistic.sentence,
     )
 
@@ -164,6 +166,8 @@ def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     for key, risk in RISKS.items():
         if key != MISS.key and not (risk.abstains and population.clusters is not None):
             options[key.replace("-", " ")] = {"risk": risk.name, "abstain": risk.abstains}
+    if calibration.acceptance is not None:
+        options["miss, queries with a match"] = {"queries": "matchable", **required}
     if population.clusters is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
     for group in population.group_names:
@@ -181,6 +185,8 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
     request, covered = certified.request, np.ones(len(test), bool)
     if request.group is not None and test.population.groups is not None:
         covered = test.population.groups == request.group
+    if request.queries == "matchable":
+        covered = covered & test.matchable
     if (limit := certified.selection_threshold) is not None:
         sizes = (test.require("selection_score") <= limit).astype(np.int64)
     else:

@@ -108,6 +108,8 @@ def assess(splits: SearchedSplits) -> Quality:
     if scores.map_at_r is not None:
         numbers["map_at_r"] = scores.map_at_r
     numbers |= {"ece": diagram.error, "auroc_miss": _auroc(~is_right, uncertainty)}
+    if (odds := splits.scored_test.acceptance) is not None:
+        numbers["auroc_unmatched"] = _auroc(test.n_relevant == 0, -odds)
     for kind in available_uncertainties(searcher):
         values = with_uncertainty(searcher, test, kind).results.uncertainty[matched]
         numbers[f"auroc_miss_{kind}"] = _auroc(~is_right, values)

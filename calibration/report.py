@@ -44,6 +44,7 @@ NUMBER_TITLES = {
     "ece_set": "expected calibration error of the probabilities of sets, 15 bins",
     "outside_range": "share of test uncertainties outside the range of the tuning split",
     "auroc_miss": "AUROC of a wrong first image",
+    "auroc_unmatched": "AUROC of queries without a match, by the estimated odds",
     **{
         f"auroc_miss_{name}": f"AUROC of a wrong first image by {kind.title}"
         for name, kind in QUERY_UNCERTAINTIES.items()
@@ -70,6 +71,12 @@ def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fi
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
     calibration = splits.retriever.require_calibration()
     rule, drawn = calibration.miss_rule, {}
+    if evaluation.open_set is not None and evaluation.open_set.trade_off:
+        pairs = evaluation.open_set.trade_off
+        beta, alpha = (
+            np.array([getattr(row, name) for row in pairs]) for name in ("beta", "alpha")
+        )
+        drawn["open_set"] = figures.draw_trade_off(beta, alpha)
     if evaluation.curve:
         alphas, risk, lows, highs, constant = (
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)

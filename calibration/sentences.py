@@ -175,6 +175,7 @@ def _depth_advice(evaluation: Evaluation) -> list[str]:
         if unmatched:
             advice.append(
                 f"{unmatched} of {n} test queries have no true match in the gallery, and are "
-                "missed whatever the depth and the set size."
+                "missed whatever the depth and the set size. To count the others alone, request "
+                "queries = matchable; to give those without a match no set, a beta, such as 0.3."
             )
     return advice

@@ -125,6 +125,19 @@ def draw_size_curve(
     return figure
 
 
+def draw_trade_off(beta: Floats, alpha: Floats) -> Figure:
+    """Draw the smallest certified alpha against beta.
+
+    Args:
+        beta: (m,) shares of queries without a match that may get a set, ascending.
+        alpha: (m,) shares of the other queries that may miss their match.
+    """
+    figure, axes = one_panel("beta", "smallest alpha", "Queries without a match")
+    axes.plot(beta, alpha, color=BLUE, marker="o", markersize=4)
+    axes.set(xlim=(0, 1), ylim=(0, None))
+    return figure
+
+
 def draw_size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Figure:
     """Draw the cumulative distributions of set sizes.
 

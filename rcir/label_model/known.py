@@ -32,18 +32,6 @@ class KnownLabels:
         spread: (r,) variances p of the means.
         counts: (L,) numbers of items.
         means: (L, r) of labels, whitened.
-
-    Example:
-        >>> from rcir.label_model.experts import Items, Moments
-        >>> rng = np.random.default_rng(0)
-        >>> centres, labels = 3 * rng.standard_normal((30, 8)), np.arange(300) % 20
-        >>> vectors = (centres[labels] + rng.standard_normal((300, 8))).astype(np.float32)
-        >>> items = Items(labels, np.arange(300), vectors.__getitem__)
-        >>> known = KnownLabels.fit(Discriminants.fit(items, Moments.of(items)))
-        >>> queries = centres + rng.standard_normal(centres.shape)
-        >>> odds = known.log_odds(queries)  # the last ten are of other labels
-        >>> bool(np.median(odds[:20]) > 0 > np.median(odds[20:]))
-        True
     """
 
     centre: Annotated[Floats, Array(1)]

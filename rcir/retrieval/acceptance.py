@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from rcir.label_model import KnownLabels, LabelModel, codes_of
 from rcir.metrics.labels import take_columns
-from rcir.retrieval.query_uncertainty import Results
+from rcir.retrieval.query_uncertainty import Results, with_uncertainty
+from rcir.retrieval.search import Searcher
 from rcir.risk import LabelledResults, SearchResults
 from rcir.risk.features import Features, fit_logistic, flat
 from rcir.store.codec import Array
@@ -19,6 +20,7 @@ from rcir.store.codec import Array
 MIN_OF_EACH_KIND = 20  # queries with, and without, a match that the odds are fitted to
 MAX_LOGIT = 30.0  # more certain ones are not told apart
 RIDGE = 15.0  # of the weights of standardised features
+UNCERTAINTY = "encoder"  # of queries, whatever sizes their sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,21 +44,23 @@ class Acceptance:
     intercept: float
 
     def odds(self, results: SearchResults) -> NDArray[np.float64]:
-        """(n,) estimated odds that the gallery holds a match."""
+        """(n,) estimated odds that the gallery holds a match, of results with `UNCERTAINTY`."""
         log_odds = None if self.known is None else self.known.log_odds(results.require("vectors"))
         logits = _rows(self.features, results, log_odds) @ self.weights + self.intercept
         odds: NDArray[np.float64] = np.exp(np.clip(logits, -MAX_LOGIT, MAX_LOGIT))
         return odds
 
-    def add_to(self, results: Results) -> Results:
+    def add_to(self, searcher: Searcher, results: Results) -> Results:
         """Return search results, labelled or not, with these odds."""
         if isinstance(results, LabelledResults):
-            return replace(results, results=self.add_to(results.results))
-        return replace(results, acceptance=self.odds(results))
+            return replace(results, results=self.add_to(searcher, results.results))
+        return replace(
+            results, acceptance=self.odds(with_uncertainty(searcher, results, UNCERTAINTY))
+        )
 
 
 def fit_acceptance(
-    splits: Sequence[LabelledResults], model: LabelModel | None = None
+    searcher: Searcher, splits: Sequence[LabelledResults], model: LabelModel | None
 ) -> Acceptance | None:
     """Fit on the first split that has queries of both kinds.
 
@@ -64,9 +68,11 @@ def fit_acceptance(
     have one, without the candidates and the label that match them. None without any such query.
 
     Args:
+        searcher: that searched the splits.
         splits: queries that do not calibrate, or items that are left out of their own search.
         model: of the gallery's labels, if there is one.
     """
+    splits = [with_uncertainty(searcher, split, UNCERTAINTY) for split in splits]
     known = None
     if model is not None and model.discriminants is not None:
         known = KnownLabels.fit(model.discriminants)

@@ -172,8 +172,8 @@ def _calibration_of(
     left_out = searcher.options.left_out if are_items(searcher, calibration_queries) else None
     acceptance = None
     if left_out is None and (calibration.n_relevant == 0).any():
-        tunes = [split for split in splits.values() if split is not None]
-        acceptance = fit_acceptance(tunes, model)
+        searched = [split for split in splits.values() if split is not None]
+        acceptance = fit_acceptance(searcher, searched, model)
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -185,8 +185,8 @@ def _calibration_of(
         }
         calibrated = calibration
         if acceptance is not None:
-            calibrated = acceptance.add_to(calibration)
-            split = None if split is None else acceptance.add_to(split)
+            calibrated = acceptance.add_to(searcher, calibration)
+            split = None if split is None else acceptance.add_to(searcher, split)
         calibrated = with_uncertainty(searcher, calibrated, uncertainty)
         split = None if split is None else with_uncertainty(searcher, split, uncertainty)
         if whitening is not None:

@@ -334,7 +334,7 @@ class Calibration:
         Labels whose score is above `up_to` may be left out.
         """
         if self.acceptance is not None:
-            results = self.acceptance.add_to(results)
+            results = self.acceptance.add_to(searcher, results)
         results = with_uncertainty(searcher, results, rule.uncertainty)
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)

@@ -100,7 +100,7 @@ def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults, name: 
         examples = example_labels(relevance.subset(rows), searcher.label_names)
         warn(
             f"{len(rows)} of {len(queries)} {name} have labels that no gallery item has "
-            f"({examples}); they count as misses"
+            f"({examples}); they count as misses, unless a request has a beta"
         )
 
 

@@ -59,6 +59,11 @@ def certify_open_set(
 ) -> Certificate:
     """Certify a request with beta, see `rcir.risk.certify`."""
     assert request.beta is not None
+    if request.group is not None:
+        everybody = replace(request, groups="all")
+        with refused(f"group {request.group!r}"):
+            group = calibration.of_group(request.group)
+            return certify_open_set(everybody, group, tuning, bound)
     matched = matchable_queries(calibration)
     alpha_request = _with_half_of_delta(request)
     limit = acceptance_threshold(request, calibration, bound)

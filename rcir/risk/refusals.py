@@ -151,7 +151,8 @@ def _without_match(calibration: ScoredResults) -> str | None:
         return None
     return (
         f"{np.count_nonzero(totals == 0)} of {len(calibration)} calibration queries have no match "
-        "anywhere in the gallery, so that no depth and no size of their sets is enough"
+        "anywhere in the gallery, so that no depth and no size of their sets is enough: request a "
+        f"beta to give them none, or {as_option('queries', 'matchable')} to leave them out"
     )
 
 

@@ -119,11 +119,13 @@ class Terms(AllOptions):
         """True if the rate of misses among such answers can contradict their guarantee.
 
         It cannot if the guarantee is an average over calibrations or fails often, covers another
-        mix of groups or other labels, or if alpha was chosen after looking at the set.
+        mix of groups or other labels, or queries with a match alone, or if alpha was chosen after
+        looking at the set.
         """
         request = self.request
         holds = request.delta is not None and request.delta <= DELTA
         same_queries = not isinstance(request.groups, Mix) and request.labels == "calibrated"
+        same_queries = same_queries and request.queries == "all"
         misses = request.risk is not None and request.risk.name == MISS.name
         in_advance = request.holds != "for all alphas"
         return self.monitored and holds and same_queries and misses and in_advance

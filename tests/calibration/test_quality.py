@@ -155,6 +155,9 @@ def expected_numbers(case):
         "map": np.mean(whole),
         "pearson_average_precision": np.corrcoef(uncertainty, whole)[0, 1],
     }
+    if not (matchable := case.cross.any(axis=1)).all():
+        odds = case.splits.scored_test.acceptance
+        expected["auroc_unmatched"] = roc_auc_score(matchable, odds)
     for k in (1, 5, 10)[: 3 if retriever.depth >= 10 else 1]:
         expected[f"recall_at_{k}"] = rankings[:, :k].any(axis=1).mean()
         expected[f"map_at_{k}"] = average_precision_at_k(rankings, totals, k).mean()

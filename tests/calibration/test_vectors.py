@@ -338,3 +338,36 @@ def test_items_that_are_added_join_the_moments_of_the_gallery(bursts, folder, cl
     units = rcir.load("out/retriever").searcher.gallery.units
     assert (units[400:] == units[bursts[400:]]).all()
     assert len(np.unique(units)) >= (400 if cluster else 380)
+
+
+def test_queries_without_a_match_are_measured_as_the_retriever_answers(folder):
+    """A third of the queries are of kinds that the gallery lacks, and lie apart from it."""
+    strange = ASKED_LABELS % 3 == 0
+    vectors = np.where(strange[:, None], 0.3 * ASKED + 1.0, ASKED)
+    labels = np.where(strange, "unknown", NAMES[ASKED_LABELS])
+    change(folder, "queries", vectors=vectors, label=labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of queries of unknown kinds, which are alike
+        outcome = certify(config(alphas=(0.3,)))
+    written = json.loads((folder / "out" / "results.json").read_text())["open_set"]
+    loaded, test = rcir.load(outcome.folder), outcome.splits.test
+    unknown = test.n_relevant == 0
+    assert written["n_test"] == unknown.sum()
+    assert len(written["trade_off"]) > 3
+    for row in written["trade_off"][::3]:
+        request = {"alpha": row["alpha"], "delta": 0.1, "beta": row["beta"]}
+        answers = loaded.retrieve(test.results.vectors, **request)
+        sizes = np.array([answer.size for answer in answers])
+        assert row["accepted"] == pytest.approx(np.mean(sizes[unknown] > 0))
+        assert row["mean_size"] == pytest.approx(sizes[~unknown].mean())
+        right = [
+            name in answer.labels for name, answer in zip(labels_of(test), answers, strict=True)
+        ]
+        assert row["missed"] == pytest.approx(1 - np.mean(np.array(right)[~unknown]))
+    assert outcome.evaluation.quality.numbers["auroc_unmatched"] > 0.8
+    named = [row for row in outcome.evaluation.others if "with a match" in row.guarantee]
+    assert [row.certified for row in named] == [True]
+
+
+def labels_of(test):
+    return [f"kind {label}" for label in test.population.labels]

@@ -12,7 +12,7 @@ from rcir.risk.results import widen
 
 pytestmark = pytest.mark.statistical
 
-N, DRAWS, ALPHA, BETA, DELTA, POPULATION = 400, 2_000, 0.25, 0.3, 0.1, 40_000
+N, DRAWS, ALPHA, BETA, DELTA, POPULATION = 400, 500, 0.25, 0.3, 0.1, 40_000
 REQUEST = make_request(ALPHA, DELTA, beta=BETA)
 
 
@@ -41,7 +41,7 @@ def rates(population, certificate):
 
 
 def violations(population, certify):
-    """(DRAWS, 3) whether beta, alpha, and either of them are exceeded; a refusal exceeds neither."""
+    """(DRAWS, 3) whether beta, alpha, and either are exceeded; a refusal exceeds neither."""
     found = []
     for calibration in draws(population):
         try:
