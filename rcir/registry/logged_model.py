@@ -74,6 +74,7 @@ def build_signature(retriever: Retriever) -> dict[str, list[dict[str, Any]]]:
         "abstained": "boolean",
         "label_calibrated": "boolean",
         UNCERTAINTY: "double",
+        "unlike": "double",
         "guarantee": "string",
     }
     if retriever.labels is None:
@@ -131,6 +132,7 @@ def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, An
             "abstained": answer.abstained,
             "label_calibrated": answer.label_calibrated,
             UNCERTAINTY: float(answer.uncertainty),
+            "unlike": answer.unlike,
             "guarantee": str(answer.guarantee),
         }
         for answer in retriever.retrieve(queries, **options)

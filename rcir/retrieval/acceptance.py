@@ -1,10 +1,10 @@
-"""Acceptance: the estimated odds that a gallery holds a match of a query."""
+"""Whether a gallery seems to hold a match of a query, and how unlike others the query is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,59 @@ def _fit(
     features = Features.fit(results)
     rows = _rows(features, results, log_odds)
     return Acceptance(features, known, *fit_logistic(rows, matchable, RIDGE))
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """How near the gallery the calibration queries with a match are, one of each independent unit.
+
+    Attributes:
+        nearness: (m,) ascending: odds of a match where they are estimated, elsewhere minus the
+            distance of the nearest candidate.
+
+    Example:
+        >>> Likeness(np.array([1.0, 2.0, 3.0])).p_values(np.array([0.5, 2.5, 9.0])).tolist()
+        [0.25, 0.75, 1.0]
+    """
+
+    nearness: Annotated[NDArray[np.float64], Array(1)]
+
+    @classmethod
+    def fit(cls, calibration: LabelledResults) -> Self:
+        """Fit on calibration queries, of each cluster the first by its digest."""
+        matchable = np.flatnonzero(calibration.n_relevant > 0)
+        population = calibration.population[matchable]
+        order = np.arange(len(matchable))
+        if population.digests is not None:
+            order = np.argsort(population.digests, kind="stable")
+        first = order[np.unique(population.units[order], return_index=True)[1]]
+        return cls(np.sort(_nearness(calibration.results[matchable[first]])))
+
+    def joined(self, other: Likeness) -> Self:
+        """Return these queries and others as one."""
+        return replace(self, nearness=np.sort(np.append(self.nearness, other.nearness)))
+
+    def p_values(self, nearness: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n,) conformal p-values: the share of calibration queries that are as far, or farther.
+
+        The query itself counts, too (Vovk et al., "Algorithmic Learning in a Random World", 2005).
+        Of queries drawn like these, at most a share p has a p-value up to p, on average over
+        calibrations.
+        """
+        farther = np.searchsorted(self.nearness, nearness, side="right")
+        return (farther + 1) / (len(self.nearness) + 1)
+
+    def add_to(self, results: Results) -> Results:
+        """Return search results, labelled or not, with these p-values."""
+        if isinstance(results, LabelledResults):
+            return replace(results, results=self.add_to(results.results))
+        return replace(results, unlike=self.p_values(_nearness(results)))
+
+
+def _nearness(results: SearchResults) -> NDArray[np.float64]:
+    if results.acceptance is not None:
+        return results.acceptance
+    return -results.require("distances")[:, 0].astype(np.float64)
 
 
 def without_matches(split: LabelledResults) -> SearchResults:

@@ -22,6 +22,7 @@ from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
 
 # Larger batches need more memory, smaller ones more time per query.
+UNLIKE = 0.05  # p-values up to it are stated in words
 QUERY_BATCH_SIZE = 512  # queries that are ranked together
 MAX_SEARCH_BATCH_SIZE = 8192  # queries that are searched together
 # FAISS multiplies matrices, which is several times as fast, for 128,000 numbers in queries or more.
@@ -41,6 +42,9 @@ class Retrieval:
             `rcir.risk.probability`.
         match_probability: the same of the set, to hold a true match; None if it is empty.
         uncertainty: of the query; larger is less certain; comparable within one retriever only.
+        unlike: p-value, small for a query unlike those that calibrated and have a match: the odds
+            of its match are as low, or its nearest item is as far, for this share of them. It
+            sizes no set; leaving queries out by it voids the guarantee.
         guarantee: what is guaranteed of this set.
         labels: of the items, if the gallery has labels: names if its data set has them, else
             numbers.
@@ -55,6 +59,7 @@ class Retrieval:
     probabilities: NDArray[np.float64]
     match_probability: float | None
     uncertainty: float
+    unlike: float
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
     label_calibrated: bool | None = None
@@ -83,10 +88,11 @@ class Retrieval:
         if self.abstained:
             unknown = self.guarantee.request.beta is not None
             reason = "the gallery seems to hold no match" if unknown else "too uncertain"
-            return f"no answer: {reason}, uncertainty {self.uncertainty:.4g}"
+            return f"no answer: {reason}, uncertainty {self.uncertainty:.4g}{self._unlikeness()}"
         head = (
             f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
             f"{_rounded(self.match_probability or 0.0)}, uncertainty {self.uncertainty:.4g}"
+            f"{self._unlikeness()}"
         )
         names = ["id", *map(printable, self.ids)]
         labels = self.labels or ()
@@ -100,6 +106,12 @@ class Retrieval:
             for rank, (name, distance, probability) in enumerate(items, 1)
         )
         return "\n".join([head, f"rank  distance  probability  {names[0]}", *rows])
+
+    def _unlikeness(self) -> str:
+        """State that the query is unlike most calibration queries, if it is."""
+        if self.unlike > UNLIKE:
+            return ""
+        return f", unlike the calibration queries (p = {self.unlike:.2g})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -118,6 +130,7 @@ class Retrieval:
             "abstained": self.abstained,
             "label_calibrated": self.label_calibrated,
             "uncertainty": self.uncertainty,
+            "unlike": round(self.unlike, 6),
         }
 
 
@@ -300,8 +313,9 @@ class State:
         calibrated = self._label_calibrated(results, ranking)
         calibration = self.require_calibration()
         likely, set_likely = calibration.match_probabilities(ranking, sizes, guarantee)
-        parts = (sizes.tolist(), set_likely.tolist(), results.uncertainty.tolist(), calibrated)
-        for size, probability, uncertainty, label_calibrated in zip(*parts, strict=True):
+        parts = (sizes.tolist(), set_likely.tolist(), results.uncertainty.tolist())
+        columns = zip(*parts, results.require("unlike").tolist(), calibrated, strict=True)
+        for size, probability, uncertainty, unlike, label_calibrated in columns:
             part = slice(start, start := start + size)
             retrievals.append(
                 Retrieval(
@@ -310,6 +324,7 @@ class State:
                     likely[part],
                     probability if size else None,
                     uncertainty,
+                    unlike,
                     guarantee,
                     None if labels is None else labels[part],
                     label_calibrated,

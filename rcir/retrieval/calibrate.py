@@ -16,7 +16,7 @@ from rcir.data.repeats import (
 )
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.label_model import LabelModel
-from rcir.retrieval.acceptance import fit_acceptance
+from rcir.retrieval.acceptance import Likeness, fit_acceptance
 from rcir.retrieval.calibration import (
     Calibration,
     CalibrationReport,
@@ -207,12 +207,14 @@ def _calibration_of(
         )
         if searcher.labels is not None:
             sources[labels] = sources[items].first_of_each_label(names.get(labels, {}))
+    near = calibration if acceptance is None else acceptance.add_to(searcher, calibration)
     result = Calibration(
         rules={kind: Rules(source=source) for kind, source in sources.items()},
         fingerprints=searcher.fingerprints(),
         options=options,
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
+        likeness=Likeness.fit(near),
         coverage=coverage(searcher, calibration_queries),
         probability_labels=searcher.gallery.classes if given else None,
         label_model=model,

@@ -20,7 +20,7 @@ from rcir.errors import (
     warn,
 )
 from rcir.label_model import LabelModel
-from rcir.retrieval.acceptance import Acceptance
+from rcir.retrieval.acceptance import Acceptance, Likeness
 from rcir.retrieval.label_ranking import list_items, rank_labels
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_uncertainty
@@ -112,6 +112,7 @@ class Calibration:
         options: how it was made.
         tuning_queries, calibration_queries: as they were searched; without tuning queries the
             gallery's items tuned.
+        likeness: of further queries to those of them that have a match.
         chosen_among: number of retrievers that this one was chosen among, by results on the
             calibration queries; every request is then certified at delta divided by it.
         sequential: True if calibration queries were added one by one; then every request has to be
@@ -134,6 +135,7 @@ class Calibration:
     options: CalibrationOptions
     tuning_queries: Queries
     calibration_queries: Queries
+    likeness: Likeness
     chosen_among: int = 1
     sequential: bool = False
     coverage: Coverage | None = None
@@ -333,8 +335,7 @@ class Calibration:
 
         Labels whose score is above `up_to` may be left out.
         """
-        if self.acceptance is not None:
-            results = self.acceptance.add_to(searcher, results)
+        results = self.likeness.add_to(self._with_acceptance(searcher, results))
         results = with_uncertainty(searcher, results, rule.uncertainty)
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)
@@ -343,6 +344,9 @@ class Calibration:
             lists = rule.score_function.lists_items
             results = list_items(searcher, results, ranked) if lists else ranked
         return results if distinct is None else results.first_of_each_label()
+
+    def _with_acceptance(self, searcher: Searcher, results: Results) -> Results:
+        return results if self.acceptance is None else self.acceptance.add_to(searcher, results)
 
     def rule_for(self, request: Request) -> SetRule:
         """Return the rule that answers a request.
@@ -468,6 +472,7 @@ class Calibration:
             self,
             rules=rules,
             calibration_queries=Queries.joined([self.calibration_queries, added]),
+            likeness=self.likeness.joined(Likeness.fit(self._with_acceptance(searcher, queries))),
             options=replace(self.options, recurring=True) if recurring else self.options,
             sequential=True,
         )

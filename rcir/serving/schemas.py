@@ -236,6 +236,7 @@ class Answer(Body):
     label_calibrated: bool | None
     uncertainty: float
     uncertainty_rank: float
+    unlike: float
     guarantee: dict[str, Any]
     sentence: str
 

@@ -336,7 +336,9 @@ def changed(**changes):
 def retrieval(labels=(4, 7)):
     distances = np.array([0.25, 1.5], np.float32)
     probabilities = np.array([0.75, 0.0004])
-    return Retrieval(("near", "far"), distances, probabilities, 0.998, 0.125, GUARANTEE, labels)
+    return Retrieval(
+        ("near", "far"), distances, probabilities, 0.998, 0.125, 0.4, GUARANTEE, labels
+    )
 
 
 def test_the_text_of_an_answer_lists_the_items_in_order():
@@ -359,13 +361,14 @@ def test_an_answer_survives_json(labels):
         "labels": None if labels is None else [4, 7],
         "size": 2,
         "uncertainty": 0.125,
+        "unlike": 0.4,
         "abstained": False,
     }
 
 
 def test_an_abstention_says_so_in_print_and_in_json():
     guarantee = changed(abstain=True, threshold=0.0, selection_threshold=0.25)
-    none = Retrieval((), np.zeros(0, np.float32), np.zeros(0), None, 3.5, guarantee, ())
+    none = Retrieval((), np.zeros(0, np.float32), np.zeros(0), None, 3.5, 0.01, guarantee, ())
     assert none.abstained
     assert str(none).startswith("no answer")
     values = json.loads(json.dumps(none.to_dict()))
@@ -381,7 +384,7 @@ def test_an_abstention_says_so_in_print_and_in_json():
 def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labels):
     with pytest.raises(ValueError, match="ids"):
         Retrieval(
-            ids, np.zeros(distances, np.float32), np.ones(len(ids)), 0.5, 0.1, GUARANTEE, labels
+            ids, np.zeros(distances, np.float32), np.ones(len(ids)), 0.5, 0.1, 1, GUARANTEE, labels
         )
 
 

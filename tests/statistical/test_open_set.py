@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from rcir.errors import RiskUnattainable
-from rcir.risk import ScoredResults, certify, make_request
+from rcir.retrieval.acceptance import Likeness
+from rcir.risk import (
+    LabelledResults,
+    Population,
+    ScoredResults,
+    SearchResults,
+    certify,
+    make_request,
+)
 from rcir.risk.open_set import acceptance_threshold, is_accepted, matchable_queries, reject
 from rcir.risk.results import widen
 
@@ -97,3 +105,27 @@ def test_queries_with_a_match_can_be_counted_alone(population, excess):
         for each in draws(population)
     ]
     assert excess(missed, DELTA) <= 3
+
+
+def p_values(rng, clusters):
+    """The p-value of a new query; hard clusters are larger, and all queries of one are as far."""
+    far = rng.exponential(size=31)
+    which = np.repeat(np.arange(30), np.where(far[:30] > 1, 5, 1) if clusters else 1)
+    word = {"clusters": which, "cluster_word": "video"} if clusters else {}
+    results = SearchResults(np.zeros(len(which)), depth=1, distances=far[which, None])
+    matches = np.ones(len(which), np.int64)
+    labelled = LabelledResults(
+        results, matches[:, None] > 0, matches, population=Population(len(which), **word)
+    )
+    unaware = replace(labelled, population=Population(len(which)))
+    return [Likeness.fit(each).p_values(-far[30:])[0] for each in (labelled, unaware)]
+
+
+@pytest.mark.parametrize("clusters", [False, True])
+def test_a_query_like_those_that_calibrated_is_as_unlike_as_stated(excess, clusters):
+    rng = np.random.default_rng(2)
+    counted, unaware = np.array([p_values(rng, clusters) for _ in range(4 * DRAWS)]).T
+    for step in (3, 15):
+        assert abs(excess(counted <= (step + 0.5) / 31, step / 31)) <= 3
+    if clusters:  # where every query counts, a hard new one seems ordinary
+        assert excess(unaware <= 0.5, 15 / 31) < -3
