@@ -1,7 +1,6 @@
 """Models of the labels of a gallery: how probable each is, and whether a query has one of them."""
 
-from rcir.label_model.experts import Items, codes_of
-from rcir.label_model.known import KnownLabels
+from rcir.label_model.experts import Items, KnownLabels, codes_of
 from rcir.label_model.model import LabelModel
 
 __all__ = ["Items", "KnownLabels", "LabelModel", "codes_of"]
