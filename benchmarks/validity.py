@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -51,6 +51,7 @@ from rcir.risk import (
     fit_score_function,
     make_request,
     mean_loss,
+    open_set,
     order_statistic,
     score,
     selective,
@@ -482,6 +483,45 @@ def recurring(world: World, rng: Generator, draws: int) -> Array:
     return wrong
 
 
+def unmatched(rejected: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode in which some queries have no match, and hard ones look like these.
+
+    Args:
+        rejected: whether queries with a match that get no set calibrate as missed.
+    """
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        everybody = world.population
+        known = everybody.matchable & (rng.uniform(size=POPULATION) > rng.uniform(0.2, 0.5))
+        hardness = np.argsort(np.argsort(everybody.require("uncertainty"))) / POPULATION
+        odds = np.exp(2 * known - 3 * hardness + rng.standard_normal(POPULATION))
+        queries = replace(
+            everybody,
+            match_score=np.where(known, everybody.match_score, np.float32(np.inf)),
+            relevant=everybody.require("relevant") & known[:, None],
+            n_relevant=everybody.require("n_relevant") * known,
+            acceptance=odds,
+        )
+        alpha = world.level("miss", rng, known) + 0.05
+        beta = rng.uniform(0.4, 0.7)
+        request, violated = make_request(alpha, DELTA, beta=beta), np.full(draws, np.nan)
+        for draw, rows in enumerate(rows_of(rng, draws, 200, 1000)):
+            with suppress(RiskUnattainable), ExitStack() as stack:
+                if not rejected:
+                    stack.enter_context(
+                        patch.object(open_set, "reject", lambda matched, _: matched)
+                    )
+                certificate = certify(request, queries[rows])
+                assert certificate.acceptance_threshold is not None
+                accepted = open_set.is_accepted(odds, certificate.acceptance_threshold)
+                missed = ~accepted | (queries.match_score > widen(certificate.threshold))
+                rates = missed[known].mean(), accepted[~known].mean()
+                violated[draw] = rates[0] > alpha or rates[1] > beta
+        return violated
+
+    return mode
+
+
 def batch(search: Callable[..., Any]) -> Callable[[World, Generator, int], Array]:
     """Return a mode that calibrates on a batch of vectors and queries each of them alone.
 
@@ -703,6 +743,7 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "labels beyond the depth": label_model(items=5, depth=8),
     "one item of each label": label_model(items=1, depth=8),
     "items left out": gallery_items(left_out=True),
+    "queries without a match": unmatched(rejected=True),
 }
 BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
@@ -715,6 +756,7 @@ BROKEN = {
     "broken: rare large losses unchecked": rare_large_losses(checked=False),
     "broken: choice among 12, forgotten": chosen(12, counted=1),
     "broken: own model that saw the queries": own_model(sees_queries=True),
+    "broken: rejected queries uncounted": unmatched(rejected=False),
     "broken: lists of labels cut later": label_model(items=5, depth=30, answered=3),
     "broken: discriminants that saw the items": gallery_items(left_out=False),
 }
