@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -29,6 +29,7 @@ from rcir.risk import (
     risk_interval,
     score,
 )
+from rcir.risk.balance import thresholds_of
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct
 from rcir.risk.results import widen
@@ -174,6 +175,8 @@ def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
         options[f"miss, group {group}"] = {"group": group, **required}
     if population.groups is not None and not population.n_mixed_clusters:
         options["miss, any mix of groups"] = {"mix": "any", **required}
+    if not calibration.sequential:
+        options["miss, each quarter of the uncertainty"] = {"balance": "uncertainty"}
     if calibration.can_cover_new_labels:
         for labels in ("new", "any"):
             options[f"miss, {labels} labels"] = {"query_labels": labels}
@@ -190,7 +193,7 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
     if (limit := certified.selection_threshold) is not None:
         sizes = (test.require("selection_score") <= limit).astype(np.int64)
     else:
-        sizes = test.sizes(certified.threshold)
+        sizes = test.sizes(thresholds_of(certified.certificate, test.uncertainty))
     row = replace(row, bound=certified.bound, threshold=certified.threshold)
     answered = np.flatnonzero(covered & (sizes > 0))
     if len(answered) == 0:
@@ -199,7 +202,13 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
     assert risk is not None  # rows are of one alpha
     if request.labels == "new":
         queries = queries.by_label()
-    losses = risk.unit_losses(queries, widen(np.array([certified.threshold])))[:, 0]
+    losses = max(
+        (
+            risk.unit_losses(queries[rows], widen(np.array([threshold])))[:, 0]
+            for threshold, rows in _bins(certified, queries)
+        ),
+        key=np.mean,
+    )
     binary = risk.binary and queries.population.clusters is None
     low, high = risk_interval(float(losses.sum()), len(losses), binary)
     return replace(
@@ -210,6 +219,18 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
         mean_size=float(sizes[answered].mean()),
         answered=len(answered) / int(covered.sum()),
     )
+
+
+def _bins(
+    certified: Guarantee, queries: ScoredResults
+) -> Iterator[tuple[float, NDArray[np.bool_]]]:
+    """Yield threshold and rows of each bin that holds queries; of one bin without `balance`."""
+    thresholds = np.broadcast_to(
+        thresholds_of(certified.certificate, queries.uncertainty), len(queries)
+    )
+    for threshold in certified.certificate.thresholds or [certified.threshold]:
+        if (rows := thresholds == threshold).any():
+            yield threshold, rows
 
 
 def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:

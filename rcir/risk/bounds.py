@@ -37,6 +37,8 @@ class Certificate:
         n_groups: number of groups, if the certificate holds for all group weights.
         acceptance_threshold: with `beta`, queries whose odds of a match in the gallery are above it
             get a set.
+        cuts: with `balance`, where bins of the uncertainty end.
+        thresholds: with `balance`, those of the bins, of which `threshold` is the largest.
     """
 
     threshold: float
@@ -45,6 +47,8 @@ class Certificate:
     selection_threshold: float | None = None
     n_groups: int | None = None
     acceptance_threshold: float | None = None
+    cuts: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()
 
 
 def check_level(name: str, value: float) -> float:

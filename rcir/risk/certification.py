@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rcir.errors import InvalidConfig, InvalidData
+from rcir.risk.balance import certify_bins
 from rcir.risk.bounds import Bound, Certificate, check_bound
 from rcir.risk.groups import certify_groups
 from rcir.risk.labels import certify_labels
@@ -69,6 +70,8 @@ def certify(
     if request.queries == "matchable":
         calibration = matchable_queries(calibration)
         tuning = None if tuning is None else matchable_queries(tuning)
+    if request.balance is not None:
+        return certify_bins(request, calibration, tuning, bound)
     if request.labels != "calibrated":
         return certify_labels(request, calibration, tuning, bound)
     return certify_groups(request, calibration, tuning, bound)

@@ -109,7 +109,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         parameter = (
-            f"threshold = {self.threshold:.4g}"
+            f"threshold{'s up to' if self.certificate.thresholds else ' ='} {self.threshold:.4g}"
             if self.selection_threshold is None
             else f"answered up to a selection score of {self.selection_threshold:.4g}"
         )
@@ -162,6 +162,8 @@ class Guarantee:
             conditions.append(AT_EVERY_MOMENT)
         if request.groups == "any mix":
             conditions.append(f"whatever the mix of the {self.n_groups} groups")
+        if request.balance is not None:
+            conditions.append("in each quarter of the uncertainty")
         if isinstance(request.groups, Mix):
             shares = (
                 f"{printable(name)} {share:g}" for name, share in request.groups.shares.items()

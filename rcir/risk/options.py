@@ -20,6 +20,7 @@ Alpha = float | Mapping[str, float]
 Distinct = Literal["label"] | None
 CountedQueries = Literal["all", "matchable"]
 QueryLabels = Literal["calibrated", "new", "any"]
+Balance = Literal["uncertainty"] | None
 
 
 class _Levels(TypedDict, total=False):
@@ -76,6 +77,11 @@ class RequestOptions(TypedDict, total=False):
         "Largest share of the queries without a match in the gallery that get a set at all; alpha "
         "then counts the queries that have one.",
     ]
+    balance: Annotated[
+        Balance,
+        "Hold in each quarter of the uncertainty of queries by itself, instead of missing mostly "
+        "uncertain ones; sets are larger.",
+    ]
 
 
 class RequestKeywords(_Levels, RequestOptions, total=False):
@@ -94,6 +100,7 @@ DEFAULTS: RequestOptions = {
     "query_labels": "calibrated",
     "queries": "all",
     "beta": None,
+    "balance": None,
 }
 OPTION_KINDS: Mapping[str, object] = get_type_hints(RequestOptions)
 

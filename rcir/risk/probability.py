@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.metrics.ranking import Floats
+from rcir.risk.balance import thresholds_of
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.open_set import is_accepted
 from rcir.risk.population import Population
@@ -129,7 +130,10 @@ class MatchProbabilities:
         acceptance = None
         if all(split.acceptance is not None for split in splits):
             acceptance = np.concatenate([split.require("acceptance") for split in splits])
-        ranking = Ranking(scores, selection_score, acceptance=acceptance)
+        uncertainty = None
+        if all(split.uncertainty is not None for split in splits):
+            uncertainty = np.concatenate([split.require("uncertainty") for split in splits])
+        ranking = Ranking(scores, selection_score, acceptance=acceptance, uncertainty=uncertainty)
         return cls(first, others, others_first, ranking, relevant, ranks, weights)
 
     def of_items(
@@ -162,8 +166,7 @@ class MatchProbabilities:
         matches, those of other items are fitted to the items in such sets: a score may rank
         candidates that look like the first late, although they match whenever it does.
         """
-        limits = guarantee.certificate.acceptance_threshold, guarantee.request.max_size
-        key = guarantee.threshold, guarantee.selection_threshold, *limits
+        key = guarantee.certificate, guarantee.request.max_size
         fitted = self._of_sets.get(key)
         if fitted is None:
             fitted_sizes = sizes_of(self.ranking, guarantee)
@@ -201,7 +204,7 @@ def sizes_of(ranking: Ranking, guarantee: Guarantee) -> NDArray[np.int64]:
     limit, depth = guarantee.selection_threshold, ranking.scores.shape[1]
     if limit is not None:
         return (ranking.selection_score <= limit).astype(np.int64)
-    sizes = set_sizes(ranking.scores, guarantee.threshold)
+    sizes = set_sizes(ranking.scores, thresholds_of(guarantee.certificate, ranking.uncertainty))
     sizes = np.minimum(sizes, min(guarantee.request.max_size or depth, depth))
     if (limit := guarantee.certificate.acceptance_threshold) is not None:
         assert ranking.acceptance is not None

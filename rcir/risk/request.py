@@ -15,6 +15,7 @@ from rcir.risk.options import (
     DEFAULTS,
     OPTION_KINDS,
     Alpha,
+    Balance,
     CountedQueries,
     Distinct,
     QueryLabels,
@@ -67,6 +68,7 @@ class Request:
         queries: the queries that alpha counts; "matchable" with `beta`.
         beta: share, in (0, 1), of the queries without a match in the gallery that may get a set;
             None if sets are never empty.
+        balance: "uncertainty" if it holds in each quarter of the uncertainty.
 
     Raises:
         InvalidRiskLevel: alpha, beta or delta is not a number strictly between 0 and 1.
@@ -83,6 +85,7 @@ class Request:
     max_size: int | None = None
     queries: CountedQueries = "all"
     beta: float | None = None
+    balance: Balance = None
 
     def __post_init__(self) -> None:
         kinds = {name: kind for name, kind in _kinds().items() if name not in ("levels", "delta")}
@@ -113,7 +116,7 @@ class Request:
 
     def __hash__(self) -> int:
         values = self.delta, self.groups, self.labels, self.holds, self.abstain, self.distinct
-        counted = self.max_size, self.queries, self.beta
+        counted = self.max_size, self.queries, self.beta, self.balance
         return hash((frozenset(self.levels.items()), *values, *counted))
 
     @property
@@ -158,6 +161,7 @@ class Request:
             "query_labels": self.labels,
             "queries": self.queries,
             "beta": self.beta,
+            "balance": self.balance,
         }
 
 
@@ -212,6 +216,7 @@ def make_request(
         max_size=options["max_size"],
         queries=options["queries"],
         beta=options["beta"],
+        balance=options["balance"],
     )
 
 
@@ -233,8 +238,11 @@ def _contradiction(request: Request) -> str | None:
         return f"mix is for the {names} risk, of all answers and groups"
     if isinstance(request.groups, Mix) and not once:
         return "a mix of shares goes with neither simultaneous nor anytime"
-    if request.beta is not None and (reason := _closed(request)):
-        return f"{as_option('beta', request.beta)} {reason}"
+    for name, value in (("beta", request.beta), ("balance", request.balance)):
+        if value is not None and (reason := _closed(request)):
+            return f"{as_option(name, value)} {reason}"
+    if request.balance is not None and (request.beta is not None or mixed):
+        return f"{as_option('balance', request.balance)} goes with neither beta nor mix"
     if request.labels != "calibrated":
         counted = f"{as_option('query_labels', request.labels)} counts labels"
         return _needs_independent_queries(request, counted)
@@ -242,7 +250,7 @@ def _contradiction(request: Request) -> str | None:
 
 
 def _closed(request: Request) -> str | None:
-    """Return why a request is impossible with beta, None if it is possible."""
+    """Return why a request is impossible with beta or balance, None if it is possible."""
     if not request.monotone:
         return "goes with one risk that falls as sets grow, of all answers: miss or recall"
     if request.delta is None:

@@ -391,8 +391,8 @@ class ScoredResults:
             raise InvalidData(f"scored results have no {name}: make them with `rcir.risk.score`")
         return value
 
-    def sizes(self, threshold: float) -> NDArray[np.int64]:
-        """(n,) sizes of the sets at a threshold, see `set_sizes`."""
+    def sizes(self, threshold: float | NDArray[np.float64]) -> NDArray[np.int64]:
+        """(n,) sizes of the sets at a threshold, or (n,) of these, see `set_sizes`."""
         return set_sizes(self.require("scores"), threshold)
 
     def n_within(self, thresholds: Thresholds, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -515,17 +515,22 @@ def widen(values: Thresholds | float) -> NDArray[np.float64]:
     return wider
 
 
-def set_sizes(scores: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+def set_sizes(
+    scores: NDArray[np.float32], threshold: float | NDArray[np.float64]
+) -> NDArray[np.int64]:
     """(n,) number of (n, k) scores that are at most a threshold, up to a relative `TOLERANCE`.
+
+    The threshold is one for all queries, or an array (n,).
 
     The threshold is the score of one calibration query to the last digit, and the same image,
     embedded in another batch or on another machine, has a score that differs in its last digits;
     the tolerance makes the answer the same. Infinite scores are never within a threshold.
     """
-    if not threshold >= 0:
+    thresholds = np.asarray(threshold, np.float64)
+    if not (thresholds >= 0).all():
         raise InvalidData(f"threshold is {threshold}; it must be at least 0")
-    limit = np.float32(min(float(widen(threshold)), float(np.finfo(np.float32).max)))
-    sizes: NDArray[np.int64] = np.count_nonzero(scores <= limit, axis=1)
+    limits = np.minimum(widen(thresholds), np.finfo(np.float32).max).astype(np.float32)
+    sizes: NDArray[np.int64] = np.count_nonzero(scores <= limits[..., None], axis=1)
     return sizes
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
+from rcir.risk.balance import thresholds_of
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify, check_depths
 from rcir.risk.guarantee import Guarantee
@@ -118,7 +119,11 @@ class SetRule:
                 f"the queries were searched to depth {results.depth}, the calibration queries to "
                 f"{self.evidence.depth}: search alike"
             )
-        ranking = replace(self.score_function.rank(results), acceptance=results.acceptance)
+        ranking = replace(
+            self.score_function.rank(results),
+            acceptance=results.acceptance,
+            uncertainty=results.uncertainty,
+        )
         return ranking, sizes_of(ranking, guarantee)
 
     def match_probabilities(self, request: Request) -> MatchProbabilities:
@@ -154,7 +159,8 @@ class SetRule:
     ) -> float | None:
         """Return the mean size of the sets of queries that the rule scored, see `constant_size`."""
         try:
-            threshold = self.guarantee(request, chosen_among).threshold
+            certificate = self.guarantee(request, chosen_among).certificate
         except RiskUnattainable:
             return None
-        return float(queries.sizes(threshold).mean())
+        thresholds = thresholds_of(certificate, queries.uncertainty)
+        return float(queries.sizes(thresholds).mean())

@@ -59,6 +59,7 @@ class Ranking:
         columns: (n, k) columns of the search results in this order; None if the order is theirs.
         n_like_first: (n,) number of first candidates of one label; by default the first alone.
         acceptance: (n,) estimated odds that the gallery holds a match; None if not estimated.
+        uncertainty: (n,) of the queries; None if sizes do not depend on it.
     """
 
     scores: NDArray[np.float32]
@@ -66,6 +67,7 @@ class Ranking:
     columns: NDArray[np.int64] | None = None
     n_like_first: NDArray[np.int64] | None = None
     acceptance: NDArray[np.float64] | None = None
+    uncertainty: NDArray[np.float64] | None = None
 
     def take(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """(n, k) values (n, depth) of the candidates in this order."""
