@@ -6,9 +6,12 @@ of the queries have these labels. Half of the queries tune and calibrate, the ot
 - `novel_auroc`: of queries with a match, by the estimated odds; `nearest_auroc`: by the distance to
   the nearest item.
 - `smallest_beta`: the smallest share of queries without a match that is certified to get a set
-  together with alpha = 0.1; `inspections_over_fixed_k`: the mean size of sets with this beta, empty
-  ones included, over the number of nearest labels that certifies alpha = 0.1 of the queries with a
-  match; `inspections_over_one_size`: the same, with labels in the order of the sets.
+  together with alpha = 0.1.
+- `inspections_over_fixed_k`: the mean size of sets at alpha = 0.1 and beta = 0.8, empty ones
+  included, over the number of nearest labels that certifies alpha = 0.1 of the queries with a
+  match; `inspections_over_one_size`: the same, with labels in the order of the sets;
+  `inspections_at_smallest_beta`: over the nearest labels, with the smallest beta, where most of
+  alpha is spent on queries that get no set.
 - `both_violation_rate`: the share of 20 calibrations of each split whose miss rate is above alpha =
   0.2 or whose rate of accepted queries is above beta = 0.5. Calibration queries are drawn with
   replacement from all that did not tune, and these have the exact rates.
@@ -34,6 +37,7 @@ from sizes import DELTA, Pool, calibrated, load
 from sklearn.metrics import roc_auc_score
 
 from rcir.errors import RiskUnattainable
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import (
     LabelledResults,
     ScoredResults,
@@ -46,7 +50,7 @@ from rcir.risk.open_set import is_accepted, trade_off
 from rcir.risk.results import widen
 
 SETS = sized(("cub50", "omniglot", "digits"), ("digits",))
-UNKNOWN, ALPHA, BETAS = 0.3, 0.1, np.arange(0.01, 1, 0.01)
+UNKNOWN, ALPHA, BETA, BETAS = 0.3, 0.1, 0.8, np.arange(0.01, 1, 0.01)
 BOTH, DRAWS, MOST = make_request(0.2, DELTA, beta=0.5), sized(20, 2), 4_000  # queries
 
 
@@ -93,6 +97,15 @@ def fixed_size(labelled: LabelledResults) -> float | None:
         return None
 
 
+def inspections(retriever: Retriever, test: Part, beta: float) -> float | None:
+    """Return the mean size of sets; None if the request is refused."""
+    try:
+        answers = retriever.retrieve(test.vectors, ALPHA, DELTA, beta=beta)
+    except RiskUnattainable:
+        return None
+    return float(np.mean([answer.size for answer in answers]))
+
+
 def measured(pool: Pool, seed: int) -> Iterator[tuple[str, float]]:
     """Yield the figures of one split."""
     gallery, labelled, test = divide(pool, seed)
@@ -108,21 +121,19 @@ def measured(pool: Pool, seed: int) -> Iterator[tuple[str, float]]:
     p, m = arranged.results.require("unlike")[known], len(calibration.likeness.nearness)
     critical = 1.63 * np.sqrt(1 / m + 1 / len(p))
     yield "unlike_ks", kstest(p, "uniform").statistic / critical
-    pairs = trade_off(
-        make_request(ALPHA, DELTA, beta=0.5), BETAS.tolist(), rule.evidence, rule.tuned
-    )
+    pairs = trade_off(make_request(ALPHA, DELTA, beta=0.5), BETAS.tolist(), rule.evidence)
     beta = min(
         (beta for beta, alpha in pairs if alpha is not None and alpha <= ALPHA), default=None
     )
-    if beta is not None:
+    fixed = fixed_size(searcher.search_labelled(calibration.queries_to_search(searcher)[1]))
+    one = rule.constant_size(make_request(ALPHA, DELTA, counted="matchable"), scored)
+    size = inspections(retriever, test, BETA)
+    if beta is not None and fixed is not None:
         yield "smallest_beta", beta
-        answers = retriever.retrieve(test.vectors, ALPHA, DELTA, beta=beta)
-        size = np.mean([answer.size for answer in answers])
-        fixed = fixed_size(searcher.search_labelled(calibration.queries_to_search(searcher)[1]))
-        one = rule.constant_size(make_request(ALPHA, DELTA, queries="matchable"), scored)
-        for figure, other in (("fixed_k", fixed), ("one_size", one)):
-            if other is not None:
-                yield f"inspections_over_{figure}", size / other
+        yield "inspections_at_smallest_beta", inspections(retriever, test, beta) / fixed
+    if size is not None and fixed is not None and one is not None:
+        yield "inspections_over_fixed_k", size / fixed
+        yield "inspections_over_one_size", size / one
     rng, queries = np.random.default_rng(seed), rule.evidence.joined(scored)
     yield "both_violation_rate", np.mean([violates(queries, rng) for _ in range(DRAWS)])
 

@@ -22,6 +22,9 @@ PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_amo
 PLAIN += ["logistic"]
 
 
+MATCHABLE = "miss, queries with a match"  # `RiskResult.guarantee` of these
+
+
 @dataclass(frozen=True)
 class RiskResult:
     """One guarantee, certified and measured: a row on the screen, in the report, MLflow and JSON.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.evaluation import Evaluation, Part, RiskResult, find_headline
+from calibration.evaluation import MATCHABLE, Evaluation, Part, RiskResult, find_headline
 from calibration.logistic import Logistic, score_by_logistic
 from calibration.open_set import measure_open_set
 from calibration.quality import assess, assess_probabilities
@@ -167,8 +167,8 @@ def _further_requests(calibration: Calibration) -> dict[str, RequestOptions]:
     for key, risk in RISKS.items():
         if key != MISS.key and not (risk.abstains and population.clusters is not None):
             options[key.replace("-", " ")] = {"risk": risk.name, "abstain": risk.abstains}
-    if calibration.acceptance is not None:
-        options["miss, queries with a match"] = {"queries": "matchable", **required}
+    if calibration.acceptance is not None and not calibration.sequential:
+        options[MATCHABLE] = {"counted": "matchable"}
     if population.clusters is None:
         options["miss, whatever alpha"] = {"simultaneous": True}
     for group in population.group_names:
@@ -188,7 +188,7 @@ def _measure(row: RiskResult, certified: Guarantee, test: ScoredResults) -> Risk
     request, covered = certified.request, np.ones(len(test), bool)
     if request.group is not None and test.population.groups is not None:
         covered = test.population.groups == request.group
-    if request.queries == "matchable":
+    if request.counted == "matchable":
         covered = covered & test.matchable
     if (limit := certified.selection_threshold) is not None:
         sizes = (test.require("selection_score") <= limit).astype(np.int64)

@@ -65,7 +65,7 @@ def measure_open_set(splits: SearchedSplits, delta: float) -> OpenSet | None:
     try:
         of_each = corrected(delta, calibration.chosen_among)
         request = make_request(0.5, of_each, beta=0.5, anytime=calibration.sequential)
-        pairs = open_set.trade_off(request, BETAS, rule.evidence, rule.tuned, rule.bound)
+        pairs = open_set.trade_off(request, BETAS, rule.evidence, rule.bound)
     except (InvalidConfig, InvalidData) as error:
         return OpenSet(n_calibration, n_test, [], str(error))
     scores, selection_score = test.require("scores"), test.require("selection_score")

@@ -145,6 +145,7 @@ def _calibrate_on(retriever: Retriever, queries: Queries, labels: list[Any]) -> 
     queries = queries.with_population(relevance)
     options = dict(vars(calibration.options_to_repeat)) | {"seed": None}
     options["query_uncertainty"] = calibration.uncertainty
+    options["unlabelled_misses"] = None in labels
     if (own := options.pop("own")) is not None:
         options["score_function"] = own
     return retriever.calibrate_splits(tuning, retriever.search_labelled(queries), **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibration.evaluation import Evaluation, RiskResult
+from calibration.evaluation import MATCHABLE, Evaluation, RiskResult
 from rcir.errors import as_option
 from rcir.options import ALPHA
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
@@ -143,8 +143,25 @@ def remarks(evaluation: Evaluation) -> list[str]:
     if evaluation.labels:
         sentences.append(evaluation.labels)
     sentences += _depth_advice(evaluation)
+    sentences += _open_set(evaluation)
     if auroc := evaluation.quality.numbers.get("ood_auroc"):
         sentences.append(f"AUROC of out-of-distribution queries by their uncertainty: {auroc:.3f}.")
+    return sentences
+
+
+def _open_set(evaluation: Evaluation) -> list[str]:
+    """State what is certified of queries with and without a match in the gallery."""
+    unknown, sentences = evaluation.open_set, []
+    alone = [row for row in evaluation.others if row.guarantee == MATCHABLE and row.certified]
+    if alone:
+        rows = ", ".join(f"alpha = {row.alpha:g}, mean size {row.mean_size:.2f}" for row in alone)
+        sentences.append(f"Certified of the queries with a match alone: {rows}.")
+    if unknown is not None and unknown.trade_off:
+        pairs = ", ".join(f"{row.beta:g} with {row.alpha:.3g}" for row in unknown.trade_off)
+        sentences.append(
+            "Queries without a match get no set by request of a beta. Certified, each by itself, "
+            f"beta with the smallest alpha: {pairs}."
+        )
     return sentences
 
 
@@ -175,7 +192,8 @@ def _depth_advice(evaluation: Evaluation) -> list[str]:
         if unmatched:
             advice.append(
                 f"{unmatched} of {n} test queries have no true match in the gallery, and are "
-                "missed whatever the depth and the set size. To count the others alone, request "
-                "queries = matchable; to give those without a match no set, a beta, such as 0.3."
+                "missed whatever the depth and the set size. When you retrieve, a beta, such "
+                "as 0.3, gives such queries no set, and counted = matchable leaves "
+                "them out."
             )
     return advice

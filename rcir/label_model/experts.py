@@ -505,12 +505,11 @@ class KnownLabels:
             leave_out: "item" if the queries are items that leave their labels as the only ones.
         """
         result, step = np.empty(len(vectors)), max(1, BLOCK_VALUES // len(self.counts))
-        scales, centres = self._new_queries(self.counts[:, None], self.means)
-        constant = (np.log(scales) + centres**2 / scales).sum(axis=1)
+        precisions, products, constant = self._factors
         for start in range(0, len(vectors), step):
             z = (vectors[start : start + step] - self.centre) @ self.directions
             new = (np.log1p(self.spread) + z**2 / (1 + self.spread)).sum(axis=1)
-            ratios = new[:, None] - z**2 @ (1 / scales).T + 2 * z @ (centres / scales).T - constant
+            ratios = new[:, None] - z**2 @ precisions + 2 * z @ products - constant
             if own is not None:
                 label = own[start : start + step]
                 ratios[np.arange(len(z)), label] = -np.inf
@@ -518,6 +517,13 @@ class KnownLabels:
                     ratios[np.arange(len(z)), label] = new - self._distances(z, label)
             result[start : start + step] = logsumexp(ratios / 2, axis=1) - np.log(len(self.counts))
         return result
+
+    @cached_property
+    def _factors(self) -> tuple[Floats, Floats, Floats]:
+        """(r, L), (r, L) and (L,) what squares and vectors are multiplied with, and constants."""
+        scales, centres = self._new_queries(self.counts[:, None], self.means)
+        constant = (np.log(scales) + centres**2 / scales).sum(axis=1)
+        return 1 / scales.T, (centres / scales).T, constant
 
     def _new_queries(self, counts: Integers, means: Floats) -> tuple[Floats, Floats]:
         """Return variances and means (m, r) of new queries of labels with items of such means."""

@@ -29,22 +29,26 @@ class Acceptance:
 
     It sees what is known of the first candidate: how near it is, how sharply it stands out, how
     many candidates share its label, and how uncertain the query is (`Features`). If the gallery's
-    labels have a model, it also sees how likely they are beside a new label (`KnownLabels`).
+    labels have a model, it also sees how likely they are beside a new label (`KnownLabels`). Where
+    nothing could be fitted, the odds are 1 / (1 + distance of the first candidate).
 
     Attributes:
-        features: of the first candidate.
+        features: of the first candidate; None if nothing could be fitted.
         known: of the labels; None without a model of them.
         weights: (f,) of the features, in their order.
         intercept: of the logit.
     """
 
-    features: Features
+    features: Features | None
     known: KnownLabels | None
     weights: Annotated[NDArray[np.float64], Array(1)]
     intercept: float
 
     def odds(self, results: SearchResults) -> NDArray[np.float64]:
         """(n,) estimated odds that the gallery holds a match, of results with `UNCERTAINTY`."""
+        if self.features is None:
+            nearest = results.require("distances")[:, 0]
+            return 1 / (1 + nearest.astype(np.float64))
         log_odds = None if self.known is None else self.known.log_odds(results.require("vectors"))
         logits = _rows(self.features, results, log_odds) @ self.weights + self.intercept
         odds: NDArray[np.float64] = np.exp(np.clip(logits, -MAX_LOGIT, MAX_LOGIT))
@@ -61,11 +65,11 @@ class Acceptance:
 
 def fit_acceptance(
     searcher: Searcher, splits: Sequence[LabelledResults], model: LabelModel | None
-) -> Acceptance | None:
+) -> Acceptance:
     """Fit on the first split that has queries of both kinds.
 
     If none has enough of them, queries without a match are imitated: those of the first split that
-    have one, without the candidates and the label that match them. None without any such query.
+    have one, without the candidates and the label that match them.
 
     Args:
         searcher: that searched the splits.
@@ -99,7 +103,7 @@ def fit_acceptance(
                 )
                 log_odds = np.append(left, known.log_odds(vectors, own))
             return _fit(both, np.arange(len(both)) < len(found), known, log_odds)
-    return None
+    return Acceptance(None, None, np.zeros(0), 0.0)
 
 
 def _fit(

@@ -21,8 +21,9 @@ from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
 
-# Larger batches need more memory, smaller ones more time per query.
 UNLIKE = 0.05  # p-values up to it are stated in words
+
+# Larger batches need more memory, smaller ones more time per query.
 QUERY_BATCH_SIZE = 512  # queries that are ranked together
 MAX_SEARCH_BATCH_SIZE = 8192  # queries that are searched together
 # FAISS multiplies matrices, which is several times as fast, for 128,000 numbers in queries or more.
@@ -111,7 +112,7 @@ class Retrieval:
         """State that the query is unlike most calibration queries, if it is."""
         if self.unlike > UNLIKE:
             return ""
-        return f", unlike the calibration queries (p = {self.unlike:.2g})"
+        return f", unlike the calibration queries with a match (p = {self.unlike:.2g})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""

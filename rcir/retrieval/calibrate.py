@@ -171,9 +171,15 @@ def _calibration_of(
     whitening = fit_whitening(searcher) if learned else None
     left_out = searcher.options.left_out if are_items(searcher, calibration_queries) else None
     acceptance = None
-    if left_out is None and (calibration.n_relevant == 0).any():
+    hidden = searcher.options.leave_one_out or options.unlabelled_misses
+    if not hidden and (calibration.n_relevant == 0).any():
         searched = [split for split in splits.values() if split is not None]
         acceptance = fit_acceptance(searcher, searched, model)
+        calibration = acceptance.add_to(searcher, calibration)
+        splits = {
+            tuned_on: None if split is None else acceptance.add_to(searcher, split)
+            for tuned_on, split in splits.items()
+        }
     sources: dict[RuleKind, RuleSource] = {}
     for tuned_on, split in splits.items():
         uncertainty = chosen[tuned_on].name
@@ -183,11 +189,7 @@ def _calibration_of(
             for kind in (items, labels)
             if kind in before
         }
-        calibrated = calibration
-        if acceptance is not None:
-            calibrated = acceptance.add_to(searcher, calibration)
-            split = None if split is None else acceptance.add_to(searcher, split)
-        calibrated = with_uncertainty(searcher, calibrated, uncertainty)
+        calibrated = with_uncertainty(searcher, calibration, uncertainty)
         split = None if split is None else with_uncertainty(searcher, split, uncertainty)
         if whitening is not None:
             calibrated = whitening.add_to(searcher, calibrated)
@@ -207,14 +209,13 @@ def _calibration_of(
         )
         if searcher.labels is not None:
             sources[labels] = sources[items].first_of_each_label(names.get(labels, {}))
-    near = calibration if acceptance is None else acceptance.add_to(searcher, calibration)
     result = Calibration(
         rules={kind: Rules(source=source) for kind, source in sources.items()},
         fingerprints=searcher.fingerprints(),
         options=options,
         tuning_queries=tuning_queries,
         calibration_queries=calibration_queries,
-        likeness=Likeness.fit(near),
+        likeness=Likeness.fit(calibration),
         coverage=coverage(searcher, calibration_queries),
         probability_labels=searcher.gallery.classes if given else None,
         label_model=model,

@@ -123,7 +123,7 @@ class Calibration:
         label_model: the probabilities of the gallery's labels that size sets; None if they do not.
         whitening: a second metric, for galleries without labels; None if no score depends on it.
         acceptance: the estimated odds that the gallery holds a match of a query; None if every
-            calibration query has a match.
+            calibration query has a match, or matches may be left out of the search.
         past: of the queries that calibrated this retriever before.
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
@@ -381,14 +381,9 @@ class Calibration:
             cluster = self.miss_rule.evidence.population.cluster_word
             if reason := conflict(request, cluster, self.sequential):
                 raise InvalidConfig(reason)
-            if request.queries == "matchable" and self.left_out is not None:
-                counted = as_option("queries", "matchable")
-                raise InvalidConfig(
-                    "the calibration queries are items of the gallery, each searched without "
-                    f"itself: {counted} and beta need queries apart from it, because an item "
-                    "that is the only one of its kind has no match here, and would have one in "
-                    "use. Leave all items of some kinds out of the gallery, and query with them"
-                )
+            if request.counted == "matchable" and (reason := self._why_matches_are_unknown()):
+                counted = as_option("counted", "matchable")
+                raise InvalidConfig(f"{counted} and beta are impossible: {reason}")
             rule = self.rule_for(request)
             guarantee, own = rule.guarantee(request, self.chosen_among), self.probability_labels
             guarantee = replace(
@@ -404,6 +399,23 @@ class Calibration:
             self._guarantees[request] = guarantee
         return guarantee
 
+    def _why_matches_are_unknown(self) -> str | None:
+        """Return why a calibration query that seems to have no match may have one; else None."""
+        if self.options.unlabelled_misses:
+            return (
+                "misses without a label calibrate as queries that match nothing (unlabelled_misses)"
+                ", which may have a match. Calibrate with their labels"
+            )
+        unknown = self.acceptance is None and not self.miss_rule.evidence.matchable.all()
+        if self.left_out is None and not unknown:
+            return None
+        return (
+            "the search leaves items out of the gallery that calibration queries match, such as "
+            "the query itself. An item that is the only one of its kind has no match here, and "
+            "would have one in use. Leave all items of some kinds out of the gallery, and query "
+            "with them"
+        )
+
     def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""
         return request in self._guarantees
@@ -417,9 +429,12 @@ class Calibration:
         """
         request = guarantee.request
         rule = self.rule_for(request)
-        key = rule, request.group, request.labels
+        limit = guarantee.certificate.acceptance_threshold
+        key = rule, request.group, request.labels, limit
         if key not in self._probabilities:
-            self._probabilities[key] = rule.match_probabilities(request)
+            if len(self._probabilities) >= MAX_GUARANTEES:
+                self._probabilities.clear()
+            self._probabilities[key] = rule.match_probabilities(guarantee)
         return self._probabilities[key].of_sets(ranking, sizes, guarantee)
 
     def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:

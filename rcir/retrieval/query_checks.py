@@ -82,7 +82,10 @@ def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool 
             f"none of the {n} calibration queries has a match in the gallery{reason}. Pass labels "
             "or places of both in the same form, or a gallery with items that match"
         )
-    consequence = f", so that no alpha below {unmatched / n:.2f} can be expected to be certified"
+    consequence = (
+        f", so that no alpha below {unmatched / n:.2f} can be expected to be certified, unless a "
+        "request has a beta or counts matchable queries alone"
+    )
     warn(
         f"{unmatched} of {n} {name} have no match in the gallery{reason}. No set serves them"
         + ("" if are_added else consequence)
@@ -100,7 +103,8 @@ def _warn_of_missing_labels(searcher: Searcher, queries: LabelledResults, name: 
         examples = example_labels(relevance.subset(rows), searcher.label_names)
         warn(
             f"{len(rows)} of {len(queries)} {name} have labels that no gallery item has "
-            f"({examples}); they count as misses, unless a request has a beta"
+            f"({examples}); they count as misses, unless a request has a beta or counts "
+            "matchable queries alone"
         )
 
 

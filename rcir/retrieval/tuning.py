@@ -57,6 +57,7 @@ class CalibrationKeywords(TypedDict, total=False):
     recurring: bool
     query_uncertainty: str
     seed: int | None
+    unlabelled_misses: bool
 
 
 def make_options(
@@ -93,6 +94,8 @@ class CalibrationOptions:
             `rcir.risk.smallest_uncertainty`.
         seed: of the division of the queries, which the guarantee then states, because the best of
             several seeds is a lucky one. By default the division depends on the queries alone.
+        unlabelled_misses: True if queries whose matches are not known calibrate as misses: nothing
+            can then be certified of queries with a match alone.
         own: your own score function, by default the class at the import path.
 
     Raises:
@@ -106,6 +109,7 @@ class CalibrationOptions:
     recurring: bool = False
     query_uncertainty: str = "auto"
     seed: int | None = None
+    unlabelled_misses: bool = False
     own: Any = field(default=None, compare=False, metadata=NOT_STORED)
 
     def __post_init__(self) -> None:
@@ -117,7 +121,8 @@ class CalibrationOptions:
         check_uncertainty(self.query_uncertainty)
         object.__setattr__(self, "alphas", check_levels(self.alphas))
         object.__setattr__(self, "delta", check_level("delta", self.delta))
-        object.__setattr__(self, "recurring", bool(self.recurring))
+        for name in ("recurring", "unlabelled_misses"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if isinstance(self.score_function, str) and ":" in self.score_function:
             own = self.own or find_class("score_function", self.score_function, {})
             if not isinstance(own, OwnRanking):

@@ -47,7 +47,9 @@ def certify_bins(
         rows = in_bin == number
         with refused(f"quarter {number + 1} of the uncertainty, {rows.sum()} queries"):
             if not rows.any():
-                raise InvalidData(f"no calibration query is in quarter {number + 1}")
+                raise InvalidConfig(
+                    f"{asked}: no calibration query is in quarter {number + 1} of the uncertainty"
+                )
             return certify_groups(share, calibration[rows], tuning, bound)
 
     certificates, refusals = try_all(partial(certify_bin, number) for number in range(BINS))

@@ -65,11 +65,11 @@ def certify(
             cut = None if tuning is None else tuning.cut(size)
             return certify(replace(request, max_size=None), calibration.cut(size), cut, bound)
     if request.beta is not None:
-        tuning = None if tuning is None else matchable_queries(tuning)
-        return certify_open_set(request, calibration, tuning, bound)
-    if request.queries == "matchable":
-        calibration = matchable_queries(calibration)
-        tuning = None if tuning is None else matchable_queries(tuning)
+        return certify_open_set(request, calibration, bound)
+    if request.counted == "matchable":
+        calibration = matchable_queries(request, calibration)
+        if tuning is not None:
+            tuning = tuning[tuning.matchable] if tuning.matchable.any() else None
     if request.balance is not None:
         return certify_bins(request, calibration, tuning, bound)
     if request.labels != "calibrated":

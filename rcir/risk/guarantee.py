@@ -41,6 +41,8 @@ class Guarantee:
             calibration queries were items of the gallery; one query of each calibrated.
         n_unmatchable: number of calibration queries without a match in the gallery, which are not
             among the `n_calibration`; None if both kinds count alike.
+        n_unmatchable_units, n_unmatchable_labels: their number of independent units, and of
+            different labels, None if some have no known, single label.
         by_own_model: True if the queries came with probabilities of labels by a model that is
             assumed to have seen no calibration query.
     """
@@ -58,6 +60,8 @@ class Guarantee:
     seed: int | None = None
     left_out: str | None = None
     n_unmatchable: int | None = None
+    n_unmatchable_units: int | None = None
+    n_unmatchable_labels: int | None = None
     by_own_model: bool = False
 
     @property
@@ -105,7 +109,10 @@ class Guarantee:
         values: dict[str, object] = {**self.request.to_keywords(), "risk": self.risk}
         evidence = {field.name: getattr(self, field.name) for field in fields(self)}
         del evidence["request"], evidence["certificate"]
-        return values | asdict(self.certificate) | evidence
+        certificate = asdict(self.certificate)
+        for name in ("cuts", "thresholds"):
+            certificate[name] = list(certificate[name])
+        return values | certificate | evidence
 
     def __str__(self) -> str:
         parameter = (
@@ -135,10 +142,20 @@ class Guarantee:
         """State what is limited of queries without a match in the gallery."""
         if self.request.beta is None:
             return ""
-        return (
-            f", and at most {self.request.beta:g} of the queries without one, like the "
-            f"{self.n_unmatchable} that calibrated, get a set"
-        )
+        group = "" if self.request.group is None else f" of group {self.request.group!r}"
+        like = f"queries{group} without one, like the {self.n_unmatchable} that calibrated"
+        if self.cluster is not None:
+            like = (
+                f"queries{group} without one of any further {self.cluster}, like the "
+                f"{self.n_unmatchable_units} of the {self.n_unmatchable} that calibrated, each "
+                f"{self.cluster} counted alike"
+            )
+        elif self.n_unmatchable_labels is not None:
+            like = (
+                f"queries{group} without one, of the same {self.n_unmatchable_labels} "
+                f"{self.query_label}s as the {self.n_unmatchable} that calibrated"
+            )
+        return f", and at most {self.request.beta:g} of the {like}, get a set"
 
     def _limits(self) -> str:
         """State what is limited, for each risk."""
@@ -180,8 +197,8 @@ class Guarantee:
             queries = f"{in_plural(self.left_out)}{group}"
             searched = ", each searched without itself"
         calibrated = f"the {self.n_calibration} calibration queries"
-        if self.request.queries == "matchable":
-            queries += " with a match in the gallery"
+        if self.request.counted == "matchable":
+            queries += " with a match in the gallery,"
             calibrated = f"the {self.n_calibration} such calibration queries"
         if self.cluster is not None:
             return (

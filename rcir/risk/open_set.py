@@ -33,12 +33,12 @@ from rcir.risk.results import ScoredResults, widen
 BETA_STEPS = 1000  # the smallest attainable beta is reported in these steps
 
 
-def matchable_queries(calibration: ScoredResults) -> ScoredResults:
+def matchable_queries(request: Request, calibration: ScoredResults) -> ScoredResults:
     """Return the queries that have a match in the gallery.
 
     Raises:
         InvalidData: none has.
-        InvalidConfig: some cluster holds queries of both kinds.
+        InvalidConfig: some cluster holds queries of both kinds, or a group of a mix lacks one.
     """
     matchable = calibration.matchable
     if not matchable.any():
@@ -51,29 +51,38 @@ def matchable_queries(calibration: ScoredResults) -> ScoredResults:
             f"{len(both)} of {population.n_units} {population.unit_word} hold queries with and "
             "without a match in the gallery: calibrate on clusters of either kind"
         )
+    if request.groups == "any mix":
+        kinds = [(matchable, "with")] + [(~matchable, "without")] * (request.beta is not None)
+        for rows, kind in kinds:
+            lacking = set(population.group_names) - set(population[rows].group_names)
+            if lacking:
+                raise InvalidConfig(
+                    f"no calibration query of group {', '.join(map(repr, sorted(lacking)))} is one "
+                    f"{kind} a match in the gallery: any mix needs some of each group"
+                )
     return calibration[matchable]
 
 
-def certify_open_set(
-    request: Request, calibration: ScoredResults, tuning: ScoredResults | None, bound: Bound
-) -> Certificate:
+def certify_open_set(request: Request, calibration: ScoredResults, bound: Bound) -> Certificate:
     """Certify a request with beta, see `rcir.risk.certify`."""
     assert request.beta is not None
     if request.group is not None:
-        everybody = replace(request, groups="all")
-        with refused(f"group {request.group!r}"):
-            group = calibration.of_group(request.group)
-            return certify_open_set(everybody, group, tuning, bound)
-    matched = matchable_queries(calibration)
+        try:
+            with refused(f"group {request.group!r}"):
+                group = calibration.of_group(request.group)
+                return certify_open_set(replace(request, groups="all"), group, bound)
+        except InvalidData as error:
+            raise InvalidData(f"group {request.group!r}: {error}") from None
+    matched = matchable_queries(request, calibration)
     alpha_request = _with_half_of_delta(request)
     limit = acceptance_threshold(request, calibration, bound)
     with refused("queries with a match in the gallery, at delta / 2"):
-        certify_groups(alpha_request, matched, tuning, bound)  # without rejecting any
+        certify_groups(alpha_request, matched, None, bound)  # without rejecting any
     served = reject(matched, limit)
     try:
-        certificate = certify_groups(alpha_request, served, tuning, bound)
+        certificate = certify_groups(alpha_request, served, None, bound)
     except RiskUnattainable as error:
-        raise _refusal(request, calibration, tuning, bound, served, error) from None
+        raise _refusal(request, calibration, bound, limit, error) from None
     return replace(certificate, acceptance_threshold=limit)
 
 
@@ -88,19 +97,28 @@ def acceptance_threshold(request: Request, calibration: ScoredResults, bound: Bo
         RiskUnattainable: there are too few queries without one.
     """
     assert request.beta is not None
-    strangers = calibration[~calibration.matchable] if not calibration.matchable.all() else None
-    if strangers is None:
+    if calibration.matchable.all():
         raise InvalidData(
             "every calibration query has a match in the gallery: beta needs queries without one, "
             "such as photographs of individuals that are left out of the gallery"
         )
-    odds = strangers.require("acceptance").astype(np.float32)
+    unmatchable = calibration[~calibration.matchable]
+    odds = unmatchable.require("acceptance").astype(np.float32)
     accepted = ScoredResults.from_scores(
-        odds[:, None], np.ones((len(odds), 1), bool), population=strangers.population
+        odds[:, None], np.ones((len(odds), 1), bool), population=unmatchable.population
     )
     beta_request = replace(_with_half_of_delta(request), levels={MISS.name: request.beta})
-    with refused(f"beta = {request.beta:g}, queries without a match in the gallery"):
+    try:
         return certify_groups(beta_request, accepted, None, bound).threshold
+    except RiskUnattainable as error:
+        smallest = rounded_up(error.minimum_alpha or 1.0)
+        advice = f"request beta >= {smallest:g}, or calibrate" if smallest < 1 else "calibrate"
+        raise RiskUnattainable(
+            f"beta = {request.beta:g} cannot be certified with {len(odds)} calibration queries "
+            f"without a match in the gallery: {advice} on more of them",
+            minimum_alpha=None,
+            required_calibration=None,
+        ) from None
 
 
 def is_accepted(acceptance: NDArray[np.float64], limit: float) -> NDArray[np.bool_]:
@@ -126,7 +144,6 @@ def trade_off(
     request: Request,
     betas: Sequence[float],
     calibration: ScoredResults,
-    tuning: ScoredResults | None = None,
     bound: Bound = "binomial",
 ) -> list[tuple[float, float | None]]:
     """Return the smallest alpha that is certified together with each beta, each pair by itself.
@@ -134,12 +151,12 @@ def trade_off(
     None stands for an alpha of 1 and for a beta that the queries do not certify. To choose a pair
     after looking, calibrate on other queries.
     """
-    matched, pairs = matchable_queries(calibration), []
+    matched, pairs = matchable_queries(request, calibration), []
     for beta in betas:
         with_beta = replace(request, beta=beta)
         try:
             limit = acceptance_threshold(with_beta, calibration, bound)
-            smallest = _smallest_alpha(with_beta, reject(matched, limit), tuning, bound)
+            smallest = _smallest_alpha(with_beta, reject(matched, limit), bound)
         except RiskUnattainable:
             smallest = None
         pairs.append((float(beta), smallest))
@@ -148,17 +165,15 @@ def trade_off(
 
 def _with_half_of_delta(request: Request) -> Request:
     assert request.delta is not None
-    return replace(request, delta=request.delta / 2, beta=None, queries="all")
+    return replace(request, delta=request.delta / 2, beta=None, counted="all")
 
 
-def _smallest_alpha(
-    request: Request, served: ScoredResults, tuning: ScoredResults | None, bound: Bound
-) -> float | None:
+def _smallest_alpha(request: Request, served: ScoredResults, bound: Bound) -> float | None:
     """Return the smallest alpha that is certified of queries some of which are rejected."""
     (name,) = request.levels
     impossible = replace(_with_half_of_delta(request), levels={name: 1e-9})
     try:
-        certify_groups(impossible, served, tuning, bound)
+        certify_groups(impossible, served, None, bound)
     except RiskUnattainable as error:
         return error.minimum_alpha
     return None
@@ -167,19 +182,18 @@ def _smallest_alpha(
 def _refusal(
     request: Request,
     calibration: ScoredResults,
-    tuning: ScoredResults | None,
     bound: Bound,
-    served: ScoredResults,
+    limit: float,
     error: RiskUnattainable,
 ) -> RiskUnattainable:
     """Return the error of an alpha that is not attainable because too many are rejected."""
-    matched = matchable_queries(calibration)
+    matched = matchable_queries(request, calibration)
 
     def attainable(step: int) -> bool:
         beta_request = replace(request, beta=step / BETA_STEPS)
         try:
             limit = acceptance_threshold(beta_request, calibration, bound)
-            certify_groups(_with_half_of_delta(request), reject(matched, limit), tuning, bound)
+            certify_groups(_with_half_of_delta(request), reject(matched, limit), None, bound)
         except RiskUnattainable:
             return False
         return True
@@ -191,14 +205,12 @@ def _refusal(
         advice.append(f"alpha >= {rounded_up(error.minimum_alpha):.4f} with this beta")
     if place < len(steps):
         advice.append(f"beta >= {steps[place] / BETA_STEPS:g} with this alpha")
-    rejected = np.count_nonzero(np.isinf(served.match_score)) - np.count_nonzero(
-        np.isinf(matched.match_score)
-    )
+    rejected = np.count_nonzero(~is_accepted(matched.require("acceptance"), limit))
     (alpha,) = request.levels.values()
     return RiskUnattainable(
         f"alpha = {alpha:g} and beta = {request.beta:g} cannot be certified together at delta = "
         f"{request.delta:g}: this beta rejects {rejected} of {len(matched)} calibration queries "
-        f"with a match. Request {' or '.join(advice) or 'larger ones'} (on new queries, as it is "
+        f"with a match. Request {' or '.join(advice) or 'larger levels'} (on new queries, as it is "
         "chosen after looking), or calibrate on more queries",
         minimum_alpha=error.minimum_alpha,
         required_calibration=None,

@@ -67,7 +67,7 @@ class RequestOptions(TypedDict, total=False):
         "Cover queries of the labels that the calibration queries have (calibrated), of new labels "
         "drawn like these (new), or both (any).",
     ]
-    queries: Annotated[
+    counted: Annotated[
         CountedQueries,
         "Count all queries, where one without a match in the gallery is a miss (all), or those "
         "that have a match (matchable).",
@@ -98,7 +98,7 @@ DEFAULTS: RequestOptions = {
     "mix": None,
     "max_size": None,
     "query_labels": "calibrated",
-    "queries": "all",
+    "counted": "all",
     "beta": None,
     "balance": None,
 }

@@ -152,7 +152,8 @@ def _without_match(calibration: ScoredResults) -> str | None:
     return (
         f"{np.count_nonzero(totals == 0)} of {len(calibration)} calibration queries have no match "
         "anywhere in the gallery, so that no depth and no size of their sets is enough: request a "
-        f"beta to give them none, or {as_option('queries', 'matchable')} to leave them out"
+        "beta, which gives such queries no set, or leave them out by "
+        f"{as_option('counted', 'matchable')}"
     )
 
 

@@ -65,7 +65,7 @@ class Request:
         abstain: True to return the first candidate, or none.
         distinct: what sets hold one item of each of.
         max_size: of a set.
-        queries: the queries that alpha counts; "matchable" with `beta`.
+        counted: the queries that alpha counts; "matchable" with `beta`.
         beta: share, in (0, 1), of the queries without a match in the gallery that may get a set;
             None if sets are never empty.
         balance: "uncertainty" if it holds in each quarter of the uncertainty.
@@ -83,7 +83,7 @@ class Request:
     abstain: bool = False
     distinct: Distinct = None
     max_size: int | None = None
-    queries: CountedQueries = "all"
+    counted: CountedQueries = "all"
     beta: float | None = None
     balance: Balance = None
 
@@ -110,13 +110,13 @@ class Request:
                 raise InvalidConfig(f"max_size is {self.max_size}; it must be at least 1")
         if self.beta is not None:
             object.__setattr__(self, "beta", check_level("beta", self.beta))
-            object.__setattr__(self, "queries", "matchable")
+            object.__setattr__(self, "counted", "matchable")
         if reason := _contradiction(self):
             raise InvalidConfig(reason)
 
     def __hash__(self) -> int:
         values = self.delta, self.groups, self.labels, self.holds, self.abstain, self.distinct
-        counted = self.max_size, self.queries, self.beta, self.balance
+        counted = self.max_size, self.counted, self.beta, self.balance
         return hash((frozenset(self.levels.items()), *values, *counted))
 
     @property
@@ -159,7 +159,7 @@ class Request:
             "mix": mix,
             "max_size": self.max_size,
             "query_labels": self.labels,
-            "queries": self.queries,
+            "counted": self.counted,
             "beta": self.beta,
             "balance": self.balance,
         }
@@ -214,7 +214,7 @@ def make_request(
         abstain=options["abstain"],
         distinct=options["distinct"],
         max_size=options["max_size"],
-        queries=options["queries"],
+        counted=options["counted"],
         beta=options["beta"],
         balance=options["balance"],
     )
@@ -239,28 +239,38 @@ def _contradiction(request: Request) -> str | None:
     if isinstance(request.groups, Mix) and not once:
         return "a mix of shares goes with neither simultaneous nor anytime"
     for name, value in (("beta", request.beta), ("balance", request.balance)):
-        if value is not None and (reason := _closed(request)):
+        if value is not None and (reason := _why_not_together(request)):
             return f"{as_option(name, value)} {reason}"
     if request.balance is not None and (request.beta is not None or mixed):
         return f"{as_option('balance', request.balance)} goes with neither beta nor mix"
+    if request.counted == "matchable" and request.holds == "at every moment":
+        return (
+            f"{as_option('counted', 'matchable')} does not go with anytime: queries that are added "
+            "as misses may have a match"
+        )
+    if request.counted == "matchable" and isinstance(request.groups, Mix):
+        return (
+            f"{as_option('counted', 'matchable')} goes with mix = 'any' alone: shares of groups "
+            "differ between queries with and without a match"
+        )
     if request.labels != "calibrated":
         counted = f"{as_option('query_labels', request.labels)} counts labels"
         return _needs_independent_queries(request, counted)
     return None
 
 
-def _closed(request: Request) -> str | None:
+def _why_not_together(request: Request) -> str | None:
     """Return why a request is impossible with beta or balance, None if it is possible."""
     if not request.monotone:
         return "goes with one risk that falls as sets grow, of all answers: miss or recall"
     if request.delta is None:
         return f"needs a delta: give one, such as {DELTA}"
     if request.holds != "once":
-        return "is a level of one request: leave out simultaneous and anytime"
+        return "needs levels that are fixed beforehand: leave out simultaneous and anytime"
     if isinstance(request.groups, Mix):
-        return "goes with all queries, one group, or mix = 'any'"
+        return "goes with all queries, with one group, or with mix = 'any'"
     if request.labels != "calibrated":
-        return f"goes with {as_option('query_labels', 'calibrated')} alone"
+        return f"needs {as_option('query_labels', 'calibrated')}"
     return None
 
 
@@ -297,6 +307,12 @@ def conflict(request: Request, cluster: str | None, sequential: bool = False) ->
             "calibration queries were added one by one, and labels are not counted at every "
             f"moment: calibrate again for {new_labels}"
         )
+    for name, value in (("beta", request.beta), ("balance", request.balance)):
+        if sequential and value is not None:
+            return (
+                "calibration queries were added one by one, so that a guarantee has to hold at "
+                f"every moment: calibrate again for {as_option(name, value)}"
+            )
     if sequential and request.holds != "at every moment":
         return (
             "calibration queries were added one by one, so that a guarantee has to hold at every "

@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
+from rcir.metrics.labels import UNMATCHED
 from rcir.risk.balance import thresholds_of
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify, check_depths
 from rcir.risk.guarantee import Guarantee
+from rcir.risk.open_set import is_accepted
+from rcir.risk.population import Population
 from rcir.risk.probability import MatchProbabilities, sizes_of
 from rcir.risk.refusals import refused
 from rcir.risk.request import Request
@@ -82,9 +85,9 @@ class SetRule:
             among = f"chosen among {chosen_among} retrievers"
             with refused(f"{among}, each certified at delta / {chosen_among}"):
                 certificate = certify(at_delta, self.evidence, self.tuned, self.bound)
-        queries, strangers = self.evidence.of_group(request.group), None
-        if request.queries == "matchable":
-            strangers = int(np.count_nonzero(~queries.matchable))
+        queries, unmatchable = self.evidence.of_group(request.group), None
+        if request.counted == "matchable":
+            unmatchable = queries.population[~queries.matchable]
             queries = queries[queries.matchable]
         population = queries.population
         labels = None if self.evidence.population.single_labels is None else population.labels
@@ -98,7 +101,9 @@ class SetRule:
             chosen_among=chosen_among,
             n_labels=None if labels is None else len(np.unique(labels)),
             query_label=population.label_word,
-            n_unmatchable=strangers,
+            n_unmatchable=None if unmatchable is None else len(unmatchable),
+            n_unmatchable_units=None if unmatchable is None else unmatchable.n_units,
+            n_unmatchable_labels=None if unmatchable is None else _number_of_labels(unmatchable),
         )
 
     def sets(
@@ -126,12 +131,16 @@ class SetRule:
         )
         return ranking, sizes_of(ranking, guarantee)
 
-    def match_probabilities(self, request: Request) -> MatchProbabilities:
-        """Return the probabilities of candidates, for queries of those that a request covers."""
-        queries = self.evidence.of_group(request.group)
+    def match_probabilities(self, guarantee: Guarantee) -> MatchProbabilities:
+        """Return the probabilities of candidates, for queries like those that get a set."""
+        request, limit = guarantee.request, guarantee.certificate.acceptance_threshold
+        queries, tuned = self.evidence.of_group(request.group), self.tuned
         if request.labels == "new":
             queries = queries.by_label()
-        return MatchProbabilities.fit(queries, self.tuned)
+        if limit is not None:
+            queries = _accepted(queries, limit) or queries
+            tuned = None if tuned is None else _accepted(tuned, limit)
+        return MatchProbabilities.fit(queries, tuned)
 
     def constant_size(
         self, request: Request, queries: ScoredResults, chosen_among: int = 1
@@ -162,5 +171,20 @@ class SetRule:
             certificate = self.guarantee(request, chosen_among).certificate
         except RiskUnattainable:
             return None
-        thresholds = thresholds_of(certificate, queries.uncertainty)
-        return float(queries.sizes(thresholds).mean())
+        sizes = queries.sizes(thresholds_of(certificate, queries.uncertainty))
+        if (limit := certificate.acceptance_threshold) is not None:
+            sizes = np.where(is_accepted(queries.require("acceptance"), limit), sizes, 0)
+        return float(sizes.mean())
+
+
+def _accepted(queries: ScoredResults, limit: float) -> ScoredResults | None:
+    accepted = is_accepted(queries.require("acceptance"), limit)
+    return queries[accepted] if accepted.any() else None
+
+
+def _number_of_labels(population: Population) -> int | None:
+    """Return the number of known labels; None if some query has no known, single label."""
+    labels = population.single_labels
+    if labels is None or (labels == UNMATCHED).any():
+        return None
+    return len(np.unique(labels))

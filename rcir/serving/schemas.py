@@ -125,7 +125,7 @@ class Terms(AllOptions):
         request = self.request
         holds = request.delta is not None and request.delta <= DELTA
         same_queries = not isinstance(request.groups, Mix) and request.labels == "calibrated"
-        same_queries = same_queries and request.queries == "all"
+        same_queries = same_queries and request.counted == "all"
         misses = request.risk is not None and request.risk.name == MISS.name
         in_advance = request.holds != "for all alphas"
         return self.monitored and holds and same_queries and misses and in_advance

@@ -111,8 +111,8 @@ def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence
     assert results["n_calibration"] == len(divided.calibration)
     guarantees = {row["guarantee"] for row in results["others"]}
     assert guarantees == {
-        *("miss, distinct labels", "recall", "false discovery"),
-        *("miss, group north", "miss, group south"),
+        *("miss, distinct labels", "miss, each quarter of the uncertainty"),
+        *("recall", "false discovery", "miss, group north", "miss, group south"),
     }
     assert {(part["low"], part["high"]) for part in results["parts"]} == {(None, None)}
     page = " ".join((folder / "report.html").read_text(encoding="utf-8").split())

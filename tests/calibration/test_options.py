@@ -114,8 +114,8 @@ def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
     page = " ".join(Path("none/report.html").read_text().split())
     results = json.loads(Path("none/results.json").read_text())
     assert {row["threshold"] for row in results["rows"] + results["others"]} == {None}
-    # Two levels of the miss risk, and of seven other guarantees.
-    assert page.count('class="no"') == 2 + 2 * 7
+    # Two levels of the miss risk, and of eight other guarantees.
+    assert page.count('class="no"') == 2 + 2 * 8
     assert results["beyond_depth"] > 30
     advice = f"{results['beyond_depth']} of 300 test queries have their true matches beyond"
     for text in (printed, page):

@@ -87,5 +87,34 @@ def test_items_that_are_left_out_of_their_own_search_cannot_tell_of_strangers():
         retriever.calibrate(VECTORS[GALLERY], labels, "constant", clusters=None)
     with pytest.raises(InvalidConfig, match="Leave all items of some kinds out"):
         retriever.guarantee(ALPHA, DELTA, beta=BETA)
-    with pytest.raises(InvalidConfig, match="apart from it"):
-        retriever.guarantee(ALPHA, DELTA, queries="matchable")
+    with pytest.raises(InvalidConfig, match="leaves items out"):
+        retriever.guarantee(ALPHA, DELTA, counted="matchable")
+
+
+@pytest.mark.parametrize("tuning", ["auto", "queries"])
+def test_individuals_with_one_photograph_each_can_be_unknown(tuning):
+    """No label has a second item from which the odds could be learnt."""
+    rng = np.random.default_rng(0)
+    gallery = rng.standard_normal((200, 16))
+    known = rng.integers(200, size=400)
+    strange = np.arange(400) % 3 == 0
+    asked = gallery[known] + 0.3 * rng.standard_normal((400, 16))
+    asked[strange] = rng.standard_normal((strange.sum(), 16))
+    retriever = rcir.Retriever.from_embeddings(gallery, labels=np.arange(200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        retriever.calibrate(asked, np.where(strange, 1000 + known, known), tuning=tuning)
+    sizes = np.array([one.size for one in retriever.retrieve(asked, 0.3, DELTA, beta=0.3)])
+    assert (sizes[strange] > 0).mean() <= 0.3
+    assert (sizes[~strange] > 0).mean() > 0.8
+
+
+def test_probabilities_are_those_of_queries_that_get_a_set():
+    """Where most unknown queries are rejected, a set holds a match more often than without beta."""
+    retriever = calibrated(tuning="queries")
+    plain, with_beta = (
+        [one for one in retriever.retrieve(ASKED, **options) if one.size]
+        for options in ({"alpha": 0.8, "delta": DELTA}, {"alpha": 0.6, "delta": DELTA, "beta": 0.6})
+    )
+    means = [np.mean([one.match_probability for one in each]) for each in (plain, with_beta)]
+    assert means[1] > means[0]

@@ -45,7 +45,7 @@ def test_both_numbers_of_errors_are_the_largest_that_scipy_allows(queries):
 
 
 def test_queries_with_a_match_can_be_counted_alone(queries):
-    certificate = certify(make_request(ALPHA, DELTA, queries="matchable"), queries)
+    certificate = certify(make_request(ALPHA, DELTA, counted="matchable"), queries)
     assert certificate == certify(make_request(ALPHA, DELTA), queries[:N])
     assert certificate.acceptance_threshold is None
 
@@ -146,3 +146,37 @@ def test_recall_counts_rejected_queries_as_without_any_match(queries):
     assert lost.mean() < 0.7
     with pytest.raises(RiskUnattainable):  # sets of all candidates hold half of the matches
         certify(make_request(1 - accepted[:N].mean() / 2, DELTA, beta=BETA, risk="recall"), several)
+
+
+def test_any_mix_needs_queries_of_both_kinds_in_every_group(queries):
+    groups = np.where(np.arange(len(queries)) < N, "ab", "a").astype("U1")
+    groups[:10] = "b"  # has no query without a match
+    grouped = in_population(queries, groups=groups)
+    with pytest.raises(InvalidConfig, match="'b' is one without"):
+        certify(make_request(ALPHA, DELTA, beta=BETA, mix="any"), grouped)
+    certify(make_request(ALPHA, DELTA, counted="matchable"), grouped)
+    groups[N:] = "c"
+    with pytest.raises(InvalidConfig, match="'c' is one with"):
+        certify(
+            make_request(0.5, DELTA, counted="matchable", mix="any"),
+            in_population(queries, groups=groups),
+        )
+
+
+def test_shares_of_groups_do_not_count_queries_with_a_match_alone():
+    with pytest.raises(InvalidConfig, match="shares of groups"):
+        make_request(ALPHA, DELTA, counted="matchable", mix={"a": 1.0})
+
+
+def test_a_refused_beta_names_the_smallest_that_is_certified(queries):
+    with pytest.raises(RiskUnattainable, match="without a match") as refused:
+        certify(make_request(0.9, DELTA, beta=0.01), queries)
+    assert refused.value.minimum_alpha is None
+    smallest = float(re.search(r"beta >= ([\d.]+)", str(refused.value))[1])
+    certify(make_request(0.95, DELTA, beta=smallest), queries)
+    assert 1 - smallest == pytest.approx((DELTA / 2) ** (1 / STRANGERS), abs=1e-4)
+
+
+def test_a_tuning_split_without_matches_refuses_nothing(queries):
+    certify(make_request(ALPHA, DELTA, beta=BETA), queries, queries[N:])
+    certify(make_request(ALPHA, DELTA, counted="matchable"), queries, queries[N:])

@@ -1,5 +1,7 @@
 """Probabilities of items and sets: calibrated on held-out queries, never 0 or 1."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
@@ -46,7 +48,7 @@ def answers(calibration, tuning, test, **request):
     guarantee = rule.guarantee(request)
     ranking = Ranking(test.scores, test.selection_score)
     sizes = test.sizes(guarantee.threshold)
-    items, sets = rule.match_probabilities(request).of_sets(ranking, sizes, guarantee)
+    items, sets = rule.match_probabilities(guarantee).of_sets(ranking, sizes, guarantee)
     row, rank = cells_of(sizes)
     return items, test.relevant[row, rank], sets, test.match_rank <= sizes
 
@@ -183,8 +185,11 @@ def test_new_labels_count_each_label_once_and_a_group_counts_alone():
     )
     rule = SetRule(Constant(), queries[:1], queries)  # of the tuning split, one true match
 
+    certified = rule.guarantee(make_request(0.9, 0.1))
+
     def first(**request):
-        probabilities = rule.match_probabilities(make_request(0.1, 0.1, **request))
+        guarantee = replace(certified, request=make_request(0.9, 0.1, **request))
+        probabilities = rule.match_probabilities(guarantee)
         return probabilities.first(np.zeros(1))[0]
 
     assert first() == pytest.approx(32 / 43)
@@ -202,6 +207,6 @@ def test_a_query_without_an_answer_does_not_count_for_sets():
     assert 0.05 < answered.mean() < 0.9
     ranking = Ranking(test.scores, test.selection_score)
     sizes = answered.astype(np.int64)
-    items, sets = rule.match_probabilities(request).of_sets(ranking, sizes, guarantee)
+    items, sets = rule.match_probabilities(guarantee).of_sets(ranking, sizes, guarantee)
     assert calibration_error(sets[answered], test.relevant[answered, 0]) < 0.02
     np.testing.assert_allclose(items, sets[answered], atol=0.03)

@@ -630,6 +630,10 @@ def test_misses_without_a_label_calibrate_as_queries_that_match_nothing(
     assert missed.mean() > 1.3 * ALPHA
     with pytest.raises(RiskUnattainable):
         loaded.guarantee(ALPHA, DELTA)
+    loaded.recalibrate()
+    for options in ({"counted": "matchable"}, {"beta": 0.9}):  # such misses may have a match
+        with pytest.raises(InvalidConfig, match="unlabelled_misses"):
+            loaded.guarantee(0.5, DELTA, **options)
 
 
 def test_feedback_certifies_rules_that_the_gallery_tuned(tmp_path, file):

@@ -90,7 +90,7 @@ def test_a_limit_fitted_on_the_tuning_split_would_be_noticed(population, excess)
         tuning, rest = calibration[: N // 2], calibration[N // 2 :]
         limit = np.quantile(tuning.acceptance[~tuning.matchable], 1 - BETA)
         served = reject(matchable_queries(rest), limit)
-        closed = replace(REQUEST, beta=None, queries="all", delta=DELTA / 2)
+        closed = replace(REQUEST, beta=None, counted="all", delta=DELTA / 2)
         return replace(certify(closed, served), acceptance_threshold=float(limit))
 
     exceeded = violations(population, certified)
@@ -98,7 +98,7 @@ def test_a_limit_fitted_on_the_tuning_split_would_be_noticed(population, excess)
 
 
 def test_queries_with_a_match_can_be_counted_alone(population, excess):
-    request = make_request(0.1, DELTA, queries="matchable")
+    request = make_request(0.1, DELTA, counted="matchable")
     matched = population[population.matchable]
     missed = [
         (matched.match_score > widen(certify(request, each).threshold)).mean() > 0.1
