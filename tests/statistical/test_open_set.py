@@ -89,7 +89,7 @@ def test_a_limit_fitted_on_the_tuning_split_would_be_noticed(population, excess)
     def certified(calibration):
         tuning, rest = calibration[: N // 2], calibration[N // 2 :]
         limit = np.quantile(tuning.acceptance[~tuning.matchable], 1 - BETA)
-        served = reject(matchable_queries(rest), limit)
+        served = reject(matchable_queries(REQUEST, rest), limit)
         closed = replace(REQUEST, beta=None, counted="all", delta=DELTA / 2)
         return replace(certify(closed, served), acceptance_threshold=float(limit))
 
