@@ -159,8 +159,8 @@ def _open_set(evaluation: Evaluation) -> list[str]:
     if unknown is not None and unknown.trade_off:
         pairs = ", ".join(f"{row.beta:g} with {row.alpha:.3g}" for row in unknown.trade_off)
         sentences.append(
-            "Queries without a match get no set by request of a beta. Certified, each by itself, "
-            f"beta with the smallest alpha: {pairs}."
+            "With a beta, all but this share of the queries without a match get no set. Certified, "
+            f"each pair by itself, beta with the smallest alpha: {pairs}."
         )
     return sentences
 
