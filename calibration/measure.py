@@ -29,7 +29,7 @@ from rcir.risk import (
     risk_interval,
     score,
 )
-from rcir.risk.balance import thresholds_of
+from rcir.risk.balance import bins_of, thresholds_of
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct
 from rcir.risk.results import widen
@@ -225,11 +225,11 @@ def _bins(
     certified: Guarantee, queries: ScoredResults
 ) -> Iterator[tuple[float, NDArray[np.bool_]]]:
     """Yield threshold and rows of each bin that holds queries; of one bin without `balance`."""
-    thresholds = np.broadcast_to(
-        thresholds_of(certified.certificate, queries.uncertainty), len(queries)
-    )
-    for threshold in certified.certificate.thresholds or [certified.threshold]:
-        if (rows := thresholds == threshold).any():
+    certificate = certified.certificate
+    thresholds = certificate.thresholds or (certificate.threshold,)
+    in_bin = bins_of(queries.require("uncertainty"), np.array(certificate.cuts))
+    for number, threshold in enumerate(thresholds):
+        if (rows := in_bin == number).any():
             yield threshold, rows
 
 

@@ -55,7 +55,7 @@ class OpenSet:
 def measure_open_set(splits: SearchedSplits, delta: float) -> OpenSet | None:
     """Measure pairs of alpha and beta on the test queries.
 
-    None if every calibration query has a match, or the queries are items of the gallery.
+    None if every calibration query has a match, or it is not known which have.
     """
     calibration, test = splits.retriever.require_calibration(), splits.scored_test
     if calibration.acceptance is None:

@@ -2,7 +2,7 @@
 
 `Items` is what they see of a gallery, and `Moments` are its means and covariances. `Discriminants`
 compares a query with the means of labels, `Removal` without some items; `Neighbours` with items;
-`KnownLabels` tells whether it has any of these labels.
+`KnownLabels` weighs these labels against a new one.
 """
 
 from __future__ import annotations

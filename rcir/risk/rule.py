@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
-from rcir.metrics.labels import UNMATCHED
 from rcir.risk.balance import thresholds_of
 from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify, check_depths
@@ -183,8 +182,6 @@ def _accepted(queries: ScoredResults, limit: float) -> ScoredResults | None:
 
 
 def _number_of_labels(population: Population) -> int | None:
-    """Return the number of known labels; None if some query has no known, single label."""
+    """Return the number of labels; None if some query has no known, single label."""
     labels = population.single_labels
-    if labels is None or (labels == UNMATCHED).any():
-        return None
-    return len(np.unique(labels))
+    return None if labels is None else len(np.unique(labels))
