@@ -78,7 +78,7 @@ def fit_acceptance(
     """
     splits = [with_uncertainty(searcher, split, UNCERTAINTY) for split in splits]
     known = None
-    if model is not None and model.discriminants is not None:
+    if model is not None and model.discriminants is not None and searcher.gallery.keys is None:
         known = KnownLabels.fit(model.discriminants)
     for split in splits:
         matchable = split.n_relevant > 0

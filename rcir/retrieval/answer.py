@@ -18,6 +18,7 @@ from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
 from rcir.risk import Guarantee, Request, SearchResults
+from rcir.risk.options import Key
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
 
@@ -239,7 +240,7 @@ class State:
         if many and not len(queries):
             return []
         answers: list[Retrieval] = []
-        for results, ranking, sizes in self._sets(queries, guarantee, **described):
+        for results, ranking, sizes in self._sets(queries, guarantee, request.key, **described):
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
@@ -258,7 +259,9 @@ class State:
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        for results, ranking, largest in self._sets(queries, strictest, **described):
+        for results, ranking, largest in self._sets(
+            queries, strictest, requests[0].key, **described
+        ):
             sizes = [sizes_of(ranking, each) for each in guarantees]
             probabilities = [
                 calibration.match_probabilities(ranking, by_query, each)[1]
@@ -271,12 +274,19 @@ class State:
         return answers
 
     def _sets(
-        self, queries: Any, guarantee: Guarantee, **described: Any
+        self, queries: Any, guarantee: Guarantee, key: Key, **described: Any
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
-        """Yield search results, ranking and set sizes of queries, batch by batch."""
+        """Yield search results, ranking and set sizes of queries, batch by batch.
+
+        `key` is that of the request, see `rcir.risk.options`.
+        """
         request = guarantee.request
         calibration = self.require_calibration()
         prepared = self.searcher.prepare(queries, **described)
+        if key is not None:
+            prepared = prepared.with_keys(key)
+        self.searcher.require_keys(prepared)
+        calibration.require_known_parts(self.searcher, prepared)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for rows in search_batches(*prepared.vectors.shape):

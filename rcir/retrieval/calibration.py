@@ -199,6 +199,27 @@ class Calibration:
         """The options that every request needs."""
         return {"anytime": self.sequential}
 
+    def require_known_parts(self, searcher: Searcher, queries: Queries) -> None:
+        """Raise `InvalidData` for queries of parts without calibration queries.
+
+        Clusters that are the parts cover new ones, drawn like these.
+        """
+        known, clusters = (
+            self.calibration_queries.keys,
+            self.calibration_queries.population.clusters,
+        )
+        if queries.keys is None or known is None:
+            return
+        if clusters is not None and np.array_equal(clusters, known):
+            return
+        if len(new := np.setdiff1d(queries.keys, known)):
+            key, names = searcher.options.key, ", ".join(map(repr, new[:3].tolist()))
+            raise InvalidData(
+                f"no calibration query has the {key} {names}, and the guarantee is for those that "
+                f"calibrated: calibrate with queries of this {key}, or pass {key}s as clusters, "
+                "which covers new ones"
+            )
+
     @cached_property
     def labels(self) -> NDArray[np.int64] | None:
         """The labels of the calibration queries, ascending; None if they have no single label."""
@@ -376,6 +397,7 @@ class Calibration:
         Raises `InvalidConfig` or `InvalidRiskLevel` for an impossible request, `RiskUnattainable`
         if nothing certifies it.
         """
+        request = replace(request, key=None)  # it covers queries of all parts that calibrated
         guarantee = self._guarantees.get(request)
         if guarantee is None:
             cluster = self.miss_rule.evidence.population.cluster_word
@@ -418,7 +440,7 @@ class Calibration:
 
     def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""
-        return request in self._guarantees
+        return replace(request, key=None) in self._guarantees
 
     def match_probabilities(
         self, ranking: Ranking, sizes: NDArray[np.int64], guarantee: Guarantee

@@ -33,6 +33,7 @@ DTYPES: Mapping[str, Any] = {
     "uncertainty": np.float64,
     "digests": bytes,
     "clusters": str,
+    "keys": str,
 }
 
 
@@ -50,6 +51,8 @@ class Gallery:
         items: embeddings, for an encoder that re-ranks with them; or None.
         clusters: (n,) strings, the cluster of each item, such as the moment in which photographs
             were taken; or None if the items are independent.
+        keys: (n,) strings, the part of each item, such as a site or a tenant: a query is searched
+            in the part that it names; or None if each query is searched in all items.
 
     Raises:
         InvalidData: lengths differ, or norms or uncertainties are not finite numbers.
@@ -62,6 +65,7 @@ class Gallery:
     digests: NDArray[np.bytes_] | None = None
     items: Embedding | None = None
     clusters: Annotated[NDArray[np.str_], Array(1)] | None = None
+    keys: Annotated[NDArray[np.str_], Array(1)] | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in DTYPES.items():
@@ -159,15 +163,82 @@ class Gallery:
 
     @cached_property
     def by_label(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The labels in ascending order, and the position of each item in that order."""
+        """The labels in ascending order, and the position of each item in that order.
+
+        Items of one label are in the order of their keys.
+        """
         assert self.labels is not None
-        order = np.argsort(self.labels, kind="stable")
+        order = np.lexsort((self._numbered_keys[1], self.labels))
         return self.labels[order], order
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:
         """The different labels (L,), ascending."""
         return np.unique(self.by_label[0])
+
+    @cached_property
+    def _numbered_keys(self) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+        """The different keys, ascending, and the number (n,) of that of each item."""
+        keys = np.zeros(len(self), "U1") if self.keys is None else self.keys
+        names, numbers = np.unique(keys, return_inverse=True)
+        return names, numbers.astype(np.int64)
+
+    @property
+    def parts(self) -> list[str]:
+        """The different keys of the items, ascending; empty without keys."""
+        return [] if self.keys is None else self._numbered_keys[0].tolist()
+
+    def part(self, key: str) -> NDArray[np.int64]:
+        """Return the positions (m,) of the items with a key, ascending."""
+        return np.flatnonzero(self.keys == key)
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """(n,) numbers, equal for items that have the same label and the same key."""
+        return self._kinds(self.labels, self._numbered_keys[1])
+
+    def _kinds(self, labels: Any, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        codes = np.searchsorted(self.classes, labels)
+        return np.asarray(codes * len(self._numbered_keys[0]) + keys, np.int64)
+
+    def of_labels(
+        self, labels: NDArray[np.int64], keys: NDArray[np.str_] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first place in `by_label` of the items with labels (n, m), and their number.
+
+        `keys` (n,) restrict the items of each row to one part.
+        """
+        if keys is None:
+            ascending = self.by_label[0]
+            first = np.searchsorted(ascending, labels)
+            return first, np.searchsorted(ascending, labels, "right") - first
+        numbers = np.searchsorted(self._numbered_keys[0], keys)
+        ascending, kinds = self._ascending_kinds, self._kinds(labels, numbers[:, None])
+        first = np.searchsorted(ascending, kinds)
+        return first, np.searchsorted(ascending, kinds, "right") - first
+
+    @cached_property
+    def _ascending_kinds(self) -> NDArray[np.int64]:
+        return self.kinds[self.by_label[1]]
+
+    def has_label(
+        self, keys: NDArray[np.str_], left_out: NDArray[np.int64] | None
+    ) -> NDArray[np.bool_]:
+        """(n, L) True where the part with a key (n,) has an item of a label, in ascending order.
+
+        `left_out` are units (n,) whose items do not count, -1 for none.
+        """
+        labels: Any = self.labels
+        codes = np.searchsorted(self.classes, labels)
+        counts = np.empty((len(keys), len(self.classes)), np.int32)
+        for key in np.unique(keys):
+            counts[keys == key] = np.bincount(codes[self.part(key)], minlength=len(self.classes))
+        if left_out is not None:
+            items = self.members(left_out)
+            assert self.keys is not None
+            row, column = np.nonzero((items >= 0) & (self.keys[items] == keys[:, None]))
+            np.subtract.at(counts, (row, codes[items[row, column]]), 1)
+        return counts > 0
 
     def members(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions (n, `largest_unit`) of the items of units (n,), then -1."""
@@ -215,6 +286,8 @@ class Gallery:
             arrays = arrays | {"norms": self.norms}
         if self.clusters is not None:
             arrays = arrays | {"units": self.units}  # cluster names do not affect answers
+        if self.keys is not None:
+            sha256.update(json.dumps(self.keys.tolist()).encode())
         for name, values in arrays.items():
             sha256.update(name.encode() + values.tobytes())
         return sha256.hexdigest()
@@ -242,6 +315,7 @@ class Gallery:
             if self.items is None or others.items is None
             else Embedding.concatenate([self.items, others.items]),
             clusters=both("clusters"),
+            keys=both("keys"),
         )
 
     def subset(self, rows: NDArray[np.int64]) -> Gallery:

@@ -40,17 +40,21 @@ def fit_label_model(searcher: Searcher, held_out: LabelledResults | None) -> Lab
     if held_out is not None:
         positions = held_out.results.require("positions")[rows >= 0]
     elif len(rows):
-        units = searcher.gallery.units[rows]
-        positions = searcher.nearest(items.vectors_at(rows), left_out=units)[1]
+        units, keys = searcher.gallery.units[rows], searcher.gallery.keys
+        part = None if keys is None else keys[rows]
+        positions = searcher.nearest(items.vectors_at(rows), left_out=units, keys=part)[1]
     else:
         positions = np.empty((0, searcher.depth), np.int64)
     return LabelModel.fit(items, rows[rows >= 0], positions)
 
 
 def draw_items(searcher: Searcher) -> NDArray[np.int64]:
-    """Return positions of items that can stand for queries: their label has other items."""
-    assert searcher.labels is not None
-    _, number, counts = np.unique(searcher.labels, return_inverse=True, return_counts=True)
+    """Return positions of items that can stand for queries: their label has other items.
+
+    With keys these are of the same part.
+    """
+    kinds = searcher.gallery.kinds
+    _, number, counts = np.unique(kinds, return_inverse=True, return_counts=True)
     return np.random.default_rng(0).permutation(np.flatnonzero(counts[number] > 1))[:HELD_OUT]
 
 
@@ -70,14 +74,22 @@ def rank_labels(
         return _label(results, rank_labels(searcher, model, results.results, up_to))
     if model is None:
         p = np.maximum(results.require("queries").probabilities, np.finfo(np.float32).tiny)
-        return order_labels(results, searcher.gallery.classes, np.log(p, dtype=np.float64), up_to)
-    log_probabilities = model.log_probabilities(
-        _items(searcher),
-        results.require("vectors").astype(np.float64),
-        results.require("positions"),
-        results.left_out,
-    )
-    return order_labels(results, model.labels, log_probabilities, up_to)
+        labels, log_probabilities = searcher.gallery.classes, np.log(p, dtype=np.float64)
+    else:
+        labels = model.labels
+        log_probabilities = model.log_probabilities(
+            _items(searcher),
+            results.require("vectors").astype(np.float64),
+            results.require("positions"),
+            results.left_out,
+        )
+    keys = results.require("queries").keys
+    if keys is not None:  # labels of other parts cannot match
+        possible = searcher.gallery.has_label(keys, results.left_out)
+        log_probabilities = np.where(possible, log_probabilities, -np.inf)
+        total = np.logaddexp.reduce(log_probabilities, axis=1, keepdims=True)
+        log_probabilities -= np.where(total > -np.inf, total, 0)
+    return order_labels(results, labels, log_probabilities, up_to)
 
 
 def order_labels(
@@ -148,6 +160,8 @@ def nearest_of_labels(
         around = np.tile(items, (len(chosen), 1))
         if left_out is not None:
             around[searcher.gallery.units[items] == left_out[rows[chosen], None]] = -1
+        if queries.keys is not None and searcher.gallery.keys is not None:
+            around[searcher.gallery.keys[items] != queries.keys[rows[chosen], None]] = -1
         if searcher.reranks(queries):
             far, around = searcher.rerank(queries[rows[chosen]], around)
         else:
@@ -193,11 +207,11 @@ def _listed(
 
     Of labels with more items than there is room for, the candidates are listed, and some others.
     """
-    ascending, by_label = searcher.gallery.by_label
+    by_label, keys = searcher.gallery.by_label[1], results.require("queries").keys
     classes, labels = searcher.gallery.classes, ranked.require("labels")
     left_out = results.left_out
-    first = np.searchsorted(ascending, labels)
-    counts = np.where(ranked.is_candidate, np.searchsorted(ascending, labels, "right") - first, 0)
+    first, counts = searcher.gallery.of_labels(labels, keys)
+    counts = np.where(ranked.is_candidate, counts, 0)
     room = results.depth + (searcher.gallery.largest_unit if left_out is not None else 0)
     taken = np.clip(room - np.cumsum(counts, axis=1) + counts, 0, counts).ravel()
     cells = np.repeat(np.arange(labels.size), taken)

@@ -24,6 +24,7 @@ from rcir.stored_vectors import StoredVectors, batches
 Metric = Literal["cosine", "euclidean"]
 Clusters = Literal["none", "found", "passed"]
 MOMENT = "moment"  # what the clusters of a gallery are that are found
+KEY = "key"  # what a part of a gallery is, unless it is named
 MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2^-24 of a number
 
 
@@ -41,6 +42,7 @@ class VectorOptions:
         clusters: with leave_one_out, where the clusters of the gallery's items come from: "found"
             by `rcir.data.bursts`, "passed", or "none".
         cluster: what a cluster is, such as "moment" or "encounter".
+        key: what a part of the gallery is, such as "site", if queries are searched in one part.
     """
 
     metric: Metric = "euclidean"
@@ -48,6 +50,7 @@ class VectorOptions:
     leave_one_out: bool = False
     clusters: Clusters = "none"
     cluster: str = MOMENT
+    key: str = KEY
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leave_one_out", bool(self.leave_one_out))
@@ -62,7 +65,8 @@ class VectorOptions:
         object.__setattr__(self, "metric", str(self.metric))
         if self.model is not None:
             object.__setattr__(self, "model", require_text("model", self.model))
-        object.__setattr__(self, "cluster", require_text("cluster", self.cluster))
+        for name in ("cluster", "key"):
+            object.__setattr__(self, name, require_text(name, getattr(self, name)))
 
     @property
     def left_out(self) -> str | None:
@@ -179,6 +183,7 @@ class Queries:
         population: their digests, labels, groups and clusters, see `with_population`; n
             independent queries by default.
         probabilities: (n, L) of the gallery's labels, by a model of the user's own.
+        keys: (n,) the part of the gallery that each is searched in, see `Gallery.keys`.
 
     Raises:
         InvalidData: lengths differ, or an uncertainty is NaN or infinite.
@@ -191,6 +196,7 @@ class Queries:
     relevance: Relevance | None = None
     population: Population = INDEPENDENT
     probabilities: Annotated[NDArray[np.float32], Array(2)] | None = None
+    keys: Annotated[NDArray[np.str_], Array(1)] | None = None
 
     def __post_init__(self) -> None:
         set_population(self)
@@ -275,6 +281,11 @@ class Queries:
             )
         return replace(self, probabilities=table.astype(np.float32))
 
+    def with_keys(self, key: str | Sequence[str]) -> Queries:
+        """Return the queries with one key for all, or with one for each."""
+        keys = [key] * len(self) if isinstance(key, str) else key
+        return replace(self, keys=as_names(keys, "keys"))
+
     @staticmethod
     def joined(parts: Sequence[Queries]) -> Queries:
         """Return the queries of several parts, one after the other."""
@@ -312,7 +323,8 @@ def require_alike(queries: Queries, others: Queries) -> None:
     """Raise `InvalidData` unless queries come with uncertainties, or label probabilities, if and
     only if those of the calibration do.
     """
-    for name, what in (("uncertainty", "uncertainties"), ("probabilities", "label probabilities")):
+    kinds = {"uncertainty": "uncertainties", "probabilities": "label probabilities", "keys": "keys"}
+    for name, what in kinds.items():
         known = getattr(others, name) is not None
         if known != (getattr(queries, name) is not None):
             word = "with" if known else "without"

@@ -53,7 +53,8 @@ def cosine_uncertainty(searcher: Searcher, results: SearchResults) -> NDArray[np
     """Return one minus the cosine to the nearest item, (n,)."""
     vectors = results.require("vectors")
     if searcher.gallery.items is not None:  # after re-ranking, the nearest item may not be first
-        return searcher.nearest(vectors, 1, results.left_out)[2]
+        keys = results.require("queries").keys
+        return searcher.nearest(vectors, 1, results.left_out, keys)[2]
     nearest = searcher.gallery.norms[results.require("positions")[:, 0]]
     return one_minus_cosine(results.require("distances")[:, 0], lengths(vectors), nearest)
 

@@ -39,7 +39,14 @@ from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrat
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
-from rcir.retrieval.queries import Metric, Queries, VectorOptions, require_digits
+from rcir.retrieval.queries import (
+    KEY,
+    Metric,
+    Queries,
+    VectorOptions,
+    as_names,
+    require_digits,
+)
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.tuning import (
     CalibrationKeywords,
@@ -158,6 +165,8 @@ class Retriever:
         clusters: ArrayLike | Literal["auto"] | None = "auto",
         cluster: str = "cluster",
         times: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
+        key: str = KEY,
     ) -> Self:
         """Index precomputed embeddings; the result still has to be calibrated.
 
@@ -181,9 +190,14 @@ class Retriever:
             cluster: what a cluster is, such as "encounter".
             times: for "auto", (n,) capture times, see `rcir.data.bursts.as_seconds`: photographs of
                 one label that follow each other within a minute are of one moment, too.
+            keys: (n,) the part of the gallery that each item is in, such as a site or a tenant.
+                Each query then names its part, and only items of this part are candidates and
+                matches, in calibration and in use. Parts are searched exactly and in memory.
+            key: what a part is, such as "site".
 
         Raises:
-            InvalidData: vectors, ids, labels, uncertainties, clusters or times are unsuitable.
+            InvalidData: vectors, ids, labels, uncertainties, clusters, times or keys are
+                unsuitable.
 
         Example:
             >>> import rcir
@@ -192,7 +206,7 @@ class Retriever:
             >>> retriever.search(vectors[:2]).positions[:, 0]
             array([0, 1])
         """
-        options = VectorOptions(metric, model, leave_one_out)
+        options = VectorOptions(metric, model, leave_one_out, key=key)
         prepared = options.prepare(vectors)
         if not len(prepared):
             raise InvalidData("the gallery is empty: pass at least one vector")
@@ -211,6 +225,7 @@ class Retriever:
             uncertainty=options.uncertainties(uncertainty),
             digests=digests(prepared),
             clusters=item_clusters,
+            keys=None if keys is None else as_names(keys, "keys"),
         )
         unbuilt = cast("Index", UnbuiltIndex(*prepared.shape))  # the parts are checked first
         searcher = Searcher(
@@ -287,6 +302,7 @@ class Retriever:
         *,
         model: str | None = None,
         clusters: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
     ) -> None:
         """Add items to the gallery; a calibration is then stale, see `Retriever.recalibrate`.
 
@@ -302,6 +318,7 @@ class Retriever:
             model: name of the model that embedded the vectors, see `VectorOptions`.
             clusters: (n,) the cluster of each item, if and only if those of the gallery were
                 passed; moments that were found are found anew.
+            keys: (n,) the part of each item, if and only if the gallery has keys.
 
         Raises:
             InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
@@ -312,7 +329,13 @@ class Retriever:
         with self._no_other_change_of_a_table():
             before = self._state
             searcher = before.searcher.with_items(
-                images, ids, labels, uncertainty=uncertainty, model=model, clusters=clusters
+                images,
+                ids,
+                labels,
+                uncertainty=uncertainty,
+                model=model,
+                clusters=clusters,
+                keys=keys,
             )
             self._replace(before, State(searcher, before.calibration))
         self._state.warn_of_new_labels()
@@ -457,6 +480,7 @@ class Retriever:
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
     ) -> Queries:
         """Return labelled vectors as queries for `search_labelled`.
 
@@ -477,6 +501,8 @@ class Retriever:
                 on none of these queries; each row sums to 1. They size sets in place of a model of
                 the gallery's labels, and all later queries need them. Columns of a table are
                 named after the labels, in any order, or numbered from 0 in the order of `classes`.
+            keys: (n,) the part of the gallery that each is searched in, if and only if the gallery
+                has keys; the groups of the queries, unless others are passed.
 
         Raises:
             InvalidConfig: probabilities cannot size sets of this gallery.
@@ -493,6 +519,7 @@ class Retriever:
                 clusters=clusters,
                 cluster=cluster,
                 probabilities=probabilities,
+                keys=keys,
             )
             if searcher is before.searcher:
                 return queries
@@ -513,6 +540,7 @@ class Retriever:
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
@@ -526,7 +554,7 @@ class Retriever:
                 its own search, and all queries calibrate. "auto": "gallery" for queries without
                 clusters if its items can tune, and either their labels size the sets or there are
                 fewer than 200 queries; else "queries".
-            uncertainty, model, groups, clusters, cluster, probabilities: of the vectors, see
+            uncertainty, model, groups, clusters, cluster, probabilities, keys: of the vectors, see
                 `labelled`.
             score_function, options: see `calibrate_splits`.
 
@@ -554,6 +582,7 @@ class Retriever:
             clusters=clusters,
             cluster=cluster,
             probabilities=probabilities,
+            keys=keys,
         )
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
         split = searcher.search_labelled(calibrated)
@@ -676,6 +705,7 @@ class Retriever:
         *,
         distinct: Distinct = None,
         group: str | None = None,
+        key: str | Sequence[str] | None = None,
         uncertainty: Floats | None = None,
         model: str | None = None,
         probabilities: ArrayLike | None = None,
@@ -687,7 +717,7 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, distinct, group, uncertainty, model, probabilities: as for `retrieve`.
+            delta, distinct, group, key, uncertainty, model, probabilities: as for `retrieve`.
 
         Raises:
             InvalidConfig: queries were added to the calibration (`extend_calibration`).
@@ -702,7 +732,7 @@ class Retriever:
             ((0.05, 0.1, 0.2), True)
         """
         requests = [
-            make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True)
+            make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True, key=key)
             for alpha in sorted(check_levels(alphas))
         ]
         return self._state.answer_at_levels(
@@ -780,6 +810,7 @@ class Retriever:
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
@@ -794,8 +825,8 @@ class Retriever:
                 for a query whose true matches are unknown yet, up to a limit that is fixed
                 beforehand, and then add it as one that matches nothing. Queries by which this
                 retriever was chosen among others must not be added.
-            labels, uncertainty, model, groups, clusters, cluster, probabilities: of the vectors,
-                see `labelled`.
+            labels, uncertainty, model, groups, clusters, cluster, probabilities, keys: of the
+                vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
 
@@ -829,6 +860,7 @@ class Retriever:
                 clusters=clusters,
                 cluster=cluster,
                 probabilities=probabilities,
+                keys=keys,
             )
             queries = searcher.search_labelled(labelled)
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))

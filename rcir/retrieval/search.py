@@ -21,10 +21,13 @@ from rcir.index import (
     DEPTH,
     Index,
     IsRemote,
+    Neighbours,
     UnbuiltIndex,
+    build_index,
     check_depth,
     check_shape,
     lengths,
+    no_neighbours,
     one_minus_cosine,
 )
 from rcir.metrics.labels import NO_CANDIDATE, VOTERS
@@ -51,7 +54,7 @@ NO_ENCODER = (
     "the model that embedded the gallery"
 )
 MAX_BATCH_POSITIONS = 2**22  # positions of items that are left out
-NOT_SEARCHED = {"label_names", "_fingerprints"}  # fields of a searcher
+NOT_SEARCHED = {"label_names", "_fingerprints", "_parts"}  # fields of a searcher
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
 
@@ -81,6 +84,9 @@ class Searcher:
     options: VectorOptions = field(default_factory=VectorOptions)
     label_names: Mapping[int, str] = field(default_factory=dict)
     _fingerprints: Fingerprints = field(default_factory=Fingerprints, init=False, repr=False)
+    _parts: dict[str, tuple[NDArray[np.int64], Index]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if (self.encoder is None) != (self.preprocessing is None):
@@ -114,6 +120,7 @@ class Searcher:
         *,
         model: str | None = None,
         clusters: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
     ) -> Searcher:
         """Return the search of this gallery with further items, see `Retriever.add`.
 
@@ -138,6 +145,12 @@ class Searcher:
                 if clusters is None
                 else "the gallery was built without clusters: add the items without them, too"
             )
+        if (keys is None) != (self.gallery.keys is None):
+            raise InvalidData(
+                f"pass the {self.options.key} of each item to add (keys)"
+                if keys is None
+                else "the gallery was built without keys: add the items without them, too"
+            )
         item_clusters = None if clusters is None else as_names(clusters, "clusters")
         if self.options.clusters == "found":
             item_clusters = digests(queries.vectors).astype(str)  # until moments are found below
@@ -150,6 +163,7 @@ class Searcher:
                 digests=None if self.gallery.digests is None else queries.digests,
                 items=queries.embedding,
                 clusters=item_clusters,
+                keys=None if keys is None else as_names(keys, "keys"),
             )
         )
         if self.options.clusters == "found" and not isinstance(self.index, UnbuiltIndex):
@@ -237,6 +251,7 @@ class Searcher:
         vectors: NDArray[np.float32],
         depth: int | None = None,
         left_out: NDArray[np.int64] | None = None,
+        keys: NDArray[np.str_] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
         """Return the nearest gallery items of vectors.
 
@@ -245,6 +260,7 @@ class Searcher:
             depth: number of candidates; by default `self.depth`.
             left_out: (n,) units of the gallery that are left out, -1 for none; by default that of
                 the gallery item with exactly the same vector with leave_one_out, and else none.
+            keys: (n,) parts of the gallery that are searched, see `Gallery.keys`; None for all.
 
         Returns:
             L2 distances and positions, each (n, depth), nearest first; and one minus the cosine to
@@ -254,9 +270,10 @@ class Searcher:
         if left_out is None and self.options.leave_one_out:
             left_out = self.gallery.units_of(digests(vectors))
         if left_out is None:
-            distances, positions = self.index.search(vectors, depth)
+            distances, positions = self._neighbours(vectors, depth, keys)
         else:  # all queries search as deeply, so that an approximate index treats them alike
-            distances, positions = self.index.search(vectors, depth + self.gallery.largest_unit)
+            deeper = depth + self.gallery.largest_unit
+            distances, positions = self._neighbours(vectors, deeper, keys)
             is_left_out = self.gallery.units[positions] == left_out[:, None]
             is_left_out &= positions >= 0
             positions = np.where(is_left_out, -1, positions)
@@ -267,6 +284,26 @@ class Searcher:
             )
         norms = self.gallery.norms[positions[:, 0]]
         return distances, positions, one_minus_cosine(distances[:, 0], lengths(vectors), norms)
+
+    def _neighbours(
+        self, vectors: NDArray[np.float32], depth: int, keys: NDArray[np.str_] | None
+    ) -> Neighbours:
+        """Return distances and positions (n, depth) of the nearest items, in each part if keyed.
+
+        Parts are searched exactly, each in an index of its own, which is built when it is needed.
+        """
+        if keys is None:
+            return self.index.search(vectors, depth)
+        distances, positions = no_neighbours(len(vectors), depth)
+        for key in np.unique(keys).tolist():
+            if key not in self._parts:
+                items = self.gallery.part(key)
+                self._parts[key] = items, build_index(self.index.vectors_at(items))
+            items, index = self._parts[key]
+            rows = keys == key
+            distances[rows], found = index.search(vectors[rows], depth)
+            positions[rows] = np.where(found < 0, -1, items[found])
+        return distances, positions
 
     def units(self, queries: Queries) -> NDArray[np.int64] | None:
         """Return the unit (n,) of queries; those of one unit are not independent.
@@ -436,7 +473,15 @@ class Searcher:
             left_out: see `nearest`; by default `units_left_out`.
         """
         left_out = self.units_left_out(queries) if left_out is None else left_out
-        distances, positions, cosine = self.nearest(queries.vectors, left_out=left_out)
+        self.require_keys(queries)
+        distances, positions, cosine = self.nearest(
+            queries.vectors, left_out=left_out, keys=queries.keys
+        )
+        if queries.keys is not None and (alone := np.count_nonzero(positions[:, 0] < 0)):
+            raise InvalidData(
+                f"{alone} of {len(queries)} queries have no candidate: all items of their "
+                f"{self.options.key} are left out of their search. Leave out the {self.options.key}"
+            )
         if self.reranks(queries):
             distances, positions = self.rerank(queries, positions)
         uncertainty, votes = self.gallery.uncertainty, None
@@ -455,6 +500,20 @@ class Searcher:
             left_out=left_out,
             fingerprints=fingerprints,
         )
+
+    def require_keys(self, queries: Queries) -> None:
+        """Raise `InvalidData` unless queries have keys of the gallery, or neither has any."""
+        key, parts = self.options.key, self.gallery.parts
+        if (queries.keys is None) != (self.gallery.keys is None):
+            raise InvalidData(
+                f"the gallery is divided by {key}: pass the {key} of each query (key, or keys of "
+                "labelled ones)"
+                if queries.keys is None
+                else "the gallery was built without keys: query it without them, too"
+            )
+        if queries.keys is not None and len(unknown := np.setdiff1d(queries.keys, parts)):
+            names = ", ".join(map(repr, unknown[:3].tolist()))
+            raise InvalidData(f"no gallery item has the {key} {names}: add items with it first")
 
     def search_labelled(
         self,
@@ -507,6 +566,7 @@ class Searcher:
         clusters: ArrayLike | None = None,
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
     ) -> tuple[Queries, Searcher]:
         """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`.
 
@@ -521,9 +581,11 @@ class Searcher:
         embedded = self.prepare(queries, None, uncertainty, model, probabilities)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
+        if keys is not None:
+            embedded = replace(embedded, keys=as_names(keys, "keys"))
         labelled = embedded.with_population(
             relevance,
-            None if groups is None else as_names(groups, "groups"),
+            embedded.keys if groups is None else as_names(groups, "groups"),
             None if clusters is None else as_names(clusters, "clusters"),
             None if clusters is None else cluster,
         )
@@ -547,8 +609,8 @@ class Searcher:
         _require_queries(queries)
         relevance = self.gallery.relevance_for(queries.relevance)
         assert queries.relevance is not None
-        n_relevant = queries.relevance.totals(relevance)
         results = self.candidates(queries, self.fingerprints())
+        n_relevant = self._totals(queries, relevance)
         if self.options.leave_one_out:
             n_relevant = n_relevant - self._matches_left_out(queries, relevance)
         return LabelledResults(
@@ -558,6 +620,17 @@ class Searcher:
             one_label=self.labels is not None,
             population=self.options.as_evidence(queries.population),
         )
+
+    def _totals(self, queries: Queries, relevance: Relevance) -> NDArray[np.int64]:
+        """Return how many items match each query (n,), in the part that it is searched in."""
+        assert queries.relevance is not None
+        if queries.keys is None:
+            return queries.relevance.totals(relevance)
+        totals = np.zeros(len(queries), np.int64)
+        for key in np.unique(queries.keys).tolist():
+            rows, items = np.flatnonzero(queries.keys == key), self.gallery.part(key)
+            totals[rows] = queries.relevance.subset(rows).totals(relevance.subset(items))
+        return totals
 
     def units_left_out(self, queries: Queries) -> NDArray[np.int64] | None:
         """Return the unit (n,) that the search of each query leaves out, -1 for none."""
@@ -593,7 +666,10 @@ class Searcher:
             rows = np.arange(start, min(start + step, len(queries)))
             labels = queries[rows].relevance
             assert labels is not None
-            is_match = labels.matches(relevance, self.gallery.members(units[rows]))
+            items = self.gallery.members(units[rows])
+            is_match = labels.matches(relevance, items)
+            if queries.keys is not None and self.gallery.keys is not None:
+                is_match &= self.gallery.keys[items] == queries.keys[rows, None]
             counts[rows] = np.count_nonzero(is_match, axis=1)
         return counts
 

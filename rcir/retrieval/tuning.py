@@ -211,14 +211,15 @@ def search_items(searcher: Searcher, calibration: LabelledResults) -> LabelledRe
     rows = draw_items(searcher)
     if not len(rows):
         return None
-    _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    _, number, counts = np.unique(gallery.kinds, return_inverse=True, return_counts=True)
     stated = queries_of(calibration).uncertainty is not None
     uncertainty = gallery.uncertainty[rows] if stated and gallery.uncertainty is not None else None
     embedding = None if gallery.items is None else gallery.items[rows]
-    queries = Queries(searcher.index.vectors_at(rows), uncertainty, embedding=embedding)
+    keys = None if gallery.keys is None else gallery.keys[rows]
+    queries = Queries(searcher.index.vectors_at(rows), uncertainty, embedding=embedding, keys=keys)
     results = searcher.candidates(queries, searcher.fingerprints(), gallery.units[rows])
     copies = gallery.members(gallery.units[rows])
-    same = (labels[copies] == labels[rows, None]) & (copies >= 0)
+    same = (gallery.kinds[copies] == gallery.kinds[rows, None]) & (copies >= 0)
     return LabelledResults(
         results,
         relevant=results.require("labels") == labels[rows, None],

@@ -21,6 +21,7 @@ Distinct = Literal["label"] | None
 CountedQueries = Literal["all", "matchable"]
 QueryLabels = Literal["calibrated", "new", "any"]
 Balance = Literal["uncertainty"] | None
+Key = str | Sequence[str] | None
 
 
 class _Levels(TypedDict, total=False):
@@ -82,6 +83,11 @@ class RequestOptions(TypedDict, total=False):
         "Hold in each quarter of the uncertainty of queries by itself, instead of missing mostly "
         "uncertain ones; sets are larger.",
     ]
+    key: Annotated[
+        Key,
+        "Search only the part of the gallery with this key, such as a site; one for "
+        "all queries, or one for each. Required if and only if the gallery is divided by keys.",
+    ]
 
 
 class RequestKeywords(_Levels, RequestOptions, total=False):
@@ -101,6 +107,7 @@ DEFAULTS: RequestOptions = {
     "counted": "all",
     "beta": None,
     "balance": None,
+    "key": None,
 }
 OPTION_KINDS: Mapping[str, object] = get_type_hints(RequestOptions)
 

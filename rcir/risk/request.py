@@ -18,6 +18,7 @@ from rcir.risk.options import (
     Balance,
     CountedQueries,
     Distinct,
+    Key,
     QueryLabels,
     RequestKeywords,
     RequestOptions,
@@ -69,6 +70,7 @@ class Request:
         beta: share, in (0, 1), of the queries without a match in the gallery that may get a set;
             None if sets are never empty.
         balance: "uncertainty" if it holds in each quarter of the uncertainty.
+        key: the part of the gallery that queries are searched in, or that of each query.
 
     Raises:
         InvalidRiskLevel: alpha, beta or delta is not a number strictly between 0 and 1.
@@ -86,10 +88,13 @@ class Request:
     counted: CountedQueries = "all"
     beta: float | None = None
     balance: Balance = None
+    key: Key = None
 
     def __post_init__(self) -> None:
         kinds = {name: kind for name, kind in _kinds().items() if name not in ("levels", "delta")}
         require_kinds("request", kinds, {name: getattr(self, name) for name in kinds})
+        if self.key is not None and not isinstance(self.key, str):
+            object.__setattr__(self, "key", tuple(self.key))
         if not self.levels or (self.abstain and len(self.levels) > 1):
             raise InvalidConfig(
                 f"levels are {dict(self.levels)}: give a level of one risk, or of several without "
@@ -116,7 +121,7 @@ class Request:
 
     def __hash__(self) -> int:
         values = self.delta, self.groups, self.labels, self.holds, self.abstain, self.distinct
-        counted = self.max_size, self.counted, self.beta, self.balance
+        counted = self.max_size, self.counted, self.beta, self.balance, self.key
         return hash((frozenset(self.levels.items()), *values, *counted))
 
     @property
@@ -162,6 +167,7 @@ class Request:
             "counted": self.counted,
             "beta": self.beta,
             "balance": self.balance,
+            "key": self.key,
         }
 
 
@@ -217,6 +223,7 @@ def make_request(
         counted=options["counted"],
         beta=options["beta"],
         balance=options["balance"],
+        key=options["key"],
     )
 
 

@@ -133,9 +133,10 @@ def answer_batch(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exc
         answers = iter(retriever.retrieve(queries, **options))
         return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
 
-    def alike(row: int) -> tuple[int, str, bool]:
+    def alike(row: int) -> tuple[int, str, str, bool]:
         request = batch[row]
-        return id(request.served), request.terms.key, outcomes[row].uncertainty is None
+        terms, part = request.terms, repr(request.terms.request.key)
+        return id(request.served), terms.guarantee, part, outcomes[row].uncertainty is None
 
     _replace_by_group(outcomes, lambda row: id(batch[row].served), embed)
     _replace_by_group(outcomes, alike, answer)

@@ -84,7 +84,7 @@ class GuaranteeWatch:
         self._wait, self._recurring = wait, recurring
         self._last = 0  # number of the last feedback that was read
         self._lock = threading.Lock()
-        self._streams: dict[str, _Stream] = {}  # by `Terms.key`
+        self._streams: dict[str, _Stream] = {}  # by `Terms.guarantee`
         self._counted: set[int] = set()  # numbers of feedback
         self.refresh()
 

@@ -88,7 +88,10 @@ else:
             fields[option.name] = option.annotation, Field(option.default, description=option.help)
         return create_model("_Options", __base__=OptionFields, **fields)
 
-    AllOptions, ExploreOptions = _fields_of(*OPTIONS), _fields_of("delta", "distinct", "group")
+    AllOptions, ExploreOptions = (
+        _fields_of(*OPTIONS),
+        _fields_of("delta", "distinct", "group", "key"),
+    )
 
 
 class ExploreTerms(ExploreOptions):
@@ -110,9 +113,10 @@ class Terms(AllOptions):
         return make_request(**self.options)
 
     @cached_property
-    def key(self) -> str:
-        """The options as JSON: equal for requests of the same guarantee."""
-        return json.dumps(self.request.to_keywords(), separators=(",", ":"))
+    def guarantee(self) -> str:
+        """The options as JSON: equal for requests of the same guarantee, which covers all parts."""
+        keywords = {**self.request.to_keywords(), "key": None}
+        return json.dumps(keywords, separators=(",", ":"))
 
     @property
     def watched(self) -> bool:

@@ -71,7 +71,7 @@ class Loss:
     """Feedback on a monitored answer."""
 
     number: int  # of the feedback, in order of arrival
-    terms: str  # the guarantee, `Terms.key`
+    terms: str  # the `Terms.guarantee`
     miss: bool  # True if the set contained no true match
     answer: int  # number of the answer
     time: float  # of the feedback, in seconds since 1970
@@ -226,7 +226,9 @@ class Store:
             for answer, digest, query in parts:
                 watched = terms.watched and not answer.abstained
                 name, items = secrets.token_urlsafe(12), json.dumps(answer.ids)
-                rows.append((name, now, version, terms.key, watched, items, bytes(digest), query))
+                rows.append(
+                    (name, now, version, terms.guarantee, watched, items, bytes(digest), query)
+                )
         began = time.monotonic()
         try:
             with self._writing("NORMAL", ANSWER_LOCK_SECONDS):
@@ -287,7 +289,7 @@ class Store:
         return [Loss(number, terms, bool(miss), *rest) for number, terms, miss, *rest in rows]
 
     def monitored(self, version: str, terms: str, after: int, until: int) -> list[MonitoredQuery]:
-        """Return the queries of a guarantee (`Terms.key`) in order of arrival.
+        """Return the queries of a guarantee (`Terms.guarantee`) in order of arrival.
 
         The numbers of their answers are above `after` and at most `until`.
         """
