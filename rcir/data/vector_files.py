@@ -36,9 +36,9 @@ MODEL_KEY, SHARDS_KEY = "rcir.model", "rcir.shards"
 SOURCE_KEY, REJECTS_KEY = "rcir.source", "rcir.rejects"
 CLUSTER = "cluster"  # the column of clusters, unless another one is named
 MATCH_COLUMNS = ("label", "labels", "x", "y")  # of what defines matches
-PARSED_COLUMNS = ("id", "group", CLUSTER, *MATCH_COLUMNS, "uncertainty")
-COLUMNS_READ = (*PARSED_COLUMNS, "vector", "time")
-SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "cluster", "times")
+COLUMNS_READ = ("id", "group", CLUSTER, *MATCH_COLUMNS, "uncertainty", "vector", "time")
+NAMED_COLUMNS = (CLUSTER, "key", "encounter")  # read from columns that the user names
+SHARED_FIELDS = ("ids", "labels", "places", "uncertainty", "group", "times", *NAMED_COLUMNS)
 # Columns or arrays of a file by name; the model; and the names of all of them
 _Columns: TypeAlias = tuple[dict[str, Any], str | None, list[str]]
 
@@ -56,6 +56,8 @@ class VectorTable:
     uncertainty: NDArray[np.float64] | None = None  # (n,)
     group: NDArray[np.str_] | None = None  # (n,)
     cluster: NDArray[np.str_] | None = None  # (n,), this column, or the one named for clusters
+    key: NDArray[np.str_] | None = None  # (n,), the column that is named for keys
+    encounter: NDArray[np.str_] | None = None  # (n,), the column that is named for encounters
     times: list[Any] | None = None  # column `time`, as it is in the file; see `seconds`
     model: str | None = None  # what embedded them
     columns: tuple[str, ...] = ()  # the names of all columns or arrays of the file
@@ -70,24 +72,25 @@ class VectorTable:
         return as_seconds(self.times, f"{self.file}: column time", first=1)
 
 
-def read_vectors(path: Path, cluster: str | None = None) -> VectorTable:
+def read_vectors(path: Path, **named: str | None) -> VectorTable:
     """Read a file of vectors: Parquet, .npz, or .npy with a table beside it that ends in .csv.
 
-    The column of the clusters is by default `cluster`, if there is one. `InvalidData` if the file
-    lacks a column, or a value is missing or wrong.
+    `named` are the columns of cluster, key and encounter; that of the clusters is by default
+    `cluster`, if there is one. `InvalidData` if the file lacks a column, or a value is missing or
+    wrong.
     """
+    named = {name: column for name, column in named.items() if column is not None}
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
         if path.suffix.lower() not in readers:
             raise InvalidData(f"{path} must end in {', '.join(readers)}")
-        names = (*COLUMNS_READ, cluster or CLUSTER)
+        names = (*COLUMNS_READ, *filter(None, named.values()))
         columns, model, present = readers[path.suffix.lower()](path, names)
-        for name in ("vector", cluster or "vector"):
+        for name in ("vector", *filter(None, named.values())):
             if name not in columns:
                 raise missing_column(path, name, present)
-        if cluster is not None:
-            columns[CLUSTER] = columns[cluster]
-            columns = {name: columns[name] for name in columns if name in COLUMNS_READ}
+        chosen = {name: columns[column] for name, column in named.items() if column is not None}
+        columns = {name: columns[name] for name in columns if name in COLUMNS_READ} | chosen
         return _table(path, columns, model, present)
 
 
@@ -188,9 +191,9 @@ def _table(
         raise InvalidData(
             f"{path} has the columns {', '.join(kinds)}; it may have one of: label, labels, x and y"
         )
-    read = parse_columns(path, columns, PARSED_COLUMNS)
+    read = parse_columns(path, columns, columns.keys() - {"time"})
     require_unique(read.get("id", ()), f"{path}: column id", "name each vector once")
-    for name in {"label", "group", CLUSTER} & read.keys():
+    for name in {"label", "group", *NAMED_COLUMNS} & read.keys():
         read[name] = np.asarray(read[name])
     return VectorTable(
         file=path.name,
@@ -200,7 +203,7 @@ def _table(
         places=np.column_stack([read["x"], read["y"]]) if "x" in read else None,
         uncertainty=read.get("uncertainty"),
         group=read.get("group"),
-        cluster=read.get(CLUSTER),
+        **{name: read.get(name) for name in NAMED_COLUMNS},
         times=list(columns["time"]) if "time" in columns else None,
         model=model,
         columns=tuple(present),
@@ -231,18 +234,18 @@ def shard_name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def read_all_vectors(path: Path, cluster: str | None = None) -> VectorTable:
-    """Read the vectors of a file, or of all shards in a folder, as one table.
+def read_all_vectors(path: Path, **named: str | None) -> VectorTable:
+    """Read the vectors of a file, or of all shards in a folder, as one table, see `read_vectors`.
 
     The vectors of shards are mapped from a temporary file; one shard at a time is in memory.
     """
     if not path.is_dir():
-        return read_vectors(path, cluster)
+        return read_vectors(path, **named)
     from pyarrow import default_memory_pool
 
     tables: list[VectorTable] = []
     for file in _shards(path):
-        table = read_vectors(file, cluster)
+        table = read_vectors(file, **named)
         if tables:
             _require_alike(file, table, tables[0])
         else:

@@ -18,7 +18,6 @@ from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher, refuse_images
 from rcir.risk import Guarantee, Request, SearchResults
-from rcir.risk.options import Key
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
 
@@ -239,8 +238,9 @@ class State:
             queries = vectors if many else vectors[None]
         if many and not len(queries):
             return []
+        many = many and request.together is not True
         answers: list[Retrieval] = []
-        for results, ranking, sizes in self._sets(queries, guarantee, request.key, **described):
+        for results, ranking, sizes in self._sets(queries, guarantee, request, **described):
             answers += self._retrievals(results, ranking, sizes, guarantee)
         return answers if many else answers[0]
 
@@ -259,9 +259,7 @@ class State:
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        for results, ranking, largest in self._sets(
-            queries, strictest, requests[0].key, **described
-        ):
+        for results, ranking, largest in self._sets(queries, strictest, requests[0], **described):
             sizes = [sizes_of(ranking, each) for each in guarantees]
             probabilities = [
                 calibration.match_probabilities(ranking, by_query, each)[1]
@@ -274,17 +272,15 @@ class State:
         return answers
 
     def _sets(
-        self, queries: Any, guarantee: Guarantee, key: Key, **described: Any
+        self, queries: Any, guarantee: Guarantee, request: Request, **described: Any
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch.
 
-        `key` is that of the request, see `rcir.risk.options`.
+        `request` is the one of which the guarantee is, with what describes its queries.
         """
-        request = guarantee.request
         calibration = self.require_calibration()
         prepared = self.searcher.prepare(queries, **described)
-        if key is not None:
-            prepared = prepared.with_keys(key)
+        prepared = self.searcher.as_requested(prepared, request)
         self.searcher.require_keys(prepared)
         calibration.require_known_parts(self.searcher, prepared)
         require_alike(prepared, calibration.calibration_queries)

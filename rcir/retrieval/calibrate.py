@@ -222,6 +222,7 @@ def _calibration_of(
         whitening=whitening,
         acceptance=acceptance,
         left_out=left_out,
+        key=None if searcher.gallery.keys is None else searcher.options.key,
     )
     if like is not None:
         result = replace(

@@ -128,6 +128,7 @@ class Calibration:
         attempts: number of calibrations of this retriever, with different choices, that have
             queries in common, this one included.
         left_out: what the search of a gallery item leaves out, see `VectorOptions.left_out`.
+        key: what the part of the gallery is that each query is searched in; None for all items.
     """
 
     rules: Mapping[RuleKind, Rules]
@@ -146,6 +147,7 @@ class Calibration:
     past: Past = field(default_factory=lambda: Past(digests([])))
     attempts: int = 1
     left_out: str | None = None
+    key: str | None = None
     _guarantees: dict[Request, Guarantee] = field(default_factory=dict, init=False, repr=False)
     _probabilities: dict[Any, MatchProbabilities] = field(
         default_factory=dict, init=False, repr=False
@@ -397,7 +399,7 @@ class Calibration:
         Raises `InvalidConfig` or `InvalidRiskLevel` for an impossible request, `RiskUnattainable`
         if nothing certifies it.
         """
-        request = replace(request, key=None)  # it covers queries of all parts that calibrated
+        request = request.promised
         guarantee = self._guarantees.get(request)
         if guarantee is None:
             cluster = self.miss_rule.evidence.population.cluster_word
@@ -414,6 +416,8 @@ class Calibration:
                 attempts=self.attempts,
                 seed=self.options.seed,
                 left_out=self.left_out,
+                key=self.key,
+                encounters=self.calibration_queries.pictures is not None,
                 by_own_model=own is not None,
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
@@ -440,7 +444,7 @@ class Calibration:
 
     def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""
-        return replace(request, key=None) in self._guarantees
+        return request.promised in self._guarantees
 
     def match_probabilities(
         self, ranking: Ranking, sizes: NDArray[np.int64], guarantee: Guarantee

@@ -184,6 +184,7 @@ class Queries:
             independent queries by default.
         probabilities: (n, L) of the gallery's labels, by a model of the user's own.
         keys: (n,) the part of the gallery that each is searched in, see `Gallery.keys`.
+        pictures: (n,) number of pictures that were fused to each query, see `Searcher.together`.
 
     Raises:
         InvalidData: lengths differ, or an uncertainty is NaN or infinite.
@@ -197,6 +198,7 @@ class Queries:
     population: Population = INDEPENDENT
     probabilities: Annotated[NDArray[np.float32], Array(2)] | None = None
     keys: Annotated[NDArray[np.str_], Array(1)] | None = None
+    pictures: Annotated[NDArray[np.int64], Array(1)] | None = None
 
     def __post_init__(self) -> None:
         set_population(self)
@@ -323,7 +325,12 @@ def require_alike(queries: Queries, others: Queries) -> None:
     """Raise `InvalidData` unless queries come with uncertainties, or label probabilities, if and
     only if those of the calibration do.
     """
-    kinds = {"uncertainty": "uncertainties", "probabilities": "label probabilities", "keys": "keys"}
+    kinds = {
+        "uncertainty": "uncertainties",
+        "probabilities": "label probabilities",
+        "keys": "keys",
+        "pictures": "encounters (together)",
+    }
     for name, what in kinds.items():
         known = getattr(others, name) is not None
         if known != (getattr(queries, name) is not None):

@@ -481,6 +481,7 @@ class Retriever:
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
         keys: ArrayLike | None = None,
+        encounters: ArrayLike | None = None,
     ) -> Queries:
         """Return labelled vectors as queries for `search_labelled`.
 
@@ -503,6 +504,10 @@ class Retriever:
                 named after the labels, in any order, or numbered from 0 in the order of `classes`.
             keys: (n,) the part of the gallery that each is searched in, if and only if the gallery
                 has keys; the groups of the queries, unless others are passed.
+            encounters: (n,) the encounter of each, such as a visit during which an animal was
+                photographed several times. The vectors of an encounter are fused to one query; all
+                later queries are then encounters (`together`), of as many pictures as there happen
+                to be.
 
         Raises:
             InvalidConfig: probabilities cannot size sets of this gallery.
@@ -520,6 +525,7 @@ class Retriever:
                 cluster=cluster,
                 probabilities=probabilities,
                 keys=keys,
+                encounters=encounters,
             )
             if searcher is before.searcher:
                 return queries
@@ -541,6 +547,7 @@ class Retriever:
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
         keys: ArrayLike | None = None,
+        encounters: ArrayLike | None = None,
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
@@ -554,8 +561,8 @@ class Retriever:
                 its own search, and all queries calibrate. "auto": "gallery" for queries without
                 clusters if its items can tune, and either their labels size the sets or there are
                 fewer than 200 queries; else "queries".
-            uncertainty, model, groups, clusters, cluster, probabilities, keys: of the vectors, see
-                `labelled`.
+            uncertainty, model, groups, clusters, cluster, probabilities, keys, encounters: of the
+                vectors, see `labelled`.
             score_function, options: see `calibrate_splits`.
 
         Raises:
@@ -583,6 +590,7 @@ class Retriever:
             cluster=cluster,
             probabilities=probabilities,
             keys=keys,
+            encounters=encounters,
         )
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
         split = searcher.search_labelled(calibrated)
@@ -811,6 +819,7 @@ class Retriever:
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
         keys: ArrayLike | None = None,
+        encounters: ArrayLike | None = None,
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
@@ -825,8 +834,8 @@ class Retriever:
                 for a query whose true matches are unknown yet, up to a limit that is fixed
                 beforehand, and then add it as one that matches nothing. Queries by which this
                 retriever was chosen among others must not be added.
-            labels, uncertainty, model, groups, clusters, cluster, probabilities, keys: of the
-                vectors, see `labelled`.
+            labels, uncertainty, model, groups, clusters, cluster, probabilities, keys, encounters:
+                of the vectors, see `labelled`.
             recurring: allow queries that were tuned or calibrated with before, or come twice, as in
                 `calibrate`.
 
@@ -861,6 +870,7 @@ class Retriever:
                 cluster=cluster,
                 probabilities=probabilities,
                 keys=keys,
+                encounters=encounters,
             )
             queries = searcher.search_labelled(labelled)
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))

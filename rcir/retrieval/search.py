@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.names import require_utf8
 from rcir.data.records import ImageSet
-from rcir.data.relevance import Relevance, count_matches
+from rcir.data.relevance import Relevance, count_matches, same_relevance
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, warn
@@ -42,7 +42,7 @@ from rcir.retrieval.queries import (
     embedded_vectors,
     order_columns,
 )
-from rcir.risk import LabelledResults, SearchResults
+from rcir.risk import LabelledResults, Population, Request, SearchResults
 
 if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.data.preprocessing import Preprocessing
@@ -427,6 +427,72 @@ class Searcher:
             stored = embedding.map(lambda values: values.cpu())
         return Queries(vectors, uncertainties, images, embedding=stored)
 
+    def together(self, queries: Queries, encounters: NDArray[np.str_]) -> Queries:
+        """Return one query for all pictures of each encounter, in the order of their first ones.
+
+        Vectors and uncertainties are averaged, those with a variance of the encoder weighted by it,
+        as in templates of the gallery (`rcir.encoders.batches.fuse`).
+
+        Args:
+            queries: n pictures that are prepared.
+            encounters: (n,) the name of the encounter of each.
+
+        Raises:
+            InvalidData: queries may be gallery items; or there is not one name for each; or
+                pictures of one encounter have different keys.
+        """
+        if self.options.leave_one_out:
+            raise InvalidData(
+                "pictures of gallery items cannot be searched together, because each is left out "
+                "of its own search: pass a gallery and other queries (leave_one_out=False)"
+            )
+        if len(encounters) != len(queries):
+            raise InvalidData(f"got {len(encounters)} encounters for {len(queries)} pictures")
+        _, first, number = np.unique(encounters, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        first, number = first[order], np.argsort(order)[number]
+        keys = queries.keys
+        if keys is not None and not np.array_equal(keys, keys[first][number]):
+            raise InvalidData("the pictures of one encounter have different keys")
+        vectors, uncertainty, embedding = queries.vectors, queries.uncertainty, queries.embedding
+        if embedding is not None:
+            import torch
+
+            from rcir.encoders.batches import fuse
+
+            if self.encoder is not None and not self.encoder.draws:
+                embedding = replace(embedding, variance=None)
+            embedding = fuse(embedding, torch.from_numpy(number), len(first))
+            vectors, uncertainty = embedded_vectors(embedding)
+        else:
+            means = _means(vectors, number)
+            uncertainty = None if uncertainty is None else _means(uncertainty, number)
+            of_unit_length = bool(np.all(lengths(vectors) == 1))
+            vectors = VectorOptions("cosine" if of_unit_length else "euclidean").prepare(means)
+        return replace(
+            queries[first],
+            vectors=vectors,
+            uncertainty=uncertainty,
+            embedding=embedding,
+            images=None,
+            population=Population(len(first)),
+            pictures=np.bincount(number),
+        )
+
+    def as_requested(self, queries: Queries, request: Request) -> Queries:
+        """Return queries with the keys that a request states, and its encounters as one query each.
+
+        Nothing is done twice.
+        """
+        names = request.together
+        if queries.pictures is not None:
+            return queries
+        if request.key is not None:
+            queries = queries.with_keys(request.key)
+        if not names:
+            return queries
+        return self.together(queries, np.array(["0"] * len(queries) if names is True else names))
+
     def search(self, queries: QueryInput, embedder: Embed | None = None) -> SearchResults:
         """Return the nearest gallery items of each query, without a guarantee.
 
@@ -567,6 +633,7 @@ class Searcher:
         cluster: str = "cluster",
         probabilities: ArrayLike | None = None,
         keys: ArrayLike | None = None,
+        encounters: ArrayLike | None = None,
     ) -> tuple[Queries, Searcher]:
         """Return labelled vectors as queries for `search_labelled`, see `Retriever.labelled`.
 
@@ -589,7 +656,33 @@ class Searcher:
             None if clusters is None else as_names(clusters, "clusters"),
             None if clusters is None else cluster,
         )
+        if encounters is not None:
+            labelled = self._encounters(labelled, as_names(encounters, "encounters"))
         return labelled, self.with_label_names(names)
+
+    def _encounters(self, pictures: Queries, encounters: NDArray[np.str_]) -> Queries:
+        """Return one labelled query for each encounter, or raise `InvalidData`."""
+        fused = self.together(replace(pictures, relevance=None), encounters)
+        _, rows, number = np.unique(encounters, return_index=True, return_inverse=True)
+        first, relevance, population = rows[number], pictures.relevance, pictures.population
+        for name in ("groups", "clusters"):
+            values = getattr(population, name)
+            if values is not None and not np.array_equal(values, values[first]):
+                raise InvalidData(f"the pictures of one encounter have different {name}")
+        assert relevance is not None
+        if not same_relevance(relevance, relevance.subset(first)):
+            raise InvalidData("the pictures of one encounter have different labels or matches")
+        if pictures.probabilities is not None:
+            raise InvalidData(
+                "label probabilities cannot be combined: pass one query per encounter"
+            )
+        rows = np.sort(rows)
+        return fused.with_population(
+            relevance.subset(rows),
+            None if population.groups is None else population.groups[rows],
+            None if population.clusters is None else population.clusters[rows],
+            population.cluster_word,
+        )
 
     def with_label_names(self, names: Mapping[int, str]) -> Searcher:
         """Return this searcher with the names of further labels, which queries had."""
@@ -678,6 +771,14 @@ class Searcher:
         return self._fingerprints.compute(
             self.encoder, self.preprocessing, self.index, self.gallery, self.options
         )
+
+
+def _means(values: NDArray[Any], number: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean of the rows (n, ...) with each number (n,), from 0."""
+    order = np.argsort(number, kind="stable")
+    starts = np.searchsorted(number[order], np.arange(number.max() + 1))
+    sums = np.add.reduceat(values[order].astype(np.float64), starts)
+    return sums / np.bincount(number).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _require_queries(queries: Queries) -> None:

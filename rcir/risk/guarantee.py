@@ -63,6 +63,8 @@ class Guarantee:
     n_unmatchable_units: int | None = None
     n_unmatchable_labels: int | None = None
     by_own_model: bool = False
+    key: str | None = None
+    encounters: bool = False
 
     @property
     def alpha(self) -> Alpha:
@@ -132,6 +134,11 @@ class Guarantee:
             if self.request.labels != "calibrated":
                 unseen += ", and knows the labels of the calibration queries no better than others"
             again += f" It assumes that the model behind the label probabilities has seen {unseen}."
+        if self.key is not None:
+            shares = "" if self.request.group else f", and each {self.key} is queried as often"
+            again += f" Each query is searched among the items of its own {self.key}{shares}."
+        if self.encounters:
+            again += " A query is all pictures of one encounter, as many as there happen to be."
         return (
             f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
             f"returned to {self._covered_queries()}{self._unmatchable()} ({self.score_function} "

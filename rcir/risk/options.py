@@ -22,6 +22,7 @@ CountedQueries = Literal["all", "matchable"]
 QueryLabels = Literal["calibrated", "new", "any"]
 Balance = Literal["uncertainty"] | None
 Key = str | Sequence[str] | None
+Together = bool | Sequence[str]
 
 
 class _Levels(TypedDict, total=False):
@@ -88,6 +89,11 @@ class RequestOptions(TypedDict, total=False):
         "Search only the part of the gallery with this key, such as a site; one for "
         "all queries, or one for each. Required if and only if the gallery is divided by keys.",
     ]
+    together: Annotated[
+        Together,
+        "Answer all pictures as one query, because they are of one encounter; or those of each "
+        "encounter, which a name for each picture states.",
+    ]
 
 
 class RequestKeywords(_Levels, RequestOptions, total=False):
@@ -108,6 +114,7 @@ DEFAULTS: RequestOptions = {
     "beta": None,
     "balance": None,
     "key": None,
+    "together": False,
 }
 OPTION_KINDS: Mapping[str, object] = get_type_hints(RequestOptions)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, Unpack, get_type_hints
 
@@ -22,6 +22,7 @@ from rcir.risk.options import (
     QueryLabels,
     RequestKeywords,
     RequestOptions,
+    Together,
 )
 
 
@@ -71,6 +72,7 @@ class Request:
             None if sets are never empty.
         balance: "uncertainty" if it holds in each quarter of the uncertainty.
         key: the part of the gallery that queries are searched in, or that of each query.
+        together: True if all pictures are one query; or the name of the encounter of each.
 
     Raises:
         InvalidRiskLevel: alpha, beta or delta is not a number strictly between 0 and 1.
@@ -89,12 +91,14 @@ class Request:
     beta: float | None = None
     balance: Balance = None
     key: Key = None
+    together: Together = False
 
     def __post_init__(self) -> None:
         kinds = {name: kind for name, kind in _kinds().items() if name not in ("levels", "delta")}
         require_kinds("request", kinds, {name: getattr(self, name) for name in kinds})
-        if self.key is not None and not isinstance(self.key, str):
-            object.__setattr__(self, "key", tuple(self.key))
+        for name in ("key", "together"):  # a list cannot be hashed
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         if not self.levels or (self.abstain and len(self.levels) > 1):
             raise InvalidConfig(
                 f"levels are {dict(self.levels)}: give a level of one risk, or of several without "
@@ -121,7 +125,7 @@ class Request:
 
     def __hash__(self) -> int:
         values = self.delta, self.groups, self.labels, self.holds, self.abstain, self.distinct
-        counted = self.max_size, self.counted, self.beta, self.balance, self.key
+        counted = self.max_size, self.counted, self.beta, self.balance, self.key, self.together
         return hash((frozenset(self.levels.items()), *values, *counted))
 
     @property
@@ -144,6 +148,11 @@ class Request:
     def monotone(self) -> bool:
         """True for one risk that falls as sets grow."""
         return self.risk is not None and self.risk.monotone
+
+    @property
+    def promised(self) -> Request:
+        """The request without what describes its queries: equal for one guarantee."""
+        return replace(self, key=None, together=False)
 
     def to_keywords(self) -> RequestKeywords:
         """Return the keywords that make this request."""
@@ -168,6 +177,7 @@ class Request:
             "beta": self.beta,
             "balance": self.balance,
             "key": self.key,
+            "together": self.together,
         }
 
 
@@ -224,6 +234,7 @@ def make_request(
         beta=options["beta"],
         balance=options["balance"],
         key=options["key"],
+        together=options["together"],
     )
 
 

@@ -128,15 +128,15 @@ def answer_batch(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exc
         return batch[row].served.queries(parts)
 
     def answer(row: int, parts: list[Queries]) -> list[AnsweredQueries]:
-        retriever, options = batch[row].served.retriever, batch[row].terms.options
+        retriever, terms = batch[row].served.retriever, batch[row].terms
+        parts = [retriever.searcher.as_requested(part, terms.request) for part in parts]
         queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
-        answers = iter(retriever.retrieve(queries, **options))
+        answers = iter(retriever.retrieve(queries, **terms.request.promised.to_keywords()))
         return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
 
-    def alike(row: int) -> tuple[int, str, str, bool]:
+    def alike(row: int) -> tuple[int, str, bool]:
         request = batch[row]
-        terms, part = request.terms, repr(request.terms.request.key)
-        return id(request.served), terms.guarantee, part, outcomes[row].uncertainty is None
+        return id(request.served), request.terms.guarantee, outcomes[row].uncertainty is None
 
     _replace_by_group(outcomes, lambda row: id(batch[row].served), embed)
     _replace_by_group(outcomes, alike, answer)

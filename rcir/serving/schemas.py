@@ -115,8 +115,7 @@ class Terms(AllOptions):
     @cached_property
     def guarantee(self) -> str:
         """The options as JSON: equal for requests of the same guarantee, which covers all parts."""
-        keywords = {**self.request.to_keywords(), "key": None}
-        return json.dumps(keywords, separators=(",", ":"))
+        return json.dumps(self.request.promised.to_keywords(), separators=(",", ":"))
 
     @property
     def watched(self) -> bool:
