@@ -114,6 +114,9 @@ class CertificationConfig:
             animal was photographed; "none" takes the vectors for independent. Unless given, the
             column `cluster` if there is one; of gallery items that are queries, else the moments in
             which they were photographed, found by vectors and capture times.
+        key: column of gallery and queries that names the part of the gallery, such as a site or a
+            tenant, that a query is searched in.
+        encounter: column of the queries, whose rows with the same value are pictures of one query.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
             the smallest sets at the same risk.
         tuning: what fits the set sizes: a quarter of the queries, those of a quarter of the labels,
@@ -134,6 +137,8 @@ class CertificationConfig:
     radius: float | None = None
     metric: Metric = "cosine"
     cluster: str | None = None
+    key: str | None = None
+    encounter: str | None = None
     score_function: str = "auto"
     tuning: Tuning = "auto"
     depth: int = DEPTH

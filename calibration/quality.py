@@ -142,7 +142,8 @@ def _whole_rankings(
     """Return measures of rankings of the gallery; none if the index does not find all of it."""
     assert retriever.relevance is not None
     vectors = test.results.require("vectors")[rows]
-    _, positions, _ = retriever.searcher.nearest(vectors, len(retriever.index))
+    keys = test.results.require("queries")[rows].keys
+    _, positions, _ = retriever.searcher.nearest(vectors, len(retriever.index), keys=keys)
     if positions.min(initial=0) < 0:
         return {}
     relevance = images.relevance.subset(rows)

@@ -65,7 +65,8 @@ def recalibrate(
         removed = None if remove is None else _read_ids(remove)
         options = retriever.searcher.options
         column = options.cluster if options.clusters == "passed" else None
-        added = None if add is None else read_all_vectors(add, column)
+        key = options.key if retriever.searcher.gallery.parts else None
+        added = None if add is None else read_all_vectors(add, cluster=column, key=key)
         # The first attempt has no index, because changes on a server cannot be undone.
         rehearsal = copy(retriever)
         calibration = retriever.require_calibration()
@@ -177,4 +178,5 @@ def _change(retriever: Retriever, removed: list[str] | None, table: VectorTable 
         uncertainty=table.uncertainty,
         model=table.model,
         clusters=clusters,
+        keys=table.key,
     )

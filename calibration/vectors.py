@@ -20,7 +20,7 @@ from rcir.data.tables import missing_column
 from rcir.data.vector_files import CLUSTER, VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import dropped_on_error
-from rcir.retrieval.queries import Queries
+from rcir.retrieval.queries import KEY, Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import chosen_tuning, divide_rows
@@ -50,7 +50,9 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
             the levels.
     """
-    table = read_all_vectors(Path(config.queries or config.gallery), config.cluster_column)
+    named = {"cluster": config.cluster_column, "key": config.key}
+    file = Path(config.queries or config.gallery)
+    table = read_all_vectors(file, **named, encounter=config.encounter)
     if "split" in table.columns:
         console.print(SPLIT_NOTE.format(table.file), soft_wrap=True)
     with step("index"):
@@ -58,6 +60,8 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
     with dropped_on_error(retriever.index):
         queries = _label(retriever, config, table)
         names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
+        if table.encounter is not None:
+            names = np.array(list(dict.fromkeys(table.encounter.tolist())))
         rows = _distinct_rows(queries)
         queries, names = queries[rows], names[rows]
         *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
@@ -75,10 +79,13 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
 
 def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """Return the retriever of the gallery; vectors in shards are mapped into memory."""
-    gallery = query_table if config.queries is None else read_all_vectors(Path(config.gallery))
+    gallery = query_table
+    if config.queries is not None:
+        gallery = read_all_vectors(Path(config.gallery), key=config.key)
     are_items = config.queries is None or _overlap(gallery, query_table)
     if are_items and config.queries is not None:
-        gallery = read_all_vectors(Path(config.gallery), config.cluster_column)
+        named = {"cluster": config.cluster_column, "key": config.key}
+        gallery = read_all_vectors(Path(config.gallery), **named)
     clusters: Any = "auto"
     if are_items and config.cluster == NO_CLUSTERS:
         clusters = None
@@ -97,6 +104,8 @@ def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
         clusters=clusters,
         cluster=config.cluster or CLUSTER,
         times=gallery.seconds() if are_items and isinstance(clusters, str) else None,
+        keys=gallery.key,
+        key=config.key or KEY,
     )
     if are_items:
         _print_population(retriever.searcher)
@@ -170,6 +179,8 @@ def _label(retriever: Retriever, config: CertificationConfig, query_table: Vecto
         groups=query_table.group,
         clusters=None if config.cluster == NO_CLUSTERS else query_table.cluster,
         cluster=config.cluster or CLUSTER,
+        keys=query_table.key,
+        encounters=query_table.encounter,
     )
 
 

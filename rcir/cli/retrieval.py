@@ -7,12 +7,15 @@ from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rcir.cli.arguments import add_fields, read_fields
 from rcir.errors import InvalidConfig, naming_flags, printable
 from rcir.risk.options import RequestOption, request_options
 from rcir.serving.settings import TOKEN_VARIABLE, Settings
+
+if TYPE_CHECKING:
+    from rcir.retrieval.retriever import Retriever
 
 
 def add_retrieve_arguments(parser: ArgumentParser) -> None:
@@ -37,6 +40,11 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
             }
         flag = f"--{option.name.replace('_', '-')}"
         parser.add_argument(flag, default=option.default, help=option.help, **kind)
+    parser.add_argument(
+        "--encounter",
+        metavar="COLUMN",
+        help="column of a file of vectors whose rows with the same value are one query (together)",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
@@ -70,8 +78,10 @@ def run_retrieve(options: Namespace) -> None:
     request = {option.name: getattr(options, option.name) for option in request_options()}
     names, queries = options.image, {"query": options.image}
     if retriever.encoder is None:
-        names, queries = _read_vectors(options.image, retriever.searcher.options.model)
-    answers = retriever.retrieve(**queries, **request)
+        names, queries = _read_vectors(options, retriever)
+    answers = retriever.retrieve(**request | queries)
+    if not isinstance(answers, list):  # of one encounter
+        answers = [answers]
     if options.json:
         plain = [answer.to_dict() for answer in answers]
         print(dumps(plain if len(plain) > 1 else plain[0], indent=1))
@@ -84,11 +94,12 @@ def run_retrieve(options: Namespace) -> None:
             print(guarantee)
 
 
-def _read_vectors(files: list[str], model: str | None) -> tuple[list[str], dict[str, Any]]:
-    """Return names of the vectors of one file, and them as arguments of `Retriever.retrieve`."""
+def _read_vectors(options: Namespace, retriever: Retriever) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of the queries in one file, and them as arguments of `retrieve`."""
     from rcir.data.images import IMAGE_ENDINGS
     from rcir.data.vector_files import read_all_vectors
 
+    files, model = options.image, retriever.searcher.options.model
     if Path(files[0]).suffix.lower() in IMAGE_ENDINGS:
         name = "MODEL" if model is None else model.partition("@")[0]
         raise InvalidConfig(
@@ -99,9 +110,21 @@ def _read_vectors(files: list[str], model: str | None) -> tuple[list[str], dict[
         raise InvalidConfig(
             f"expected one vector file with a row for each query, got {len(files)} files"
         )
-    table = read_all_vectors(Path(files[0]))
+    by_column = options.key is None and bool(retriever.searcher.gallery.parts)
+    key = retriever.searcher.options.key if by_column else None
+    table = read_all_vectors(Path(files[0]), key=key, encounter=options.encounter)
     names = table.ids or [f"row {row}" for row in range(len(table))]
-    return names, {"query": table.vectors, "uncertainty": table.uncertainty, "model": table.model}
+    queries: dict[str, Any] = {
+        "query": table.vectors,
+        "uncertainty": table.uncertainty,
+        "model": table.model,
+    }
+    if table.key is not None:
+        queries["key"] = table.key.tolist()
+    if table.encounter is not None:
+        queries["together"] = table.encounter.tolist()
+        names = list(dict.fromkeys(table.encounter.tolist()))
+    return names, queries
 
 
 def add_serve_arguments(parser: ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from rcir.errors import InvalidData, printable
 COLUMN_READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("id", "path", "key", "query", "gallery"), as_ids),
     **{"label": as_labels, "labels": as_label_lists},
-    **dict.fromkeys(("group", "cluster", "split"), as_texts),
+    **dict.fromkeys(("group", "cluster", "encounter", "split"), as_texts),
     **dict.fromkeys(("x", "y", "uncertainty"), as_numbers),
 }
 FIELD_SEPARATORS = (",", ";", "\t")

@@ -121,6 +121,7 @@ def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, An
         queries = np.array(table[VECTOR].tolist(), np.float64)
         if has_uncertainty(retriever):
             options["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
+    answers = retriever.retrieve(queries, **options)
     rows = [
         {
             "ids": list(answer.ids),
@@ -135,7 +136,7 @@ def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, An
             "unlike": answer.unlike,
             "guarantee": str(answer.guarantee),
         }
-        for answer in retriever.retrieve(queries, **options)
+        for answer in (answers if isinstance(answers, list) else [answers])
     ]
     return DataFrame(
         rows, columns=[column["name"] for column in build_signature(retriever)["outputs"]]

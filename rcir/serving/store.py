@@ -143,6 +143,11 @@ def _encode(queries: Queries) -> list[bytes]:
     }
     if queries.uncertainty is not None:
         arrays["uncertainty"] = queries.uncertainty
+    if queries.pictures is not None:
+        arrays["pictures"] = queries.pictures
+    if queries.keys is not None:
+        arrays["keys"] = np.char.encode(queries.keys, "utf-8").view(np.uint8)
+        arrays["keys"] = arrays["keys"].reshape(len(queries), -1)
     if queries.embedding is not None:
         parts = queries.embedding.arrays()
         arrays |= {f"embedding.{name}": values for name, values in parts.items()}
@@ -157,13 +162,18 @@ def _decode(row: bytes) -> Queries:
     """Return the query that `_encode` wrote."""
     arrays = load_arrays(row)
     vectors, digests = arrays.pop("vectors"), arrays.pop("digests")
-    uncertainty = arrays.pop("uncertainty", None)
+    uncertainty, pictures = arrays.pop("uncertainty", None), arrays.pop("pictures", None)
+    keys = arrays.pop("keys", None)
     parts = {name.removeprefix("embedding."): values for name, values in arrays.items()}
     return Queries(
         vectors,
         uncertainty,
         embedding=Embedding.from_arrays(parts) if parts else None,
         population=Population(len(vectors), digests.view(f"S{digests.shape[1]}")[:, 0]),
+        keys=None
+        if keys is None
+        else np.char.decode(keys.view(f"S{keys.shape[1]}")[:, 0], "utf-8"),
+        pictures=pictures,
     )
 
 
