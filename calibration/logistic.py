@@ -38,6 +38,8 @@ def score_by_logistic(splits: SearchedSplits) -> Logistic:
     searcher, index = splits.retriever.searcher, splits.retriever.index
     if searcher.labels is None:
         return _refuse("items have no single label each")
+    if searcher.gallery.keys is not None:
+        return _refuse(f"the gallery is divided by {searcher.options.key}")
     calibration = splits.retriever.require_calibration()
     populations = calibration.miss_rule.evidence.population, splits.test.population
     queries = [calibration.calibration_queries, splits.test.results.require("queries")]
