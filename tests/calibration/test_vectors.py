@@ -371,3 +371,27 @@ def test_queries_without_a_match_are_measured_as_the_retriever_answers(folder):
 
 def labels_of(test):
     return [f"kind {label}" for label in test.population.labels]
+
+
+def test_columns_of_keys_and_encounters_are_those_of_python(folder, capsys):
+    sites = np.where(np.arange(600) % 3 == 0, "north", "south")
+    visits = np.array([f"visit {row // 2}" for row in range(600)])
+    change(folder, "gallery", site=np.resize(sites, 300))
+    labels, keys = np.repeat(ASKED_LABELS[::2], 2), np.repeat(sites[::2], 2)
+    change(folder, "queries", label=NAMES[labels], site=keys, visit=visits)
+    options = ["--key", "site", "--encounter", "visit", "--output", "out", "--alpha", "0.5"]
+    assert main([*COMMAND, *options]) == 0
+    retriever = rcir.load("out/retriever")
+    capsys.readouterr()
+    asked = ["retrieve", "queries.npz", "--retriever", "out/retriever", "--alpha", "0.5"]
+    assert main([*asked, "--encounter", "visit", "--json"]) == 0
+    answers = retriever.retrieve(ASKED, 0.5, 0.1, key=keys.tolist(), together=visits.tolist())
+    printed = json.loads(capsys.readouterr().out)
+    assert [answer["ids"] for answer in printed] == [list(answer.ids) for answer in answers]
+    assert len(answers) == 300
+    assert main([*asked, "--key", "north", "--together", "--json"]) == 0
+    alone = retriever.retrieve(ASKED, 0.5, 0.1, key="north", together=True)
+    assert json.loads(capsys.readouterr().out)["ids"] == list(alone.ids)
+    with pytest.raises(SystemExit):
+        main([*COMMAND, "--key", "sight"])
+    assert "sight" in capsys.readouterr().err

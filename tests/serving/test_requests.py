@@ -476,3 +476,33 @@ def test_other_host_names_and_pages_of_other_sites_are_refused(place, serving):
         assert client.get("/", headers=link).status_code == 200
     with serving(place, host="127.0.0.2") as client:
         assert client.get("/guarantees", headers={"host": "127.0.0.2:8000"}).status_code == 200
+
+
+def test_keys_and_encounters_get_the_sets_of_the_retriever(tmp_path, serving):
+    gallery, labels = drawn(500, 1)
+    queries, query_labels = (np.repeat(values, 2, axis=0) for values in drawn(300, 2))
+    queries = queries + 0.1 * np.random.default_rng(0).normal(size=queries.shape)
+    sites, visits = np.resize(["north", "south"], 600), np.repeat(np.arange(300), 2).astype(str)
+    keys = np.repeat(sites[:300], 2)
+    retriever = Retriever.from_embeddings(
+        gallery, labels=labels, keys=np.resize(sites, 500), key="site"
+    )
+    retriever.calibrate(queries, query_labels, keys=keys, encounters=visits)
+    folder = retriever.save(tmp_path / "keyed")
+    new = drawn(4, 3)[0]
+    with serving(folder) as client:
+        sent = {"vectors": new.tolist(), "alpha": 0.4, "key": "south", "together": True}
+        (answer,) = client.post("/retrieve/batch", json=sent).json()["answers"]
+        expected = retriever.retrieve(new, 0.4, 0.1, key="south", together=True)
+        assert answer["ids"] == list(expected.ids)
+        names, each = ["a", "b", "a", "b"], ["north", "south", "north", "south"]
+        sent |= {"key": each, "together": names}
+        answers = client.post("/retrieve/batch", json=sent).json()["answers"]
+        expected = retriever.retrieve(new, 0.4, 0.1, key=each, together=names)
+        assert [answer["ids"] for answer in answers] == [list(each.ids) for each in expected]
+        reported = {"answer": answers[0]["answer"], "match": True}
+        assert client.post("/feedback", json=reported).json()["watched"]
+        del sent["key"]
+        assert "site" in client.post("/retrieve/batch", json=sent).json()["message"]
+        alone = {"vector": new[0].tolist(), "alpha": 0.4, "key": "north"}
+        assert "encounters" in client.post("/retrieve", json=alone).json()["message"]
