@@ -57,6 +57,7 @@ from rcir.risk import (
     selective,
     smallest_certified,
 )
+from rcir.risk.balance import BINS, bins_of, quarters, thresholds_of
 from rcir.risk.bounds import p_value
 from rcir.risk.losses import Risk
 from rcir.risk.request import Mix, QueryLabels
@@ -522,6 +523,115 @@ def unmatched(rejected: bool) -> Callable[[World, Generator, int], Array]:
     return mode
 
 
+def each_quarter(balanced: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode of risks in each quarter of the uncertainty, which is queries of a group here.
+
+    Args:
+        balanced: whether it is requested; else one threshold is certified for all queries.
+    """
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        uncertainty = world.population.require("uncertainty")
+        in_bin = bins_of(uncertainty, quarters(world.tuning.require("uncertainty")))
+        alpha = max(world.level("miss", rng, in_bin == number) for number in range(BINS))
+        request = make_request(alpha, DELTA, balance="uncertainty" if balanced else None)
+        violated = np.full(draws, np.nan)
+        for draw, rows in enumerate(rows_of(rng, draws, 300, 1000)):
+            with suppress(RiskUnattainable):
+                certificate = certify(request, world.population[rows], world.tuning)
+                limits = widen(thresholds_of(certificate, uncertainty))
+                missed = world.population.match_score > limits
+                violated[draw] = max(missed[in_bin == n].mean() for n in range(BINS)) > alpha
+        return violated
+
+    return mode
+
+
+def parts(in_part: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode of queries that are searched in the part of the gallery that a key names.
+
+    Args:
+        in_part: whether they calibrate so, too; else they calibrate in the whole gallery.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        vectors, label, population = labelled_world(rng, 30, 6, 8, rng.uniform(1, 1.5))
+        keys = rng.choice(["a", "b", "c"], len(label), p=[0.5, 0.3, 0.2])
+        answered = ranked_by_label(vectors, label, population, keys=keys)
+        calibrated = answered if in_part else ranked_by_label(vectors, label, population)
+        return violations_of(rng, draws, calibrated, answered)
+
+    return mode
+
+
+def encounters(fused: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode of encounters of one to four pictures.
+
+    Args:
+        fused: whether they are answered as they calibrate; else by their first picture.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        vectors, label, population = labelled_world(rng, 30, 6, 8, rng.uniform(1, 1.5))
+        rows = np.repeat(np.arange(POPULATION), rng.integers(1, 5, POPULATION))
+        first = population.start
+        queries = np.concatenate([np.arange(first), first + rows])
+        pictures = vectors[queries]
+        pictures[first:] += rng.standard_normal(pictures[first:].shape)
+        world = pictures, label[queries], population
+        calibrated = ranked_by_label(*world, encounters=rows.astype(str))
+        single = first + np.unique(rows, return_index=True)[1]
+        alone = np.append(np.arange(first), single)
+        answered = calibrated
+        if not fused:
+            answered = ranked_by_label(pictures[alone], label[queries][alone], population)
+        return violations_of(rng, draws, calibrated, answered)
+
+    return mode
+
+
+def ranked_by_label(
+    vectors: Array,
+    label: Array,
+    population: Any,
+    depth: int = 30,
+    keys: Any = None,
+    encounters: Any = None,
+) -> ScoredResults:
+    """Score the queries of a `labelled_world` by a model of the labels of its items."""
+    first = population.start
+    searcher = Retriever.from_embeddings(
+        vectors[:first],
+        labels=label[:first],
+        metric="euclidean",
+        depth=depth,
+        keys=None if keys is None else keys[:first],
+    ).searcher
+    queries, searcher = searcher.labelled(
+        vectors[population],
+        label[population],
+        keys=None if keys is None else keys[population],
+        encounters=encounters,
+    )
+    model = fit_label_model(searcher, None)
+    ranked = rank_labels(searcher, model, searcher.search_labelled(queries))
+    return score(LabelScore(), ranked)
+
+
+def violations_of(
+    rng: Generator, draws: int, calibrated: ScoredResults, answered: ScoredResults
+) -> Array:
+    """(draws,) whether the risk of `answered` exceeds alpha at thresholds of `calibrated`."""
+    least, most = (float(np.mean(answered.match_score > score)) for score in (LARGEST, 0))
+    alpha = least + (most - least) * rng.uniform(0.2, 0.6)
+    request, violated = make_request(alpha, DELTA), np.full(draws, np.nan)
+    for draw, rows in enumerate(rows_of(rng, draws, 60, 600)):
+        with suppress(RiskUnattainable):
+            threshold = certify(request, calibrated[rows]).threshold
+            violated[draw] = np.mean(answered.match_score > widen(threshold)) > alpha
+    return violated
+
+
 def batch(search: Callable[..., Any]) -> Callable[[World, Generator, int], Array]:
     """Return a mode that calibrates on a batch of vectors and queries each of them alone.
 
@@ -634,20 +744,10 @@ def label_model(items: int, depth: int, answered: int | None = None) -> Callable
         answered: depth of the lists that are returned; by default, that of calibration.
     """
 
-    def scored(depth: int, vectors: Array, label: Array, population: Any) -> ScoredResults:
-        first = population.start
-        searcher = Retriever.from_embeddings(
-            vectors[:first], labels=label[:first], metric="euclidean", depth=depth
-        ).searcher
-        queries, searcher = searcher.labelled(vectors[population], label[population])
-        model = fit_label_model(searcher, None)
-        ranked = rank_labels(searcher, model, searcher.search_labelled(queries))
-        return score(LabelScore(), ranked)
-
     def mode(_: World, rng: Generator, draws: int) -> Array:
         world = labelled_world(rng, int(rng.integers(depth, 50)), items, 16, rng.uniform(1, 1.5))
-        calibrated = scored(depth, *world)
-        later = calibrated if answered is None else scored(answered, *world)
+        calibrated = ranked_by_label(*world, depth=depth)
+        later = calibrated if answered is None else ranked_by_label(*world, depth=answered)
         n, violated = int(rng.choice([22, 60, 120, 1_000])), np.full(draws, np.nan)
         alpha = float(rng.uniform(0.12, 0.35))
         for draw, rows in enumerate(rng.integers(POPULATION, size=(draws, n))):
@@ -744,6 +844,9 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "one item of each label": label_model(items=1, depth=8),
     "items left out": gallery_items(left_out=True),
     "queries without a match": unmatched(rejected=True),
+    "each quarter of the uncertainty": each_quarter(balanced=True),
+    "parts of a gallery": parts(in_part=True),
+    "encounters": encounters(fused=True),
 }
 BROKEN = {
     "broken: matrix products in batches": batch(faiss.knn),
@@ -757,6 +860,9 @@ BROKEN = {
     "broken: choice among 12, forgotten": chosen(12, counted=1),
     "broken: own model that saw the queries": own_model(sees_queries=True),
     "broken: rejected queries uncounted": unmatched(rejected=False),
+    "broken: one threshold for all quarters": each_quarter(balanced=False),
+    "broken: calibrated in the whole gallery": parts(in_part=False),
+    "broken: encounters, then single pictures": encounters(fused=False),
     "broken: lists of labels cut later": label_model(items=5, depth=30, answered=3),
     "broken: discriminants that saw the items": gallery_items(left_out=False),
 }
