@@ -58,7 +58,7 @@ def test_acknowledged_feedback_is_there_after_reopening(file, vectors):
     store.close()
     store = Store(file)
     expected = vectors.searcher.prepare(drawn(3, 5)[0]).with_population()
-    key, now = Terms(alpha=ALPHA).key, time.time()
+    key, now = Terms(alpha=ALPHA).guarantee, time.time()
     losses = store.losses("v1")
     assert [(loss.number, loss.terms, loss.miss, loss.answer, loss.digest) for loss in losses] == [
         (1, key, True, 2, expected.digests[1]),
@@ -136,11 +136,11 @@ def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkey
         store.feed(Feedback(answer=first[1], match=True))
     store.feed(Feedback(answer=later[-1][0], match=True))
     assert len(store.losses("v1")) == 2
-    kept = [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).key, 0, 21)]
+    kept = [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).guarantee, 0, 21)]
     for seed in range(6, 9):
         keep(store, vectors, 5, seed=seed)
     # Those before one with feedback may count as misses.
-    assert [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).key, 0, 21)] == kept
+    assert [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).guarantee, 0, 21)] == kept
 
 
 def test_a_file_of_another_program_is_left_alone(file):
@@ -254,7 +254,7 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(file, place):
 
 @cache
 def key_of(alpha, **terms):
-    return Terms(alpha=alpha, **terms).key
+    return Terms(alpha=alpha, **terms).guarantee
 
 
 class Losses:
