@@ -119,7 +119,10 @@ def search_data_set(config: EvaluationConfig) -> SearchedSplits:
     retriever = api.load(place)
     origin = retriever.origin
     if not {"data", "queries"} <= origin.keys() or retriever.calibration is None:
-        raise InvalidData(f"{place} was not made by `rcir calibrate`: it does not name its queries")
+        raise InvalidData(
+            f"{place} does not name a data set to measure on, as those of `rcir calibrate` do: "
+            "`rcir certify` measures vectors itself, on queries that it sets aside"
+        )
     if retriever.calibration.sequential:
         raise InvalidData(
             f"calibration queries were added to {place}: the test queries of its data set may be "

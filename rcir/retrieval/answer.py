@@ -50,9 +50,9 @@ class Retrieval:
         labels: of the items, if the gallery has labels: names if its data set has them, else
             numbers.
         label_calibrated: True if the label of the likeliest item is that of some calibration query;
-            None if items have no single label. If it is False, the guarantee for queries of the
-            calibrated labels may not cover this query. True does not mean that it does: a query
-            of an unknown label has a likeliest item, too.
+            None if items have no single label, or the set is empty. If it is False, the guarantee
+            for queries of the calibrated labels may not cover this query. True does not mean that
+            it does: a query of an unknown label has a likeliest item, too.
     """
 
     ids: tuple[str, ...]
@@ -334,7 +334,7 @@ class State:
                     unlike,
                     guarantee,
                     None if labels is None else labels[part],
-                    label_calibrated,
+                    label_calibrated if size else None,
                 )
             )
         return retrievals

@@ -130,7 +130,7 @@ class RequestOption:
     default: object
     help: str
     table: bool  # True if it may also be numbers by name
-    nullable: bool  # True if None is a value other than the default
+    nullable: bool  # True if None is a value that "none" states
 
     def parse(self, words: Sequence[str]) -> object:
         """Return the value that words of a command line state.
@@ -184,7 +184,7 @@ def request_options() -> list[RequestOption]:
                 default=defaults[name],
                 help=help,
                 table=any(get_origin(kind) is Mapping for kind in types),
-                nullable=NoneType in types and defaults[name] is not None,
+                nullable=NoneType in types and (float in types or int in types),
             )
         )
     return options

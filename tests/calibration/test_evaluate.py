@@ -168,8 +168,8 @@ def blur(loaded):
 @pytest.mark.parametrize(
     ("change", "error", "word"),
     [
-        (lambda loaded: loaded.origin.pop("data"), InvalidData, "was not made by"),
-        (lambda loaded: setattr(loaded, "calibration", None), InvalidData, "was not made by"),
+        (lambda loaded: loaded.origin.pop("data"), InvalidData, "data set"),
+        (lambda loaded: setattr(loaded, "calibration", None), InvalidData, "data set"),
         (lambda loaded: loaded.origin["data"].update(seed=7), InvalidData, "another gallery"),
         (lambda loaded: loaded.origin["queries"].update(test="0"), InvalidData, "other queries"),
         (lambda loaded: loaded.origin["data"].update(colour=7), InvalidConfig, "colour"),

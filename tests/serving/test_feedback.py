@@ -140,7 +140,9 @@ def test_old_answers_are_deleted_unless_they_have_feedback(file, vectors, monkey
     for seed in range(6, 9):
         keep(store, vectors, 5, seed=seed)
     # Those before one with feedback may count as misses.
-    assert [one.number for one in store.monitored("v1", Terms(alpha=ALPHA).guarantee, 0, 21)] == kept
+    assert [
+        one.number for one in store.monitored("v1", Terms(alpha=ALPHA).guarantee, 0, 21)
+    ] == kept
 
 
 def test_a_file_of_another_program_is_left_alone(file):
