@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,36 @@ def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, caps
     assert path.name in error_of(capsys, "retrieve", image, "--retriever", str(folder))
 
 
+def test_plan_prints_the_plan_of_the_library_and_needs_no_files(folder, capsys):
+    main(["plan", "--alpha", ".05", "--delta", ".1"])
+    assert " 45 labelled queries" in capsys.readouterr().out  # .95 ** 45 <= .1 < .95 ** 44
+    command = ["plan", "--retriever", str(folder), "--alpha", ".3", "--queries", "50", "200"]
+    for words, options in (
+        ([], {}),
+        (["--pilot", "tuning", "--distinct", "label"], {"pilot": "tuning", "distinct": "label"}),
+    ):
+        main([*command, *words])
+        plan = rcir.load(folder).plan(0.3, 0.1, numbers=[50, 200], **options)
+        assert capsys.readouterr().out == f"{plan}\n"
+        assert str(plan).count("\n    ") == len(plan.rows) == 2
+    assert "abstain" in error_of(capsys, *command, "--abstain")
+
+
+def test_a_plan_needs_queries_that_tuned_and_a_valid_calibration(retriever, splits):
+    queries = retriever.search_labelled(splits.calibration)
+    sizes = retriever.calibration.miss_rule.evidence
+    assert retriever.plan(0.3, 0.1).n_pilot == len(sizes) == len(queries)
+    planned = copy(retriever)
+    planned.calibrate_splits(None, queries)
+    with pytest.raises(rcir.InvalidConfig, match="tuning"):
+        planned.plan(0.3, 0.1, pilot="tuning")
+    with pytest.raises(rcir.InvalidConfig, match="pilot"):
+        planned.plan(0.3, 0.1, pilot="validation")
+    planned.remove(planned.ids[:1].tolist())
+    with pytest.raises(rcir.StaleCalibration):
+        planned.plan(0.3, 0.1)
+
+
 @pytest.mark.slow
 def test_installed_script_prints_the_answer_of_the_library(folder, image):
     script = Path(sys.executable).with_name("rcir")
@@ -172,6 +203,7 @@ def test_installed_script_prints_the_answer_of_the_library(folder, image):
         (["retrieve", "a.png", "--alpha", "0.1", "recall=0.2"], "NAME=NUMBER"),
         (["retrieve", "a.png", "--mix", "a=much"], "give any, or NAME=NUMBER"),
         (["retrieve", "a.png", "--delta", "null"], "give a number, or none"),
+        (["plan", "--alpha", "0.1", "a.png"], "unexpected words"),
         (["demo", "--output"], "--output"),
         (["data"], "data"),
         (["data", "check"], "name"),

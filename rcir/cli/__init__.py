@@ -17,6 +17,7 @@ from rcir.options import spelled
 COMMANDS = {
     "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
     "certify": ("calibration", "calibrate and evaluate a retriever on precomputed embeddings"),
+    "plan": ("calibration", "predict how many queries to label, and the size of the sets"),
     "recalibrate": (
         "calibration",
         "change the gallery of a retriever, and calibrate with the queries it keeps",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from inspect import getdoc
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
 from rcir.options import ALPHAS, DELTA
+from rcir.risk.options import RequestOption, request_options
 
 FLAGS = {"alphas": "alpha", "store": "feedback"}  # others are called like their fields
 
@@ -19,6 +21,43 @@ def add_levels(parser: ArgumentParser) -> None:
     """Add the levels of guarantees that are measured or compared."""
     parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
     parser.add_argument("--delta", type=float, default=DELTA)
+
+
+def add_request_options(parser: ArgumentParser, images: Action | None = None) -> None:
+    """Add a flag for each option of a request; words behind a value are images, if there are."""
+    for option in request_options():
+        kind: dict[str, Any] = {"action": "store_true"}
+        if option.kind is not bool:
+            value = "|".join(option.choices) or option.name.upper()
+            kind = {
+                "action": partial(_Values, option=option, images=images),
+                "nargs": "+" if option.table else 1,
+                "metavar": (value, "NAME=NUMBER") if option.table else value,
+            }
+        flag = f"--{option.name.replace('_', '-')}"
+        parser.add_argument(flag, default=option.default, help=option.help, **kind)
+
+
+class _Values(Action):
+    """Read the value of an option; words that follow NAME=NUMBER, or one value, are images."""
+
+    def __init__(self, *, option: RequestOption, images: Action | None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.option, self.images = option, images
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        last = next((n for n, word in enumerate(values) if n and "=" not in word), len(values))
+        try:
+            setattr(namespace, self.dest, self.option.parse(values[:last]))
+        except InvalidConfig as error:
+            raise ArgumentError(self, str(error)) from None
+        if images := values[last:]:
+            if self.images is None:
+                raise ArgumentError(self, f"unexpected words: {' '.join(images)}")
+            self.images(parser, namespace, images)
+            self.images.required = False
 
 
 def add_fields(parser: ArgumentParser, kind: Any, without: Collection[str] = ()) -> None:

@@ -6,8 +6,17 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
-from rcir.cli.arguments import add_fields, add_index, read_fields, read_index
+from rcir.cli.arguments import (
+    add_fields,
+    add_index,
+    add_request_options,
+    read_fields,
+    read_index,
+)
+from rcir.risk.options import request_options
+from rcir.risk.planning import NUMBERS, Pilot
 
 
 def add_certify_arguments(parser: ArgumentParser) -> None:
@@ -23,6 +32,43 @@ def run_certify(options: Namespace) -> None:
 
     if status := print_outcome(certify(read_fields(CertificationConfig, options))):
         sys.exit(status)
+
+
+def add_plan_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: the guarantee, and the retriever whose queries are the pilot."""
+    parser.add_argument(
+        "--retriever",
+        help="folder or MLflow URI of a calibrated retriever, whose queries predict sizes; without "
+        "it, only the number that the guarantee needs is printed",
+    )
+    parser.add_argument(
+        "--queries",
+        type=int,
+        nargs="+",
+        default=list(NUMBERS),
+        metavar="NUMBER",
+        help="numbers of queries to label",
+    )
+    parser.add_argument(
+        "--pilot",
+        choices=get_args(Pilot),
+        default="calibration",
+        help="which queries of the retriever predict sizes",
+    )
+    add_request_options(parser)
+
+
+def run_plan(options: Namespace) -> None:
+    """Print the plan."""
+    from rcir.api import load
+    from rcir.risk import make_request, plan_calibration
+
+    request = {option.name: getattr(options, option.name) for option in request_options()}
+    if options.retriever is None:
+        print(plan_calibration(make_request(**request)))
+    else:
+        retriever = load(options.retriever)
+        print(retriever.plan(**request, numbers=options.queries, pilot=options.pilot))
 
 
 def add_evaluate_arguments(parser: ArgumentParser) -> None:

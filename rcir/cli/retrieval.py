@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from argparse import Action, ArgumentError, ArgumentParser, Namespace
-from functools import partial
+from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rcir.cli.arguments import add_fields, read_fields
+from rcir.cli.arguments import add_fields, add_request_options, read_fields
 from rcir.errors import InvalidConfig, naming_flags, printable
-from rcir.risk.options import RequestOption, request_options
+from rcir.risk.options import request_options
 from rcir.serving.settings import TOKEN_VARIABLE, Settings
 
 if TYPE_CHECKING:
@@ -29,17 +28,7 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
-    for option in request_options():
-        kind: dict[str, Any] = {"action": "store_true"}
-        if option.kind is not bool:
-            value = "|".join(option.choices) or option.name.upper()
-            kind = {
-                "action": partial(_Values, option=option, images=images),
-                "nargs": "+" if option.table else 1,
-                "metavar": (value, "NAME=NUMBER") if option.table else value,
-            }
-        flag = f"--{option.name.replace('_', '-')}"
-        parser.add_argument(flag, default=option.default, help=option.help, **kind)
+    add_request_options(parser, images)
     parser.add_argument(
         "--encounter",
         metavar="COLUMN",
@@ -48,26 +37,6 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
-
-
-class _Values(Action):
-    """Read the value of an option; words that follow NAME=NUMBER, or one value, are images."""
-
-    def __init__(self, *, option: RequestOption, images: Action, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.option, self.images = option, images
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, flag: str | None = None
-    ) -> None:
-        last = next((n for n, word in enumerate(values) if n and "=" not in word), len(values))
-        try:
-            setattr(namespace, self.dest, self.option.parse(values[:last]))
-        except InvalidConfig as error:
-            raise ArgumentError(self, str(error)) from None
-        if images := values[last:]:
-            self.images(parser, namespace, images)
-            self.images.required = False
 
 
 def run_retrieve(options: Namespace) -> None:

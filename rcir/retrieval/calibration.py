@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from rcir.risk.guarantee import at_every_level, in_plural
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Distinct, RequestOptions
 from rcir.risk.own import OwnScore
+from rcir.risk.planning import NUMBERS, Pilot, Plan, plan_calibration
 from rcir.risk.probability import MatchProbabilities
 from rcir.risk.refusals import rounded_up
 from rcir.risk.request import conflict
@@ -441,6 +442,24 @@ class Calibration:
             "would have one in use. Leave all items of some kinds out of the gallery, and query "
             "with them"
         )
+
+    def plan(
+        self, request: Request, numbers: Sequence[int] = NUMBERS, pilot: Pilot = "calibration"
+    ) -> Plan:
+        """Plan a new calibration from the queries of this one, see `Retriever.plan`."""
+        if pilot not in get_args(Pilot):
+            choices = " or ".join(map(repr, get_args(Pilot)))
+            raise InvalidConfig(f"pilot is {pilot!r}; choose {choices}")
+        if request.counted == "matchable" and (reason := self._why_matches_are_unknown()):
+            raise InvalidConfig(f"{as_option('counted', 'matchable')} is impossible: {reason}")
+        rule = self.rule_for(request)
+        queries = rule.evidence if pilot == "calibration" else rule.tuned
+        if queries is None or (pilot == "tuning" and self.tuned_on_gallery):
+            raise InvalidConfig(
+                f"{as_option('pilot', 'tuning')} needs tuning queries, and none tuned this "
+                f"calibration: choose {as_option('pilot', 'calibration')}"
+            )
+        return plan_calibration(request, queries, numbers, rule.bound)
 
     def has_certified(self, request: Request) -> bool:
         """Return True if `guarantee` remembers the guarantee of a request."""

@@ -65,6 +65,7 @@ from rcir.risk import (
 )
 from rcir.risk.bounds import check_levels
 from rcir.risk.options import Alpha, Distinct
+from rcir.risk.planning import NUMBERS, Pilot, Plan
 from rcir.trust import reading
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -704,6 +705,42 @@ class Retriever:
         """
         calibration = self._state.valid_calibration()
         return calibration.guarantee(make_request(alpha, delta, **options))
+
+    def plan(
+        self,
+        alpha: Alpha,
+        delta: float | None,
+        *,
+        numbers: Sequence[int] = NUMBERS,
+        pilot: Pilot = "calibration",
+        **options: Unpack[RequestOptions],
+    ) -> Plan:
+        """Predict the mean size of sets after a new calibration with each number of queries.
+
+        The queries of this calibration are the pilot, see `rcir.risk.plan_calibration`. A number
+        that is chosen in view of calibration queries is for new ones: if those of the pilot were
+        kept among them, the number would depend on results, and the guarantee would not hold.
+        They may tune. Tuning queries certify nothing, so that a plan from them binds nobody; but
+        sizes were fitted on them, and look a little smaller than they are.
+
+        Args:
+            alpha, delta, options: the guarantee, see `retrieve`.
+            numbers: of new calibration queries.
+            pilot: "calibration" or "tuning", the split that is the pilot.
+
+        Raises:
+            InvalidConfig: nothing can be planned for such a request, or no query tuned.
+            StaleCalibration: not calibrated, or changed since.
+
+        Example:
+            >>> import rcir
+            >>> plan = rcir.load("runs/demo/retriever").plan(0.1, 0.1, numbers=[100, 1000])
+            >>> few, many = plan.rows
+            >>> plan.required, bool(many.high - many.low < few.high - few.low)
+            (22, True)
+        """
+        request = make_request(alpha, delta, **options)
+        return self._state.valid_calibration().plan(request, numbers, pilot)
 
     def at_levels(
         self,

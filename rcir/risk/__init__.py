@@ -21,6 +21,7 @@ from rcir.risk.means import mean_loss
 from rcir.risk.monitor import Exchangeability, RiskMonitor, check_exchangeability
 from rcir.risk.options import RequestOptions, request_options
 from rcir.risk.own import OwnRanking
+from rcir.risk.planning import Plan, plan_calibration
 from rcir.risk.population import Population
 from rcir.risk.reordering import LabelListScore, LabelScore, MatchProbability
 from rcir.risk.request import Request, make_request
@@ -66,6 +67,7 @@ __all__ = [
     "MatchProbability",
     "MinMax",
     "OwnRanking",
+    "Plan",
     "Population",
     "Quantile",
     "Ranking",
@@ -99,6 +101,7 @@ __all__ = [
     "miss_rate_bound",
     "order_statistic",
     "p_value",
+    "plan_calibration",
     "register_risk",
     "request_options",
     "required_calibration",

@@ -30,7 +30,7 @@ from rcir.risk.sequential import (
 )
 
 
-class _CountingRule(NamedTuple):
+class CountingRule(NamedTuple):
     """A rule by which numbers of misses among the calibration queries certify a risk."""
 
     bound: str
@@ -72,7 +72,7 @@ def order_statistic(
         InvalidRiskLevel: alpha or delta is out of range.
         RiskUnattainable: no threshold is certified.
     """
-    rule = _counting_rule(delta, calibration, bound, holds)
+    rule = _rule_of(calibration, delta, bound, holds)
     scores, unmatched = calibration.ascending_match_scores, _unmatched(calibration)
     allowed = rule.allowed(alpha)
     if allowed < unmatched:
@@ -108,7 +108,7 @@ def minimum_alpha(
         >>> round(minimum_alpha(0.1, ScoredResults(scores, depth=50)), 4)
         0.0269
     """
-    rule = _counting_rule(delta, calibration, bound, holds)
+    rule = _rule_of(calibration, delta, bound, holds)
     return _smallest_alpha(rule, _unmatched(calibration))
 
 
@@ -118,7 +118,7 @@ def _unmatched(calibration: ScoredResults) -> int:
     return len(scores) - int(np.searchsorted(scores, np.inf))
 
 
-def _smallest_alpha(rule: _CountingRule, unmatched: int) -> float | None:
+def _smallest_alpha(rule: CountingRule, unmatched: int) -> float | None:
     smallest = rule.smallest(unmatched)
     step = math.ulp(smallest)
     while smallest < 1:
@@ -128,14 +128,20 @@ def _smallest_alpha(rule: _CountingRule, unmatched: int) -> float | None:
     return None
 
 
-def _counting_rule(
-    delta: float | None, calibration: ScoredResults, bound: Bound, holds: Holds
-) -> _CountingRule:
+def _rule_of(
+    calibration: ScoredResults, delta: float | None, bound: Bound, holds: Holds
+) -> CountingRule:
+    n = len(calibration)
+    return counting_rule(n, delta, bound, holds, lost=_unmatched(calibration) / n)
+
+
+def counting_rule(
+    n: int, delta: float | None, bound: Bound, holds: Holds, *, lost: float = 0.0
+) -> CountingRule:
+    """Return the rule for n calibration queries, of which no set serves the share `lost`."""
     check_bound(bound)
     if holds not in get_args(Holds):
         raise InvalidConfig(f"holds is {holds!r}; choose one of {', '.join(get_args(Holds))}")
-    n = len(calibration)
-    lost = _unmatched(calibration) / n
     if delta is None:
         if holds != "once":
             raise InvalidRiskLevel(f"levels that hold {holds} need a delta: give one, such as 0.1")
@@ -145,7 +151,7 @@ def _counting_rule(
             exact = Fraction(check_level("alpha", alpha)) * (n + 1)
             return min(math.floor(exact) - 1, n - 1)
 
-        return _CountingRule(
+        return CountingRule(
             "conformal",
             allowed_on_average,
             lambda misses: (misses + 1) / (n + 1),
@@ -153,20 +159,20 @@ def _counting_rule(
         )
     level = check_level("delta", delta)
     if holds == "at every moment":
-        return _CountingRule(
+        return CountingRule(
             "anytime",
             lambda alpha: anytime_allowed_misses(n, alpha, level),
             lambda misses: anytime_miss_rate_bound(misses, n, level),
             lambda alpha: anytime_required_calibration(alpha, level, lost),
         )
     if holds == "for all alphas":
-        return _CountingRule(
+        return CountingRule(
             "band",
             lambda alpha: allowed_misses(n, alpha, local_level(n, level)),
             lambda misses: miss_rate_bound(misses, n, local_level(n, level)),
             lambda alpha: band_required_calibration(alpha, level, lost),
         )
-    return _CountingRule(
+    return CountingRule(
         bound,
         lambda alpha: allowed_misses(n, alpha, level, bound),
         lambda misses: miss_rate_bound(misses, n, level, bound),
