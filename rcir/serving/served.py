@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.options import DELTA
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
@@ -20,7 +20,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import RISKS, LabelledResults, Population, make_request
 from rcir.risk.losses import MISS
-from rcir.risk.options import Distinct
+from rcir.risk.options import Distinct, RequestOptions
 from rcir.serving.errors import TooLarge
 
 if TYPE_CHECKING:  # retrievers of vectors need no torch
@@ -218,6 +218,8 @@ class Served:
             "distinct": [name for name in calibration.distinct if name is not None],
             "groups": miss_rule.evidence.population.group_names,
             "anytime": calibration.sequential,
+            "beta": self._can_certify(beta=0.5),
+            "balance": self._can_certify(balance="uncertainty"),
             "delta": DELTA,
             "levels": {
                 name or "item": [self._level(alpha, name) for alpha in SHOWN_ALPHAS]
@@ -225,6 +227,14 @@ class Served:
             },
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }
+
+    def _can_certify(self, **options: Unpack[RequestOptions]) -> bool:
+        """Return True if the calibration certifies a weak request with these options."""
+        try:
+            self.calibration.guarantee(make_request(0.5, 0.5, **options))
+        except (InvalidConfig, InvalidData, RiskUnattainable):
+            return False
+        return True
 
     def _level(self, alpha: float, distinct: Any) -> dict[str, Any]:
         calibration = self.calibration

@@ -224,6 +224,70 @@ def test_a_vector_gets_its_set_and_other_text_is_refused(visit, few, vector_addr
         expect(page.locator("#error-words")).to_contain_text(word)
 
 
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """The folder of a retriever of vectors, and queries, some with labels that it does not hold."""
+    rng = np.random.default_rng(0)
+    labels = np.where(rng.uniform(size=1700) < 0.05, 6, rng.integers(6, size=1700))
+    vectors = rng.standard_normal((7, 8))[labels] + 0.7 * rng.standard_normal((1700, 8))
+    vectors = vectors.astype(np.float32).round(4)
+    known = np.flatnonzero(labels < 6)[:300]
+    others = np.setdiff1d(np.arange(1700), known)
+    made = rcir.Retriever.from_embeddings(vectors[known], labels=labels[known])
+    with pytest.warns(UserWarning, match="no gallery item"):
+        made.calibrate(vectors[others[8:]], labels[others[8:]], tuning="queries")
+    unlike = 2 * rng.standard_normal((4, 8)).astype(np.float32)
+    queries = [*vectors[others[:8]].tolist(), *unlike.round(4).tolist()]
+    return made.save(tmp_path_factory.mktemp("strangers") / "retriever"), queries
+
+
+def test_sets_can_be_empty_and_risk_equal_where_they_are_offered(visit, strangers, tmp_path):
+    folder, queries = strangers
+    retriever, sizes = rcir.load(folder), set()
+    with running(folder, poll=0, store=tmp_path / "feedback.db") as port:
+        page = visit(f"http://127.0.0.1:{port}", refusals=[404])
+        expect(page.locator("#kind option")).to_have_count(3)
+        for kind, options in (("beta", {"beta": 0.3}), ("balance", {"balance": "uncertainty"})):
+            page.select_option("#kind", kind)
+            slide(page, "alpha", 0.3)
+            expect(page.locator("#beta")).to_be_visible(visible=kind == "beta")
+            if kind == "beta":
+                slide(page, "beta", 0.3)
+            for vector in queries:
+                page.fill("#vector", str(vector))
+                with page.expect_response("**/retrieve"):
+                    page.get_by_role("button", name="Ask this vector").click()
+                expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
+                answer = retriever.retrieve(np.asarray(vector, np.float32), 0.3, 0.1, **options)
+                words = f"{answer.size} item{'s' * (answer.size > 1)}"
+                words = words if answer.size else "No match in the gallery"
+                expect(page.locator("#unlike")).to_contain_text(f"(p = {answer.unlike:#.2g})")
+                expect(page.locator("#status")).to_have_text(f"Answered: {words}")
+                expect(page.locator("#sentence")).to_have_text(str(answer.guarantee))
+                assert page.inner_text("#size") == words
+                assert ids(page) == list(answer.ids)
+                sizes.add(answer.size)
+            expect(page.locator("#curve-section")).to_be_hidden()
+            with page.expect_request("**/retrieve") as request:
+                page.click("#none")
+            sent = request.value.post_data_json
+            assert {name: sent.get(name) for name in options} == options
+            assert (sent["alpha"], sent["monitored"], sent.get("simultaneous")) == (
+                0.3,
+                False,
+                None,
+            )
+        page.context.close()
+    assert {0, 1, 2} <= sizes
+
+
+def test_options_that_the_calibration_does_not_allow_are_not_offered(visit, vector_address):
+    page = visit(vector_address)
+    expect(page.locator("#vector")).to_be_visible()
+    values = page.locator("#kind option").evaluate_all("options => options.map(o => o.value)")
+    assert "beta" not in values  # every calibration query has a match
+
+
 # Refusals
 
 
@@ -400,7 +464,8 @@ def test_everything_works_by_keyboard_and_the_focus_is_visible(visit):
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#sentence")).to_contain_text("at least 0.95")
     tab_to("none")
-    assert visited == ["file", "sample", "alpha", "delta", "distinct", "group", "match", "none"]
+    levels = ["alpha", "delta", "kind", "distinct", "group"]
+    assert visited == ["file", "sample", *levels, "match", "none"]
     page.keyboard.press("Enter")
     expect(page.locator("#feedback-words")).to_contain_text("Thank you")
 

@@ -7,12 +7,31 @@ import { Feedback } from "./feedback.js";
 import { Items } from "./items.js";
 import { QueryField } from "./query.js";
 import { askToken } from "./token.js";
-import { chance, count, level, rank, share, trouble, wordsOf } from "./words.js";
+import { chance, count, level, rank, share, trouble, unlike, wordsOf } from "./words.js";
 
 const DELTAS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5];
 const MOST = 0.5; // alphas above are of little use, and are shown where only they are certified
 const REST = 250; // milliseconds without another change before the server is asked
 const POLL = 10_000;
+/** Guarantees that the server may offer: their name, what they mean, and what they request. */
+const KINDS = {
+  "": {
+    name: "at all alphas",
+    hint: "A query without a match counts as a miss, and every set holds an item.",
+    options: () => ({}),
+  },
+  beta: {
+    name: "no set without a match",
+    hint: "Queries that seem to have no match in the gallery get an empty set.",
+    options: () => ({ beta: Number(byId("beta").value) }),
+  },
+  balance: {
+    name: "equal risk",
+    hint: "Alpha holds in each quarter of the uncertainty by itself; sets are larger.",
+    options: () => ({ balance: "uncertainty" }),
+  },
+};
+const EMPTY = "No match in the gallery";
 
 const api = new Api(askToken);
 const items = new Items(byId("items"), api);
@@ -26,12 +45,16 @@ let waiting = 0;
 
 const alpha = () => Number(byId("alpha").value);
 const delta = () => DELTAS[Number(byId("delta").value)];
+/** True if the levels are fixed: one set is asked for at a time, from another endpoint. */
+const fixed = () => byId("kind").value !== "";
 /** The place of alpha among the certified ones, or -1. */
-const place = () => shown.alphas.findIndex((each) => Math.abs(each - alpha()) < 1e-9);
+const place = () =>
+  shown.fixed ? 0 : shown.alphas.findIndex((each) => Math.abs(each - alpha()) < 1e-9);
+const sized = (size) => (size === 0 ? EMPTY : count(size, "item"));
 
 /** The guarantee that is asked for, apart from alpha. */
 function terms() {
-  const asked = { delta: delta() };
+  const asked = { delta: delta(), ...KINDS[byId("kind").value].options() };
   if (byId("distinct").value) asked.distinct = byId("distinct").value;
   if (byId("group").value) asked.group = byId("group").value;
   return asked;
@@ -45,9 +68,9 @@ async function ask() {
   const own = (asking = new AbortController());
   byId("set").setAttribute("aria-busy", "true");
   try {
-    const [given, asked] = [query.given, terms()];
     server ??= await learn();
-    const answer = await api.post("explore", given.with(asked), own.signal);
+    const [given, asked] = [query.given, terms()];
+    const answer = await (fixed() ? retrieved : explored)(given, asked, own.signal);
     if (own !== asking) return;
     if (answer.version !== server.version) server = await learn();
     if (own === asking) show({ ...answer, given, asked });
@@ -58,15 +81,44 @@ async function ask() {
   }
 }
 
+/** The sets at all alphas, whose guarantees hold together. */
+async function explored(given, asked, signal) {
+  const answer = await api.post("explore", given.with(asked), signal);
+  return { ...answer, fixed: false, way: { simultaneous: true } };
+}
+
+/** The set at one alpha, of a guarantee that does not hold for all alphas together. */
+async function retrieved(given, asked, signal) {
+  const way = { monitored: false };
+  const levels = { ...asked, ...way, alpha: alpha() };
+  const answer = await api.post("retrieve", given.with(levels), signal);
+  return {
+    version: answer.version,
+    fixed: true,
+    way,
+    alphas: [levels.alpha],
+    sizes: [answer.size],
+    match_probabilities: [answer.match_probability],
+    sentences: [answer.sentence],
+    uncertainty_rank: answer.uncertainty_rank,
+    largest: answer,
+  };
+}
+
 function show(answer) {
   shown = answer;
   byId("error").hidden = byId("empty").hidden = true;
   byId("answer").hidden = byId("charts").hidden = false;
+  byId("curve-section").hidden = byId("simultaneous").hidden = shown.fixed;
+  byId("fixed").hidden = !shown.fixed;
   const [least] = shown.alphas;
-  byId("alpha").max = Math.max(MOST, Math.min(0.99, least + 0.1)).toFixed(2);
+  const most = shown.fixed ? MOST : Math.max(MOST, Math.min(0.99, least + 0.1));
+  byId("alpha").max = most.toFixed(2);
   items.put(shown.largest, shown.given.label);
   byId("rank").textContent = rank(shown.uncertainty_rank);
-  byId("label-not-calibrated").hidden = shown.largest.label_calibrated !== false;
+  byId("unlike").textContent = unlike(shown.largest.unlike);
+  byId("label-not-calibrated").hidden =
+    shown.largest.label_calibrated !== false || shown.largest.size === 0;
   feedback.ready(shown);
   choose();
   drawHistogram();
@@ -79,12 +131,9 @@ function choose() {
   sayLevels(size);
   if (shown === null) return;
   items.show(size ?? 0);
-  feedback.choose(size === null ? null : alpha(), size);
-  byId("size").textContent = size === null ? "Not certified" : count(size, "item");
-  byId("chance").textContent =
-    size === null
-      ? ""
-      : `Holds a true match with probability ${chance(shown.match_probabilities[place()])}.`;
+  feedback.choose(size === null ? null : shown.alphas[place()], size);
+  byId("size").textContent = size === null ? "Not certified" : sized(size);
+  byId("chance").textContent = likely(size);
   byId("matches").textContent = matches(size);
   byId("sentence").textContent =
     size === null
@@ -92,15 +141,29 @@ function choose() {
         `the smallest possible is ${level(shown.alphas[0])}.`
       : shown.sentences[place()];
   byId("sentence").classList.toggle("refused", size === null);
+  if (shown.fixed) return;
   byId("simultaneous").hidden = size === null;
   drawCurve(size);
 }
 
+function likely(size) {
+  if (size === null) return "";
+  if (size === 0) return "The set is empty. The guarantee says how often that is wrong.";
+  return `Holds a true match with probability ${chance(shown.match_probabilities[place()])}.`;
+}
+
 function sayLevels(size) {
   byId("alpha-value").textContent = level(alpha());
+  const [kind, beta] = [byId("kind").value, Number(byId("beta").value)];
   byId("alpha-hint").textContent =
-    `Share of queries whose set may hold no true match: ${share(alpha())}.`;
-  const words = size === null ? "" : `, ${count(size, "item")}`;
+    `Share of queries ${kind === "beta" ? "with a match " : ""}whose set may hold no true match: ` +
+    `${share(alpha())}.`;
+  byId("kind-hint").textContent = KINDS[kind].hint;
+  byId("beta-field").hidden = kind !== "beta";
+  byId("beta-value").textContent = level(beta);
+  byId("beta-hint").textContent =
+    `Share of queries without a match in the gallery that may get a set: ${share(beta)}.`;
+  const words = size === null ? "" : `, ${sized(size)}`;
   byId("alpha").setAttribute("aria-valuetext", level(alpha()) + words);
   byId("delta-value").textContent = String(delta());
   byId("delta").setAttribute("aria-valuetext", String(delta()));
@@ -110,7 +173,7 @@ function sayLevels(size) {
 
 function matches(size) {
   const { label } = shown.given;
-  if (label === null || size === null || shown.largest.labels === null) return "";
+  if (label === null || !size || shown.largest.labels === null) return "";
   const found = shown.largest.labels.slice(0, size).filter((own) => String(own) === String(label));
   if (found.length === 0) return `No true match: no item has the query's label, ${label}.`;
   return `${found.length} of ${count(size, "item")} with the query's label, ${label}.`;
@@ -162,6 +225,11 @@ async function learn() {
   byId("gallery").textContent =
     `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
   byId("labels").textContent = known.labels?.uncalibrated ? `${known.labels.sentence}.` : "";
+  const kind = byId("kind").value;
+  const kinds = Object.keys(KINDS).filter((name) => name === "" || known[name]);
+  byId("kind").replaceChildren(...kinds.map((name) => new Option(KINDS[name].name, name)));
+  byId("kind").value = kinds.includes(kind) ? kind : "";
+  byId("kind-field").hidden = kinds.length === 1;
   byId("distinct-field").hidden = !known.distinct.includes("label");
   byId("group-field").hidden = known.groups.length === 0;
   byId("group").length = 1;
@@ -206,13 +274,19 @@ async function start() {
 }
 
 function soon() {
-  choose();
+  if (fixed()) sayLevels(null);
+  else choose();
   clearTimeout(waiting);
   waiting = setTimeout(ask, REST);
 }
 
-byId("alpha").addEventListener("input", choose);
+byId("alpha").addEventListener("input", () => (fixed() ? soon() : choose()));
 byId("delta").addEventListener("input", soon);
+byId("beta").addEventListener("input", soon);
+byId("kind").addEventListener("change", () => {
+  sayLevels(null);
+  ask();
+});
 byId("distinct").addEventListener("change", ask);
 byId("group").addEventListener("change", ask);
 byId("again").addEventListener("click", start);

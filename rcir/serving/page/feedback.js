@@ -20,6 +20,7 @@ export class Feedback {
   choose(alpha, size) {
     Object.assign(this, { alpha, size });
     byId("feedback").hidden = alpha === null;
+    byId("match").hidden = size === 0;
     const said = this.said.get(this.key);
     this.enable(said === undefined);
     byId("feedback-words").textContent = this.refused ?? said ?? "";
@@ -42,7 +43,7 @@ export class Feedback {
     let words;
     let unkept = false;
     try {
-      const fields = shown.given.with({ ...shown.asked, alpha, simultaneous: true });
+      const fields = shown.given.with({ ...shown.asked, ...shown.way, alpha });
       const answer = await this.api.post("retrieve", fields);
       if (answer.version !== shown.version || answer.size !== size) {
         this.ask();

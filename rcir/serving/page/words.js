@@ -24,6 +24,16 @@ export function rank(value) {
   return `More uncertain than ${percent} % of the calibration queries.`;
 }
 
+/** A conformal p-value of the query, or null where there is none. */
+export function unlike(value) {
+  if (value === null) return "";
+  const number = value < 0.01 ? "fewer than 1 in 100" : `${Math.round(value * 100)} in 100`;
+  return (
+    `Of the calibration queries with a match, ${number} seem as unlikely to have one as this ` +
+    `query (p = ${value.toPrecision(2)}). Nothing is guaranteed of this.`
+  );
+}
+
 /** Rounded up: what is said to be possible has to be. */
 export const atLeast = (alpha) => (Math.ceil(alpha * 10000) / 10000).toString();
 
