@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rcir.cli.arguments import (
     add_fields,
@@ -38,22 +38,17 @@ def add_plan_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: the guarantee, and the retriever whose queries are the pilot."""
     parser.add_argument(
         "--retriever",
-        help="folder or MLflow URI of a calibrated retriever, whose queries predict sizes; without "
-        "it, only the number that the guarantee needs is printed",
+        help="folder or MLflow URI of a calibrated retriever, whose queries predict sizes",
     )
+    numbers: dict[str, Any] = {"type": int, "nargs": "+", "default": list(NUMBERS)}
     parser.add_argument(
-        "--queries",
-        type=int,
-        nargs="+",
-        default=list(NUMBERS),
-        metavar="NUMBER",
-        help="numbers of queries to label",
+        "--queries", metavar="NUMBER", help="numbers of queries to label", **numbers
     )
     parser.add_argument(
         "--pilot",
         choices=get_args(Pilot),
         default="calibration",
-        help="which queries of the retriever predict sizes",
+        help="its queries that predict sizes",
     )
     add_request_options(parser)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -447,17 +447,16 @@ class Calibration:
         self, request: Request, numbers: Sequence[int] = NUMBERS, pilot: Pilot = "calibration"
     ) -> Plan:
         """Plan a new calibration from the queries of this one, see `Retriever.plan`."""
-        if pilot not in get_args(Pilot):
-            choices = " or ".join(map(repr, get_args(Pilot)))
-            raise InvalidConfig(f"pilot is {pilot!r}; choose {choices}")
         if request.counted == "matchable" and (reason := self._why_matches_are_unknown()):
             raise InvalidConfig(f"{as_option('counted', 'matchable')} is impossible: {reason}")
         rule = self.rule_for(request)
-        queries = rule.evidence if pilot == "calibration" else rule.tuned
-        if queries is None or (pilot == "tuning" and self.tuned_on_gallery):
+        tuned = None if self.tuned_on_gallery else rule.tuned
+        queries = {"calibration": rule.evidence, "tuning": tuned}.get(pilot)
+        if queries is None:
+            also = "" if tuned is None else " or 'tuning'"
             raise InvalidConfig(
-                f"{as_option('pilot', 'tuning')} needs tuning queries, and none tuned this "
-                f"calibration: choose {as_option('pilot', 'calibration')}"
+                f"pilot is {pilot!r}; choose 'calibration'{also}: {len(self.tuning_queries)} "
+                "queries tuned this calibration"
             )
         return plan_calibration(request, queries, numbers, rule.bound)
 

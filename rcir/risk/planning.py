@@ -49,13 +49,6 @@ class PlannedSize:
     unattainable: float
     beyond: float
 
-    def __str__(self) -> str:
-        return (
-            f"{self.n} labelled queries: {self.size:.2f} items per query ({self.low:.2f} to "
-            f"{self.high:.2f}); unattainable in {self.unattainable:.0%} of draws, beyond the pilot "
-            f"in {self.beyond:.0%}"
-        )
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,25 +82,23 @@ class Plan:
         lines += [
             f"Mean sizes with {LEVEL:.0%} intervals, from a pilot of {self.n_pilot} queries, "
             f"{self.n_unmatched} of them without a match among their candidates:",
-            f"{'queries':>7}  {'size':>7}  {'interval':>16}  {'unattainable':>12}  "
-            f"{'beyond pilot':>12}",
+            "queries     size          interval  unattainable  beyond pilot",
         ]
         for row in self.rows:
-            size, low, high = (
-                "-" if np.isinf(value) else f"{value:.2f}"
-                for value in (row.size, row.low, row.high)
-            )
-            lines.append(
-                f"{row.n:>7}  {size:>7}  {f'{low} to {high}':>16}  {row.unattainable:>12.1%}  "
-                f"{row.beyond:>12.1%}"
-            )
-        likely = [row for row in self.rows if row.unattainable + row.beyond <= 1 - LIKELY]
-        lines.append(
-            str(likely[0])
-            if likely
-            else "None of these numbers is certified within the scores of the pilot in "
-            f"{LIKELY:.0%} of draws: label more, label a larger pilot, or request a larger alpha"
+            ends = f"{row.low:.2f} to {row.high:.2f}"
+            line = f"{row.n:>7}  {row.size:>7.2f}  {ends:>16}  {row.unattainable:>12.1%}"
+            lines.append(f"{line}  {row.beyond:>12.1%}".replace("inf", "  -"))
+        advice = (
+            f"{row.n} labelled queries: {row.size:.2f} items per query ({row.low:.2f} to "
+            f"{row.high:.2f}); unattainable in {row.unattainable:.0%} of draws."
+            for row in self.rows
+            if row.unattainable + row.beyond <= 1 - LIKELY
         )
+        nothing = (
+            f"None of these numbers is certified within the pilot's scores in {LIKELY:.0%} of "
+            "draws: label more, label a larger pilot, or request a larger alpha."
+        )
+        lines.append(next(advice, nothing))
         lines.append("Calibrate on new queries: those of the pilot may tune, and must not certify.")
         return "\n".join(lines)
 
@@ -157,9 +148,8 @@ def plan_calibration(
         [8.0, 7.0]
     """
     _check(request, pilot, numbers)
-    rule = counting_rule(1, request.delta, bound, request.holds)
     (alpha,) = request.levels.values()
-    required = rule.required(alpha)
+    required = counting_rule(1, request.delta, bound, request.holds).required(alpha)
     if required is None:
         raise InvalidConfig(f"alpha = {alpha:g} needs more than half a billion calibration queries")
     if pilot is None:
@@ -172,12 +162,9 @@ def plan_calibration(
     rng = np.random.default_rng(seed)
     if len(pilot) > MAX_PILOT:
         pilot = pilot[rng.permutation(len(pilot))[:MAX_PILOT]]
+    unmatched = int(np.isinf(pilot.match_score).sum())
     return Plan(
-        request,
-        required,
-        n_pilot=len(pilot),
-        n_unmatched=int(np.isinf(pilot.match_score).sum()),
-        rows=_rows(request, alpha, pilot, numbers, bound, rng),
+        request, required, len(pilot), unmatched, _rows(request, pilot, numbers, bound, rng)
     )
 
 
@@ -196,7 +183,7 @@ def _check(request: Request, pilot: ScoredResults | None, numbers: Sequence[int]
         word = pilot.population.cluster_word
         raise InvalidConfig(
             f"the pilot queries come in clusters ({word}), whose threshold is not that of a single "
-            "query: keep one query of each cluster, which are independent, and plan their number"
+            "query: calibrate with one query of each, which are independent, and plan their number"
         )
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
@@ -207,19 +194,20 @@ def _check(request: Request, pilot: ScoredResults | None, numbers: Sequence[int]
 
 def _rows(
     request: Request,
-    alpha: float,
     pilot: ScoredResults,
     numbers: Sequence[int],
     bound: Bound,
     rng: np.random.Generator,
 ) -> tuple[PlannedSize, ...]:
     """Draw thresholds and mean sizes for each number of queries."""
+    (alpha,) = request.levels.values()
     queries = pilot[np.argsort(pilot.match_score, kind="stable")]
     m, n_matched = len(queries), int(np.isfinite(queries.match_score).sum())
     thresholds, place = np.unique(queries.match_score[:n_matched], return_inverse=True)
     steps = np.concatenate([np.zeros(1), widen(thresholds)])  # 0: the smallest sets
     sizes = queries.n_within(steps, np.isfinite(queries.require("scores"))).T.astype(np.float64)
-    # Row k of `bounds`: the steps just below and at the k-th score; infinite beyond the matched.
+    sizes = np.concatenate([sizes, np.full((1, m), np.inf)])  # beyond the last match
+    # Rows of `sizes`: at each score and at the one before it.
     at = np.full(m + 1, len(steps))
     at[:n_matched] = place + 1
     below = np.concatenate([[0], at[:-1]])
@@ -228,10 +216,7 @@ def _rows(
     weights = mass[:, :-1] / mass[:, :-1].sum(axis=1, keepdims=True)
 
     def mean_sizes(step: NDArray[np.int64]) -> NDArray[np.float64]:
-        finite = step < len(steps)
-        means = np.full(DRAWS, np.inf)
-        means[finite] = np.einsum("dq,dq->d", weights[finite], sizes[step[finite]])
-        return means
+        return np.asarray(np.einsum("dq,dq->d", weights, sizes[step]))
 
     rows = []
     for n in map(int, numbers):
@@ -241,10 +226,9 @@ def _rows(
             continue
         share = rng.beta(n - allowed, allowed + 1, size=(DRAWS, 1))
         number = np.count_nonzero(levels < share, axis=1)
-        upper = mean_sizes(at[number])
-        tail = (1 - LEVEL) / 2
-        low = np.quantile(mean_sizes(below[number]), tail, method="inverted_cdf")
-        size, high = np.quantile(upper, [0.5, 1 - tail], method="inverted_cdf")
-        lost, beyond = float(np.mean(number > n_matched)), float(np.mean(number == n_matched))
-        rows.append(PlannedSize(n, float(size), float(low), float(high), lost, beyond))
+        tails = [0.5, (1 - LEVEL) / 2, (1 + LEVEL) / 2]
+        size, _, high = np.quantile(mean_sizes(at[number]), tails, method="inverted_cdf")
+        _, low, _ = np.quantile(mean_sizes(below[number]), tails, method="inverted_cdf")
+        shares = np.mean(number > n_matched), np.mean(number == n_matched)
+        rows.append(PlannedSize(n, *map(float, (size, low, high, *shares))))
     return tuple(rows)
