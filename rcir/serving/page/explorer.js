@@ -207,6 +207,7 @@ function refuse(error) {
   asking?.abort();
   asking = shown = null;
   byId("answer").hidden = byId("charts").hidden = true;
+  byId("status").textContent = "";
   byId("empty").textContent = "There is no set to show.";
   byId("empty").hidden = false;
   byId("error").hidden = false;

@@ -29,8 +29,8 @@ export function unlike(value) {
   if (value === null) return "";
   const number = value < 0.01 ? "fewer than 1 in 100" : `${Math.round(value * 100)} in 100`;
   return (
-    `Of the calibration queries with a match, ${number} seem as unlikely to have one as this ` +
-    `query (p = ${value.toPrecision(2)}). Nothing is guaranteed of this.`
+    `Of the calibration queries with a match, ${number} seem at least as unlikely to have one as ` +
+    `this query (p = ${value.toPrecision(2)}). Nothing is guaranteed of this.`
   );
 }
 
