@@ -64,7 +64,7 @@ from rcir.risk import (
     make_request,
 )
 from rcir.risk.bounds import check_levels
-from rcir.risk.options import Alpha, Distinct
+from rcir.risk.options import Alpha, Distinct, Key, Together
 from rcir.risk.planning import NUMBERS, Pilot, Plan
 from rcir.trust import reading
 
@@ -750,7 +750,8 @@ class Retriever:
         *,
         distinct: Distinct = None,
         group: str | None = None,
-        key: str | Sequence[str] | None = None,
+        key: Key = None,
+        together: Together = False,
         uncertainty: Floats | None = None,
         model: str | None = None,
         probabilities: ArrayLike | None = None,
@@ -762,7 +763,8 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, distinct, group, key, uncertainty, model, probabilities: as for `retrieve`.
+            delta, distinct, group, key, together, uncertainty, model, probabilities: as for
+                `retrieve`; the result is a list in any case.
 
         Raises:
             InvalidConfig: queries were added to the calibration (`extend_calibration`).
@@ -777,7 +779,15 @@ class Retriever:
             ((0.05, 0.1, 0.2), True)
         """
         requests = [
-            make_request(alpha, delta, distinct=distinct, group=group, simultaneous=True, key=key)
+            make_request(
+                alpha,
+                delta,
+                distinct=distinct,
+                group=group,
+                simultaneous=True,
+                key=key,
+                together=together,
+            )
             for alpha in sorted(check_levels(alphas))
         ]
         return self._state.answer_at_levels(

@@ -39,7 +39,7 @@ from rcir.serving.served import Served
 from rcir.serving.settings import Settings
 
 Kind = TypeVar("Kind", bound=BaseModel)
-QueryTerms = TypeVar("QueryTerms", bound=BaseModel)
+QueryTerms = TypeVar("QueryTerms", bound="OptionFields")
 JSON_TYPE = "application/json"
 # The event loop parses JSON bodies, and many tiny parts would take seconds: signs that begin or
 # separate parts, their maximum number, and what they count.
@@ -90,7 +90,7 @@ else:
 
     AllOptions, ExploreOptions = (
         _fields_of(*OPTIONS),
-        _fields_of("delta", "distinct", "group", "key"),
+        _fields_of("delta", "distinct", "group", "key", "together"),
     )
 
 
@@ -310,6 +310,12 @@ async def read_query(
     client = "" if request.client is None else request.client.host
     if _media_type(request) == "multipart/form-data":
         files, fields = await _read_form(request, body)
+        terms = terms_of(fields, body.terms)
+        if len(files) > 1 and not (body.several or terms.options["together"]):
+            raise InvalidConfig(
+                f"{len(files)} files in the field {body.file}: send one file, or together=true for "
+                "several pictures of one query"
+            )
         decode = partial(
             Served.pictures,
             files=files,
@@ -317,7 +323,7 @@ async def read_query(
             # The time includes that for which the request waits for a thread.
             deadline=time.monotonic() + settings.decode_seconds,
         )
-        return Query(terms_of(fields, body.terms), len(files), decode, True, client)
+        return Query(terms, len(files), decode, True, client)
     kinds = f"a picture as multipart/form-data, or a vector as {JSON_TYPE}"
     sent = await read_json(request, body.vectors, kinds)
     vectors = [sent.vector] if isinstance(sent, Vector) else sent.vectors
@@ -350,9 +356,8 @@ async def _read_form(
             others = [(key, value) for key, value in form.multi_items() if key != body.file]
     except (MultiPartException, KeyError, ValueError) as error:
         raise InvalidConfig(f"the body is not multipart/form-data: {error}") from None
-    if not pictures or (len(pictures) > 1 and not body.several):
-        needed = "one or more files" if body.several else "one file"
-        raise InvalidConfig(f"{len(pictures)} files in the field {body.file}: send {needed}")
+    if not pictures:
+        raise InvalidConfig(f"no file in the field {body.file}: send one")
     fields = {key: value for key, value in others if isinstance(value, str)}
     if len(fields) < len(others):
         raise InvalidConfig(f"some fields are repeated, or are files other than {body.file}")

@@ -201,7 +201,7 @@ class Served:
         counts, edges = np.histogram(
             self._ascending_uncertainty[calibration.uncertainty], UNCERTAINTY_BINS
         )
-        labels = None
+        labels, keys = None, calibration.calibration_queries.keys
         if coverage is not None:
             labels = asdict(coverage) | {"sentence": calibration.sentence_of(coverage)}
         return {
@@ -217,6 +217,9 @@ class Served:
             "risks": list(RISKS),
             "distinct": [name for name in calibration.distinct if name is not None],
             "groups": miss_rule.evidence.population.group_names,
+            "key": calibration.key,
+            "keys": [] if keys is None else np.unique(keys).tolist(),
+            "encounters": calibration.calibration_queries.pictures is not None,
             "anytime": calibration.sequential,
             "beta": self._can_certify(beta=0.5),
             "balance": self._can_certify(balance="uncertainty"),

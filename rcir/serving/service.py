@@ -143,7 +143,9 @@ class Service:
         queries = live.served.calibration.calibration_queries
         row = int(rng.integers(len(queries)))
         uncertainty = None if queries.uncertainty is None else float(queries.uncertainty[row])
-        return {"vector": queries.vectors[row].tolist(), "uncertainty": uncertainty, "label": None}
+        key = None if queries.keys is None else str(queries.keys[row])
+        vector = queries.vectors[row].tolist()
+        return {"vector": vector, "uncertainty": uncertainty, "label": None, "key": key}
 
     async def _prepare(self, query: Query[Any], served: Served) -> Any:
         if not query.in_thread:

@@ -9,6 +9,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from copy import copy
 from urllib.parse import quote
 
 import numpy as np
@@ -506,3 +507,21 @@ def test_keys_and_encounters_get_the_sets_of_the_retriever(tmp_path, serving):
         assert "site" in client.post("/retrieve/batch", json=sent).json()["message"]
         alone = {"vector": new[0].tolist(), "alpha": 0.4, "key": "north"}
         assert "encounters" in client.post("/retrieve", json=alone).json()["message"]
+
+
+def test_several_pictures_of_one_query_are_sent_as_a_form(retriever, splits, tmp_path, serving):
+    labels = np.repeat(splits.calibration.labels[::2], 2)
+    visits = np.repeat(np.arange(len(labels) // 2), 2).astype(str)
+    of_encounters, pictures = copy(retriever), list(splits.calibration.images[: len(visits)])
+    of_encounters.calibrate(pictures, labels[: len(visits)], encounters=visits)
+    folder = of_encounters.save(tmp_path / "encounters")
+    sent = [("picture", png(np.asarray(image))) for image in splits.test.images[:3]]
+    fields = {"alpha": "0.5", "together": "true"}
+    expected = of_encounters.retrieve(list(splits.test.images[:3]), 0.5, 0.1, together=True)
+    with serving(folder) as client:
+        answer = client.post("/retrieve", files=sent, data=fields).json()
+        assert answer["ids"] == list(expected.ids)
+        levels = client.post("/explore", files=sent, data={"together": "true"}).json()
+        assert levels["largest"]["size"] >= answer["size"]
+        refused = client.post("/retrieve", files=sent, data={"alpha": "0.5"})
+        assert refusal(refused) == (400, "invalid-request")

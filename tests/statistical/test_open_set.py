@@ -21,6 +21,7 @@ from rcir.risk.results import widen
 pytestmark = pytest.mark.statistical
 
 N, DRAWS, ALPHA, BETA, DELTA, POPULATION = 400, 500, 0.25, 0.3, 0.1, 40_000
+FEW_DRAWS = 100  # of certificates by bets, which take longer
 REQUEST = make_request(ALPHA, DELTA, beta=BETA)
 
 
@@ -59,9 +60,9 @@ def violations(population, certify):
     return np.column_stack([found, np.any(found, axis=1)])
 
 
-def draws(population):
+def draws(population, number=DRAWS):
     rng = np.random.default_rng(1)
-    for _ in range(DRAWS):
+    for _ in range(number):
         yield population[rng.integers(POPULATION, size=N)]
 
 
@@ -128,13 +129,13 @@ def test_recall_and_limited_sets_hold_with_beta(population, excess):
         rate = lacked[both.matchable & (accepted | is_counted)].mean()
         return accepted[~both.matchable].mean() > 0.5, rate > 0.4
 
-    certificates = [certify(request, calibration) for calibration in draws(both)]
+    certificates = [certify(request, calibration) for calibration in draws(both, FEW_DRAWS)]
     exceeded = np.array([lacking(certificate, True) for certificate in certificates])
     assert excess(np.any(exceeded, axis=1), DELTA) <= 3
     open_to_all = replace(request, beta=None, delta=DELTA / 2)
     forgotten = [
         replace(certify(open_to_all, calibration), acceptance_threshold=limit)
-        for calibration in draws(both)
+        for calibration in draws(both, FEW_DRAWS)
         for limit in [acceptance_threshold(request, calibration, "binomial")]
     ]
     assert excess([lacking(each, True)[1] for each in forgotten], DELTA) > 3
@@ -145,7 +146,7 @@ def test_clusters_of_either_kind_hold_with_beta(population, excess):
     order = np.lexsort((population.acceptance, population.matchable))
     clusters = order.reshape(-1, 4)
     rng, found = np.random.default_rng(4), {"clusters": [], "queries": []}
-    for _ in range(DRAWS):
+    for _ in range(FEW_DRAWS):
         rows = clusters[rng.integers(len(clusters), size=120)].ravel()
         number = np.repeat(np.arange(120), 4)
         in_clusters = Population(len(rows), clusters=number, cluster_word="video")

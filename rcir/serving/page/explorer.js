@@ -57,6 +57,8 @@ function terms() {
   const asked = { delta: delta(), ...KINDS[byId("kind").value].options() };
   if (byId("distinct").value) asked.distinct = byId("distinct").value;
   if (byId("group").value) asked.group = byId("group").value;
+  if (server.keys.length > 0) asked.key = byId("key").value;
+  if (server.encounters) asked.together = true;
   return asked;
 }
 
@@ -219,9 +221,8 @@ function refuse(error) {
 /** Ask what the server can certify, and offer that. */
 async function learn() {
   const known = await api.json("guarantees");
-  const before = byId("group").value;
   items.forget(known.version);
-  query.take(known.takes);
+  query.take(known.takes, known.encounters);
   const queries = count(known.n_calibration, "calibration query", "calibration queries");
   byId("gallery").textContent =
     `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
@@ -232,11 +233,19 @@ async function learn() {
   byId("kind").value = kinds.includes(kind) ? kind : "";
   byId("kind-field").hidden = kinds.length === 1;
   byId("distinct-field").hidden = !known.distinct.includes("label");
-  byId("group-field").hidden = known.groups.length === 0;
-  byId("group").length = 1;
-  for (const group of known.groups) byId("group").add(new Option(group, group));
-  byId("group").value = known.groups.includes(before) ? before : "";
+  offer("group", known.groups, 1);
+  offer("key", known.keys, 0);
+  byId("key-label").textContent = known.key;
   return known;
+}
+
+/** Offer names in a menu behind its first `fixed` options; what was chosen stays chosen. */
+function offer(id, names, fixed) {
+  const [menu, before] = [byId(id), byId(id).value];
+  byId(`${id}-field`).hidden = names.length === 0;
+  menu.length = fixed;
+  for (const name of names) menu.add(new Option(name, name));
+  menu.value = names.includes(before) ? before : (menu.options[0]?.value ?? "");
 }
 
 async function watch() {
@@ -290,6 +299,7 @@ byId("kind").addEventListener("change", () => {
 });
 byId("distinct").addEventListener("change", ask);
 byId("group").addEventListener("change", ask);
+byId("key").addEventListener("change", ask);
 byId("again").addEventListener("click", start);
 addEventListener("resize", () => {
   if (shown === null) return;

@@ -3,17 +3,17 @@
 import { byId } from "./elements.js";
 import { Refused } from "./api.js";
 
-/** A picture, with its label where that is known. */
-class Picture {
-  constructor(file, label) {
-    this.file = file;
+/** Pictures of one query, with its label where that is known. */
+class Pictures {
+  constructor(files, label) {
+    this.files = files;
     this.label = label;
   }
 
   /** The body of a request with further fields. */
   with(fields) {
     const form = new FormData();
-    form.append("picture", this.file, "query");
+    for (const file of this.files) form.append("picture", file, "query");
     for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
     return form;
   }
@@ -51,7 +51,7 @@ function parsed(text) {
 export class QueryField {
   /** `changed()` is called with every new query, `refuse(error)` where it is none. */
   constructor(api, changed, refuse) {
-    Object.assign(this, { api, changed, refuse, given: null, takes: null });
+    Object.assign(this, { api, changed, refuse, given: null, takes: null, several: false });
     byId("sample").addEventListener("click", () => this.sample());
     byId("vector-query").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -78,9 +78,10 @@ export class QueryField {
     });
   }
 
-  /** Offer what the server takes: "picture" or "vector". */
-  take(kind) {
-    this.takes = kind;
+  /** Offer what the server takes: "picture" or "vector", or `several` pictures of one query. */
+  take(kind, several) {
+    Object.assign(this, { takes: kind, several });
+    byId("file").multiple = several;
     byId("picture-query").hidden = kind !== "picture";
     byId("vector-query").hidden = kind !== "vector";
   }
@@ -88,11 +89,11 @@ export class QueryField {
   files(files) {
     if (files.length === 0) return;
     if (this.takes === "vector") this.refuse(wrong("This retriever takes vectors, not pictures."));
-    else if (files.length > 1) this.refuse(wrong("Give one picture at a time."));
-    else this.picture(files[0], null);
+    else if (files.length > 1 && !this.several) this.refuse(wrong("Give one picture at a time."));
+    else this.pictures([...files], null);
   }
 
-  picture(file, label) {
+  pictures(files, label) {
     const preview = byId("preview");
     URL.revokeObjectURL(preview.src);
     preview.onload = () => {
@@ -102,9 +103,9 @@ export class QueryField {
     preview.onerror = () => {
       preview.hidden = true;
     };
-    preview.alt = "The query";
-    preview.src = URL.createObjectURL(file);
-    this.set(new Picture(file, label));
+    preview.alt = files.length > 1 ? `The first of ${files.length} pictures` : "The query";
+    preview.src = URL.createObjectURL(files[0]);
+    this.set(new Pictures(files, label));
   }
 
   vector(text) {
@@ -124,9 +125,10 @@ export class QueryField {
       if (this.given !== before) return; // another one was given meanwhile
       if (found.picture !== undefined) {
         const bytes = Uint8Array.from(atob(found.picture), (letter) => letter.charCodeAt(0));
-        this.picture(new Blob([bytes], { type: "image/png" }), found.label);
+        this.pictures([new Blob([bytes], { type: "image/png" })], found.label);
       } else {
-        const { vector, uncertainty, label } = found;
+        const { vector, uncertainty, label, key } = found;
+        if (key !== null) byId("key").value = key;
         const fields = uncertainty === null ? { vector } : { vector, uncertainty };
         byId("vector").value = JSON.stringify(uncertainty === null ? vector : fields);
         this.set(new Vector(fields, label));
