@@ -158,10 +158,11 @@ class Likeness:
         return (farther + 1) / (len(self.nearness) + 1)
 
     def add_to(self, results: Results) -> Results:
-        """Return search results, labelled or not, with these p-values."""
+        """Return search results, labelled or not, with their nearness and these p-values."""
         if isinstance(results, LabelledResults):
             return replace(results, results=self.add_to(results.results))
-        return replace(results, unlike=self.p_values(_nearness(results)))
+        nearness = _nearness(results)
+        return replace(results, unlike=self.p_values(nearness), nearness=nearness)
 
 
 def _nearness(results: SearchResults) -> NDArray[np.float64]:

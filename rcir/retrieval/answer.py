@@ -46,6 +46,8 @@ class Retrieval:
         unlike: p-value, small for a query unlike those that calibrated and have a match: the odds
             of its match are as low, or its nearest item is as far, for this share of them. It
             sizes no set; leaving queries out by it voids the guarantee.
+        nearness: to the gallery: the odds of a match if calibration queries without one let them be
+            estimated, else minus the distance of the nearest item.
         guarantee: what is guaranteed of this set.
         labels: of the items, if the gallery has labels: names if its data set has them, else
             numbers.
@@ -61,6 +63,7 @@ class Retrieval:
     match_probability: float | None
     uncertainty: float
     unlike: float
+    nearness: float
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
     label_calibrated: bool | None = None
@@ -321,8 +324,9 @@ class State:
         calibration = self.require_calibration()
         likely, set_likely = calibration.match_probabilities(ranking, sizes, guarantee)
         parts = (sizes.tolist(), set_likely.tolist(), results.uncertainty.tolist())
-        columns = zip(*parts, results.require("unlike").tolist(), calibrated, strict=True)
-        for size, probability, uncertainty, unlike, label_calibrated in columns:
+        features = (results.require("unlike").tolist(), results.require("nearness").tolist())
+        columns = zip(*parts, *features, calibrated, strict=True)
+        for size, probability, uncertainty, unlike, nearness, label_calibrated in columns:
             part = slice(start, start := start + size)
             retrievals.append(
                 Retrieval(
@@ -332,6 +336,7 @@ class State:
                     probability if size else None,
                     uncertainty,
                     unlike,
+                    nearness,
                     guarantee,
                     None if labels is None else labels[part],
                     label_calibrated if size else None,

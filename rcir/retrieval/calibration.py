@@ -359,8 +359,7 @@ class Calibration:
 
         Labels whose score is above `up_to` may be left out.
         """
-        results = self.likeness.add_to(self._with_acceptance(searcher, results))
-        results = with_uncertainty(searcher, results, rule.uncertainty)
+        results = self.describe(searcher, results, rule.uncertainty)
         if self.whitening is not None:
             results = self.whitening.add_to(searcher, results)
         if rule.score_function.by_label_probability:
@@ -368,6 +367,11 @@ class Calibration:
             lists = rule.score_function.lists_items
             results = list_items(searcher, results, ranked) if lists else ranked
         return results if distinct is None else results.first_of_each_label()
+
+    def describe(self, searcher: Searcher, results: Results, uncertainty: str) -> Results:
+        """Return search results with an uncertainty of the queries and how like others they are."""
+        results = self.likeness.add_to(self._with_acceptance(searcher, results))
+        return with_uncertainty(searcher, results, uncertainty)
 
     def _with_acceptance(self, searcher: Searcher, results: Results) -> Results:
         return results if self.acceptance is None else self.acceptance.add_to(searcher, results)

@@ -37,6 +37,7 @@ from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, State
 from rcir.retrieval.calibrate import calibrate, check_recent, extend, recalibrate
 from rcir.retrieval.calibration import Calibration, CalibrationReport
+from rcir.retrieval.drift import QueryMonitor
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
 from rcir.retrieval.queries import (
@@ -938,3 +939,33 @@ class Retriever:
         """
         state = self._state
         return check_recent(state.searcher, state.valid_calibration(), recent, alpha, delta)
+
+    def query_monitor(self, level: float = 0.01) -> QueryMonitor:
+        """Return a monitor that notices, without labels, that queries have changed.
+
+        Make another one after the gallery or the calibration changes.
+
+        Args:
+            level: probability that it ever raises an alarm while queries do not change.
+
+        Raises:
+            StaleCalibration: not calibrated, or changed since.
+            InvalidConfig: the calibration queries come in clusters or are gallery items.
+            InvalidRiskLevel: level is out of range.
+
+        Example:
+            >>> rng = np.random.default_rng(0)
+            >>> centres = rng.normal(size=(20, 16))
+            >>> def draw(n, noise):
+            ...     labels = rng.integers(20, size=n)
+            ...     return centres[labels] + noise * rng.normal(size=(n, 16)), labels
+            >>> gallery, labels = draw(200, 0.5)
+            >>> retriever = Retriever.from_embeddings(gallery, labels=labels)
+            >>> report = retriever.calibrate(*draw(600, 0.5))
+            >>> monitor = retriever.query_monitor()
+            >>> monitor.update(retriever.retrieve(draw(300, 0.5)[0], alpha=0.1, delta=0.1))
+            False
+            >>> monitor.update(retriever.retrieve(draw(200, 0.8)[0], alpha=0.1, delta=0.1))
+            True
+        """
+        return QueryMonitor(self._state, level)

@@ -13,6 +13,7 @@ from rcir.risk.bounds import (
     risk_interval,
 )
 from rcir.risk.certification import certify
+from rcir.risk.drift import DriftMonitor
 from rcir.risk.exact import minimum_alpha, order_statistic
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.learned import Learned
@@ -58,6 +59,7 @@ __all__ = [
     "Certificate",
     "Certified",
     "Constant",
+    "DriftMonitor",
     "Exchangeability",
     "Guarantee",
     "LabelListScore",

@@ -62,6 +62,7 @@ class SearchResults:
         fingerprints: of the retriever that searched.
         acceptance: (n,) estimated odds that the gallery holds a match, see `Acceptance`.
         unlike: (n,) p-values, small for queries unlike the calibration queries, see `Likeness`.
+        nearness: (n,) to the gallery: `acceptance`, else minus the distance of the first candidate.
 
     Raises:
         InvalidData: shapes differ, an uncertainty is NaN or infinite, or a query has no candidate.
@@ -88,6 +89,7 @@ class SearchResults:
     fingerprints: Mapping[str, str] | None = None
     acceptance: NDArray[np.float64] | None = None
     unlike: NDArray[np.float64] | None = None
+    nearness: NDArray[np.float64] | None = None
 
     # The arrays (n, depth), and their value where there is no candidate.
     FILLERS: ClassVar[Mapping[str, float]] = {
@@ -105,7 +107,8 @@ class SearchResults:
         if depth < 1:
             raise InvalidData(f"depth is {depth}; it must be at least 1")
         check_arrays(self, dict.fromkeys(self.FILLERS, (n, depth)))
-        check_arrays(self, dict.fromkeys(("uncertainty", "left_out", "acceptance", "unlike"), (n,)))
+        names = ("uncertainty", "left_out", "acceptance", "unlike", "nearness")
+        check_arrays(self, dict.fromkeys(names, (n,)))
         bad = ~np.isfinite(self.uncertainty)
         if bad.any():
             number = f"{int(bad.sum())} of {bad.size}"
@@ -141,7 +144,7 @@ class SearchResults:
     @overload
     def require(self, name: Literal["vectors"]) -> NDArray[np.float32]: ...
     @overload
-    def require(self, name: Literal["acceptance", "unlike"]) -> NDArray[np.float64]: ...
+    def require(self, name: Literal["acceptance", "unlike", "nearness"]) -> NDArray[np.float64]: ...
     @overload
     def require(self, name: Literal["queries"]) -> Any: ...
     def require(self, name: str) -> object:

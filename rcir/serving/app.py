@@ -132,7 +132,7 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/monitor", responses=responses(429, 503, 507))
     async def monitor() -> Response:
-        """The evidence on each guarantee, and a comparison with the calibration queries."""
+        """The evidence on each guarantee, and comparisons with the calibration queries."""
         return JSONResponse(await service.monitor())
 
     @router.get("/health")
@@ -151,6 +151,7 @@ def routes_of(service: Service) -> APIRouter:
             "trouble": service.trouble,
             "feedback_trouble": await asyncio.to_thread(service.feedback_trouble),
             "alarm": live.evidence.watch.alarm,
+            "drift_alarm": live.drift.alarm,
         }
         return JSONResponse(body, 200 if ready else 503)
 

@@ -183,6 +183,8 @@ class Metrics:
             "rcir_monitor_wealth", "Evidence against a guarantee.", GUARANTEE_LABELS
         )
         self.alarm = gauge("rcir_monitor_alarm", "1 if it is contradicted.", GUARANTEE_LABELS)
+        self.drift = gauge("rcir_drift_wealth", "Evidence that queries have changed.")
+        self.drift_alarm = gauge("rcir_drift_alarm", "1 if queries have changed.")
         self.model = gauge("rcir_model", "1 for the served version.", ["version"])
         self.swaps = counter("rcir_swaps", "New versions.", ["outcome"])
 

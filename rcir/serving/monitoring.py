@@ -1,4 +1,4 @@
-"""Evidence on guarantees from feedback, and alarms when it contradicts them."""
+"""Evidence on guarantees from feedback, changes of queries, and alarms for both."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rcir.errors import InvalidData, RcirError
+from rcir.errors import InvalidConfig, InvalidData, RcirError
 from rcir.options import ALPHA
+from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import known_digests
+from rcir.retrieval.drift import QueryMonitor
+from rcir.retrieval.queries import Queries
 from rcir.risk import RiskMonitor
 from rcir.serving.errors import NoFeedback, StoreUnavailable
 from rcir.serving.schemas import Feedback
@@ -26,6 +29,7 @@ from rcir.serving.store import Loss, MonitoredQuery, Reported, Store, is_new
 MAX_GUARANTEES = 32  # no alarm would come from the smaller shares of further ones
 LEVEL = 0.01  # probability of a false alarm, ever, over all guarantees together
 MIN_COMPARED, MAX_COMPARED = 30, 1000  # queries that are compared with the calibration queries
+MAX_DRIFT_QUERIES = 1_000_000  # in memory; later ones are not compared
 Row = TypeVar("Row", MonitoredQuery, Loss)
 _log = logging.getLogger("rcir.serving")
 
@@ -167,6 +171,63 @@ class GuaranteeWatch:
         """True if any guarantee is contradicted."""
         with self._lock:
             return any(stream.monitor.alarm for stream in self._streams.values())
+
+
+class Drift:
+    """A `QueryMonitor` of all queries that one process has answered with one version.
+
+    A query counts once, and not if it tuned or calibrated the retriever or is a gallery item,
+    unless queries recurred in calibration. No feedback is needed.
+    """
+
+    def __init__(self, served: Served) -> None:
+        retriever = served.retriever
+        self._earlier = known_digests(retriever.searcher, served.calibration)
+        self._recurring = served.calibration.options.recurring
+        self._seen: set[bytes] = set()
+        self._queries: QueryMonitor | None = None
+        self._reason = ""  # why queries are not compared
+        try:
+            self._queries = retriever.query_monitor(LEVEL)
+        except InvalidConfig as error:
+            self._reason = str(error)
+
+    def add(self, queries: Queries, answers: Sequence[Retrieval]) -> None:
+        """Add answered queries, in the thread of the model."""
+        if self._queries is None or self._queries.monitor.n >= MAX_DRIFT_QUERIES:
+            return
+        digests = queries.with_population().digests
+        new, rows = is_new(digests, self._earlier), []
+        for row, digest in enumerate(digests.tolist()):
+            if new[row] and (self._recurring or digest not in self._seen):
+                rows.append(row)
+                self._seen.add(digest)
+        self._queries.update([answers[row] for row in rows])
+
+    @property
+    def evidence(self) -> float:
+        """The largest wealth so far, at least 1; the alarm is raised at 1 / `LEVEL`."""
+        return 1.0 if self._queries is None else self._queries.monitor.peak
+
+    @property
+    def alarm(self) -> bool:
+        """True once queries have changed."""
+        return self._queries is not None and self._queries.monitor.alarm
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The evidence as plain values, with a sentence."""
+        if self._queries is None:
+            return {"n": 0, "evidence": 1.0, "alarm": False, "sentence": self._reason}
+        n = self._queries.monitor.n
+        sentence = f"{n} queries have not been found to differ from the calibration queries"
+        if self.alarm:
+            sentence = (
+                f"queries have changed: these {n} differ from the calibration queries in their "
+                "uncertainty or in how near the gallery is. This does not show that the risk has "
+                "risen: check that with labelled queries"
+            )
+        return {"n": n, "evidence": self.evidence, "alarm": self.alarm, "sentence": sentence}
 
 
 class Evidence:

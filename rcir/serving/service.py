@@ -21,7 +21,7 @@ from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.errors import StoreUnavailable
 from rcir.serving.middleware import Metrics, Shared
-from rcir.serving.monitoring import Evidence
+from rcir.serving.monitoring import Drift, Evidence
 from rcir.serving.pictures import ItemPictures
 from rcir.serving.schemas import ExploreTerms, Feedback, Query, Terms
 from rcir.serving.served import Served
@@ -41,6 +41,7 @@ class Live:
     served: Served
     pictures: ItemPictures
     evidence: Evidence
+    drift: Drift
 
 
 class Service:
@@ -65,7 +66,8 @@ class Service:
         served = ready_to_serve(self.source, version)
         pictures = ItemPictures(served.retriever, self.settings.pictures)
         wait = self.settings.feedback_days * SECONDS_PER_DAY
-        return Live(served, pictures, Evidence(served, self.store, wait))
+        evidence = Evidence(served, self.store, wait)
+        return Live(served, pictures, evidence, Drift(served))
 
     def _take(self, live: Live) -> None:
         self.live = live
@@ -73,6 +75,7 @@ class Service:
             gauge.clear()
         self.metrics.model.labels(live.served.version).set(1)
         self._show(live.evidence)
+        self._show_drift(live)
 
     @property
     def served(self) -> Served:
@@ -163,6 +166,11 @@ class Service:
         answered = [(request, outcome) for request, outcome in outcomes if type(outcome) is tuple]
         n = sum(len(answers) for _, (_, answers) in answered)
         self.metrics.batch.observe(n)
+        live = self.live
+        for request, (queries, answers) in answered:
+            if request.served is live.served:
+                live.drift.add(queries, answers)
+        self._show_drift(live)
         ids: Iterator[str | None] = repeat(None)
         if self.store is not None:
             rows = ((request.served.manifest, request.terms, *pair) for request, pair in answered)
@@ -216,7 +224,12 @@ class Service:
             "alarm": alarm,
             "guarantees": [asdict(row) for row in rows],
             "exchangeability": None if compare is None else await self.batcher.run(compare),
+            "drift": live.drift.row,
         }
+
+    def _show_drift(self, live: Live) -> None:
+        self.metrics.drift.set(live.drift.evidence)
+        self.metrics.drift_alarm.set(live.drift.alarm)
 
     def _show(self, evidence: Evidence) -> None:
         """Show the evidence on each guarantee in the metrics, unless another version is served."""

@@ -337,7 +337,7 @@ def retrieval(labels=(4, 7)):
     distances = np.array([0.25, 1.5], np.float32)
     probabilities = np.array([0.75, 0.0004])
     return Retrieval(
-        ("near", "far"), distances, probabilities, 0.998, 0.125, 0.4, GUARANTEE, labels
+        ("near", "far"), distances, probabilities, 0.998, 0.125, 0.4, -0.25, GUARANTEE, labels
     )
 
 
@@ -368,7 +368,7 @@ def test_an_answer_survives_json(labels):
 
 def test_an_abstention_says_so_in_print_and_in_json():
     guarantee = changed(abstain=True, threshold=0.0, selection_threshold=0.25)
-    none = Retrieval((), np.zeros(0, np.float32), np.zeros(0), None, 3.5, 0.01, guarantee, ())
+    none = Retrieval((), np.zeros(0, np.float32), np.zeros(0), None, 3.5, 0.01, -2.0, guarantee, ())
     assert none.abstained
     assert str(none).startswith("no answer")
     values = json.loads(json.dumps(none.to_dict()))
@@ -384,7 +384,15 @@ def test_an_abstention_says_so_in_print_and_in_json():
 def test_parts_of_an_answer_of_different_length_are_refused(ids, distances, labels):
     with pytest.raises(ValueError, match="ids"):
         Retrieval(
-            ids, np.zeros(distances, np.float32), np.ones(len(ids)), 0.5, 0.1, 1, GUARANTEE, labels
+            ids,
+            np.zeros(distances, np.float32),
+            np.ones(len(ids)),
+            0.5,
+            0.1,
+            1,
+            -0.25,
+            GUARANTEE,
+            labels,
         )
 
 

@@ -75,6 +75,12 @@ export function trouble(ready) {
         "on it until the retriever is calibrated again.",
     );
   }
+  if (ready.drift_alarm) {
+    said.push(
+      "Queries have changed since the calibration. This does not show that more sets lack a true " +
+        "match: check that with labelled queries.",
+    );
+  }
   if (ready.trouble) {
     said.push(`A new version of the retriever is not taken. ${sentence(ready.trouble)}`);
   }
