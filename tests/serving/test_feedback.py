@@ -533,7 +533,33 @@ def test_clustered_queries_are_no_evidence(tmp_path, serving):
     retriever.calibrate_splits(*parts, score_function="quantile")
     with serving(retriever.save(tmp_path / "clustered")) as client:
         assert respond(client, drawn(1, 8)[0][0], match=False)["watched"] is False
-        assert client.get("/monitor").json()["guarantees"] == []
+        monitor = client.get("/monitor").json()
+        assert monitor["guarantees"] == []
+        assert (monitor["drift"]["n"], monitor["drift"]["alarm"]) == (0, False)
+        assert "clusters (video)" in monitor["drift"]["sentence"]
+
+
+def test_changed_queries_raise_an_alarm_without_feedback(vectors, place, serving):
+    changed = drawn(200, 9, noise=2.5)[0]
+    earlier = drawn(900, 2)[0][:50]  # they tuned or calibrated
+    with serving(place, store=None) as client:
+        for batch in (drawn(300, 8)[0], earlier, changed[:3].repeat(100, axis=0)):
+            body = {"vectors": batch.tolist(), "alpha": ALPHA}
+            assert client.post("/retrieve/batch", json=body).status_code == 200
+        before = client.get("/monitor").json()
+        assert (before["drift"]["n"], before["drift"]["alarm"]) == (303, False)
+        assert client.get("/ready").json()["drift_alarm"] is False
+        client.post("/retrieve/batch", json={"vectors": changed.tolist(), "alpha": ALPHA})
+        after = client.get("/monitor").json()
+        assert (after["drift"]["n"], after["drift"]["alarm"], after["alarm"]) == (500, True, False)
+        assert "not show that the risk" in after["drift"]["sentence"]
+        assert client.get("/ready").json()["drift_alarm"] is True
+        assert "rcir_drift_alarm 1.0" in client.get("/metrics").text
+    monitor = vectors.query_monitor()
+    answers = vectors.retrieve(np.concatenate([drawn(300, 8)[0], changed]), ALPHA, DELTA)
+    for answer in answers[:303]:
+        assert not monitor.update([answer])
+    assert monitor.update(answers[303:])
 
 
 def test_labelled_queries_are_compared_with_the_calibration_queries(vectors, place, serving):

@@ -408,11 +408,13 @@ def test_feedback_arrives_once(visit, address, vector_address, picture):
 
 def test_an_alarm_and_a_refused_version_are_shown(visit):
     ready = {"ready": True, "source": "here", "version": "1", "alarm": True, "trouble": "no disk"}
+    ready["drift_alarm"] = True
     page = visit(
         before=lambda page: page.route("**/ready", lambda route: route.fulfill(json=ready))
     )
     expect(page.locator("#banner")).to_contain_text("than the guarantee allows")
     expect(page.locator("#banner")).to_contain_text("no disk")
+    expect(page.locator("#banner")).to_contain_text("Queries have changed")
 
 
 # Use by keyboard, on small screens, by screen readers
