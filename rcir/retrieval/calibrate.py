@@ -38,6 +38,7 @@ from rcir.retrieval.query_checks import (
 from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.rules import RankedLabels, RuleKind, Rules, RuleSource, TunedOn
 from rcir.retrieval.search import Searcher
+from rcir.retrieval.shift import Shift
 from rcir.retrieval.tuning import (
     CalibrationOptions,
     ChosenUncertainty,
@@ -67,6 +68,7 @@ def calibrate(
     options: CalibrationOptions,
     after: Calibration | None = None,
     like: Calibration | None = None,
+    shift: Shift | None = None,
 ) -> tuple[Calibration, CalibrationReport]:
     """Calibrate on two searched splits.
 
@@ -77,6 +79,7 @@ def calibrate(
         after: the calibration that this one replaces, see `Calibration.after`.
         like: an earlier calibration with the same queries. Its uncertainty and its kinds of score
             functions are kept, and so is the correction for a choice among several retrievers.
+        shift: how the calibration queries were drawn for a target population.
 
     Raises:
         StaleCalibration: the searcher has changed since it searched.
@@ -131,6 +134,7 @@ def calibrate(
         model = fit_label_model(searcher, held_out)
     result, chosen = _calibration_of(searcher, splits, calibration, options, model, like)
     _ = result.miss_rule  # raises if the tuning split is unsuitable
+    result = replace(result, shift=shift)
     if after is not None:
         result = result.after(after)
     return result, CalibrationReport(result, chosen)
@@ -290,6 +294,7 @@ def recalibrate(searcher: Searcher, earlier: Calibration) -> tuple[Calibration, 
         searcher.search_labelled(calibration),
         earlier.options_to_repeat,
         like=earlier,
+        shift=earlier.shift,
     )
 
 
@@ -297,6 +302,11 @@ def extend(
     searcher: Searcher, calibration: Calibration, queries: LabelledResults, recurring: bool
 ) -> Calibration:
     """Return a calibration with further queries, see `Retriever.extend_calibration`."""
+    if calibration.shift is not None:
+        raise InvalidData(
+            "the calibration queries were drawn for a target population, and it is not known "
+            "whether the queries to add are of it: calibrate anew, with all labelled queries"
+        )
     check_searched(searcher, queries)
     check_matches(searcher, queries, are_added=True)
     before = [calibration.tuning_queries, calibration.calibration_queries]

@@ -26,6 +26,7 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES, Results, with_uncertainty
 from rcir.retrieval.rules import RuleKind, Rules, TunedOn
 from rcir.retrieval.search import Searcher
+from rcir.retrieval.shift import Shift
 from rcir.retrieval.tuning import CalibrationOptions, ChosenUncertainty
 from rcir.retrieval.whitening import Whitening
 from rcir.risk import Guarantee, LabelledResults, Request, SetRule, make_request
@@ -130,6 +131,7 @@ class Calibration:
             queries in common, this one included.
         left_out: what the search of a gallery item leaves out, see `VectorOptions.left_out`.
         key: what the part of the gallery is that each query is searched in; None for all items.
+        shift: how the calibration queries were drawn for a target population, if they were.
     """
 
     rules: Mapping[RuleKind, Rules]
@@ -149,6 +151,7 @@ class Calibration:
     attempts: int = 1
     left_out: str | None = None
     key: str | None = None
+    shift: Shift | None = None
     _guarantees: dict[Request, Guarantee] = field(default_factory=dict, init=False, repr=False)
     _probabilities: dict[Any, MatchProbabilities] = field(
         default_factory=dict, init=False, repr=False
@@ -333,6 +336,8 @@ class Calibration:
 
     def _why_no_new_labels(self) -> str | None:
         """Return why no rule can answer requests for queries of new labels, None if one can."""
+        if self.shift is not None:
+            return "the calibration is for a target population, of which no labels are known"
         tuned = self.tuning_queries.population.single_labels
         calibrated = self.calibration_queries.population.single_labels
         if calibrated is None:
@@ -424,6 +429,7 @@ class Calibration:
                 key=self.key,
                 encounters=self.calibration_queries.pictures is not None,
                 by_own_model=own is not None,
+                target=None if self.shift is None else str(self.shift),
             )
             if len(self._guarantees) >= MAX_GUARANTEES:
                 self._guarantees.clear()
@@ -662,6 +668,8 @@ class CalibrationReport:
             lines.append(line)
         if self.coverage_sentence is not None:
             lines.append(self.coverage_sentence)
+        if calibration.shift is not None:
+            lines.append(str(calibration.shift))
         return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ class QueryMonitor:
     Raises:
         StaleCalibration: there is no calibration, or it is stale.
         InvalidConfig: the calibration queries are not exchangeable with new queries, because they
-            come in clusters or are gallery items.
+            come in clusters, are gallery items, or were drawn for a target population.
     """
 
     def __init__(self, state: State, level: float) -> None:
@@ -42,6 +42,12 @@ class QueryMonitor:
                 "the calibration queries are gallery items, each searched in a gallery without it. "
                 "New queries are searched in all of it, which alone may raise an alarm: calibrate "
                 "on queries that are not items"
+            )
+        if calibration.shift is not None:
+            raise InvalidConfig(
+                "the calibration queries were drawn by an estimated ratio of densities, whose "
+                "error alone may raise an alarm: compare queries with the target queries by "
+                "`rcir.risk.DriftMonitor`"
             )
         queries = calibration.calibration_queries
         self.monitor = DriftMonitor(

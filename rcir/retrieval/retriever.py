@@ -49,6 +49,7 @@ from rcir.retrieval.queries import (
     require_digits,
 )
 from rcir.retrieval.search import QueryInput, Searcher
+from rcir.retrieval.shift import draw_like_target
 from rcir.retrieval.tuning import (
     CalibrationKeywords,
     OwnScoreFunction,
@@ -550,6 +551,7 @@ class Retriever:
         probabilities: ArrayLike | None = None,
         keys: ArrayLike | None = None,
         encounters: ArrayLike | None = None,
+        target: QueryInput | None = None,
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled vectors, some of which tune, and return what is certified.
@@ -565,6 +567,9 @@ class Retriever:
                 fewer than 200 queries; else "queries".
             uncertainty, model, groups, clusters, cluster, probabilities, keys, encounters: of the
                 vectors, see `labelled`.
+            target: unlabelled queries of another population that the guarantee is to cover. The
+                calibration queries that are a sample of it are kept, see `rcir.retrieval.shift`,
+                if both populations differ only in uncertainty and distance; "queries" tune.
             score_function, options: see `calibrate_splits`.
 
         Raises:
@@ -594,13 +599,22 @@ class Retriever:
             keys=keys,
             encounters=encounters,
         )
+        if target is not None:
+            if tuning not in ("auto", "queries"):
+                raise InvalidConfig(f"tuning is {tuning!r}; with a target it must be 'queries'")
+            tuning = "queries"
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
-        split = searcher.search_labelled(calibrated)
+        split, shift = searcher.search_labelled(calibrated), None
         if tuned is None:  # nothing was divided
             tuning_split, chosen = None, replace(chosen, seed=None)
         else:
             tuning_split = searcher.search_labelled(tuned)
-        made, report = calibrate(searcher, tuning_split, split, chosen, before.calibration)
+            if target is not None:
+                found = searcher.candidates(searcher.prepare(target))
+                split, shift = draw_like_target(searcher, tuning_split, split, found)
+        made, report = calibrate(
+            searcher, tuning_split, split, chosen, before.calibration, shift=shift
+        )
         self._replace(before, State(searcher, made))
         return report
 

@@ -45,6 +45,8 @@ class Guarantee:
             different labels, None if some have no known, single label.
         by_own_model: True if the queries came with probabilities of labels by a model that is
             assumed to have seen no calibration query.
+        target: how the calibration queries were drawn for a target population, and what is assumed
+            of it; None if they were not.
     """
 
     request: Request
@@ -65,6 +67,7 @@ class Guarantee:
     by_own_model: bool = False
     key: str | None = None
     encounters: bool = False
+    target: str | None = None
 
     @property
     def alpha(self) -> Alpha:
@@ -139,6 +142,8 @@ class Guarantee:
             again += f" Each query is searched among the items of its own {self.key}{shares}."
         if self.encounters:
             again += " A query is all pictures of one encounter, as many as there happen to be."
+        if self.target is not None:
+            again += f" The covered queries are those of a target population: {self.target}."
         return (
             f"{_opening(self.delta, self._conditions(), self.chosen_among)}, {self._limits()} "
             f"returned to {self._covered_queries()}{self._unmatchable()} ({self.score_function} "

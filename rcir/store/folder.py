@@ -29,7 +29,7 @@ from rcir.errors import CorruptRetriever, NoRetriever, RcirError, SaveConflict
 from rcir.files import checksum, sync, write_folder, written_aside
 from rcir.store.codec import decode
 
-FORMAT = 3
+FORMAT = 4
 POINTER, LOCK, VERSIONS, MANIFEST = "current.json", "lock", "versions", "manifest.json"
 VERSION_NAME = r"\d{8}T\d{6}Z-[0-9a-f]{8}"
 LAYOUT_FILES = re.compile(
