@@ -68,6 +68,7 @@ def calibrate(
     options: CalibrationOptions,
     after: Calibration | None = None,
     like: Calibration | None = None,
+    *,
     shift: Shift | None = None,
 ) -> tuple[Calibration, CalibrationReport]:
     """Calibrate on two searched splits.

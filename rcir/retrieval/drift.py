@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
 from rcir.retrieval.answer import Retrieval, State, search_batches
-from rcir.risk import DriftMonitor, SearchResults
+from rcir.risk import DriftMonitor
 
 
 class QueryMonitor:
@@ -49,22 +49,13 @@ class QueryMonitor:
                 "error alone may raise an alarm: compare queries with the target queries by "
                 "`rcir.risk.DriftMonitor`"
             )
-        queries = calibration.calibration_queries
-        self.monitor = DriftMonitor(
-            np.concatenate(
-                [
-                    _features(
-                        calibration.describe(
-                            state.searcher,
-                            state.searcher.candidates(queries[rows]),
-                            calibration.uncertainty,
-                        )
-                    )
-                    for rows in search_batches(*queries.vectors.shape)
-                ]
-            ),
-            level,
-        )
+        searcher, queries = state.searcher, calibration.calibration_queries
+        features = []
+        for rows in search_batches(*queries.vectors.shape):
+            found = searcher.candidates(queries[rows])
+            found = calibration.describe(searcher, found, calibration.uncertainty)
+            features.append(np.column_stack([found.uncertainty, found.require("nearness")]))
+        self.monitor = DriftMonitor(_rounded(np.concatenate(features)), level)
 
     def update(self, answers: Sequence[Retrieval]) -> bool:
         """Add the answers to further queries, in order of arrival, and return True on an alarm.
@@ -80,10 +71,6 @@ class QueryMonitor:
             if rule_for(answer.guarantee.request).uncertainty == uncertainty
         ]
         return self.monitor.update(_rounded(np.reshape(rows, (-1, 2))))
-
-
-def _features(results: SearchResults) -> NDArray[np.float64]:
-    return _rounded(np.column_stack([results.uncertainty, results.require("nearness")]))
 
 
 def _rounded(features: NDArray[np.float64]) -> NDArray[np.float64]:

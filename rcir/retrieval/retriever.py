@@ -969,17 +969,14 @@ class Retriever:
 
         Example:
             >>> rng = np.random.default_rng(0)
-            >>> centres = rng.normal(size=(20, 16))
-            >>> def draw(n, noise):
-            ...     labels = rng.integers(20, size=n)
-            ...     return centres[labels] + noise * rng.normal(size=(n, 16)), labels
-            >>> gallery, labels = draw(200, 0.5)
-            >>> retriever = Retriever.from_embeddings(gallery, labels=labels)
-            >>> report = retriever.calibrate(*draw(600, 0.5))
+            >>> labels = rng.integers(20, size=1000)
+            >>> vectors = np.eye(20)[labels] + 0.2 * rng.normal(size=(1000, 20))
+            >>> retriever = Retriever.from_embeddings(vectors[:200], labels=labels[:200])
+            >>> report = retriever.calibrate(vectors[200:700], labels[200:700])
             >>> monitor = retriever.query_monitor()
-            >>> monitor.update(retriever.retrieve(draw(300, 0.5)[0], alpha=0.1, delta=0.1))
+            >>> monitor.update(retriever.retrieve(vectors[700:], alpha=0.1, delta=0.1))
             False
-            >>> monitor.update(retriever.retrieve(draw(200, 0.8)[0], alpha=0.1, delta=0.1))
+            >>> monitor.update(retriever.retrieve(vectors[700:] / 2 + 0.1, alpha=0.1, delta=0.1))
             True
         """
         return QueryMonitor(self._state, level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +86,12 @@ def draw_like_target(
             f"{len(tuning)} tuning and {len(target)} target queries: a ratio of densities needs at "
             f"least {MIN_QUERIES} of each"
         )
-    names = [kind for kind in available_uncertainties(searcher) if not _follows(kind, target)]
+    names = [
+        kind
+        for kind in available_uncertainties(searcher)
+        if not QUERY_UNCERTAINTIES[kind].by_draws
+        and (kind != "encoder" or queries.uncertainty is not None)  # it would be the cosine
+    ]
     rows = [_features(searcher, part, names) for part in (tuning.results, target)]
     candidates = _features(searcher, calibration.results, names)
     names = [*names, "distance"]
@@ -96,7 +100,9 @@ def draw_like_target(
     weights, intercept = fit_logistic(np.concatenate(rows), is_target)
     log_ratios = [part @ weights + intercept for part in rows]
     bound = max(float(ratio.max()) for ratio in log_ratios)
-    kept = accept(candidates @ weights + intercept, bound, _uniform(splits[1].digests))
+    uniform = np.random.default_rng(0).uniform(size=len(calibration))  # by digest, in any order
+    places = np.argsort(np.argsort(splits[1].digests, kind="stable"))
+    kept = accept(candidates @ weights + intercept, bound, uniform[places])
     if not kept.any():
         raise InvalidData("no calibration query resembles the target queries: label some of them")
     ratio = np.exp(log_ratios[0]) * len(tuning) / len(target)
@@ -110,21 +116,6 @@ def accept(
 ) -> NDArray[np.bool_]:
     """(n,) True with probability w / B, at most 1, given log w, log B and uniform numbers."""
     return np.asarray(uniform < np.exp(np.minimum(log_ratio - log_bound, 0)))
-
-
-def _uniform(digests: NDArray[np.bytes_]) -> NDArray[np.float64]:
-    """(n,) uniform numbers that depend on the set of the queries alone."""
-    order = np.argsort(digests, kind="stable")
-    seed = hashlib.sha256(b"target" + digests[order].tobytes()).digest()
-    uniform = np.empty(len(digests))
-    uniform[order] = np.random.default_rng(list(seed)).uniform(size=len(digests))
-    return uniform
-
-
-def _follows(kind: str, results: SearchResults) -> bool:
-    """Return True if an uncertainty needs draws, or is another one by a second name."""
-    stated = results.require("queries").uncertainty is not None
-    return QUERY_UNCERTAINTIES[kind].by_draws or (kind == "encoder" and not stated)
 
 
 def _features(searcher: Searcher, results: SearchResults, names: list[str]) -> NDArray[np.float64]:

@@ -34,8 +34,7 @@ class DriftMonitor:
     exchangeable, the probability that it ever reaches 1 / level is at most level (Ville's
     inequality).
 
-    An alarm means that queries have changed: another camera, season or kind of query. It does not
-    mean that the risk has risen; nor does no alarm mean that it has not. Only labels show that
+    An alarm means that queries have changed, not that the risk has: only labels show that
     (`RiskMonitor`). Queries that depend on each other, such as frames of a video, are not
     exchangeable: pass one query of each video, to the calibration and later. The features must be
     computed in the same way for both, by functions that were not fitted on the calibration queries.

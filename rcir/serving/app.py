@@ -151,7 +151,7 @@ def routes_of(service: Service) -> APIRouter:
             "trouble": service.trouble,
             "feedback_trouble": await asyncio.to_thread(service.feedback_trouble),
             "alarm": live.evidence.watch.alarm,
-            "drift_alarm": live.drift.alarm,
+            "drift_alarm": live.drift.row["alarm"],
         }
         return JSONResponse(body, 200 if ready else 503)
 

@@ -205,29 +205,20 @@ class Drift:
         self._queries.update([answers[row] for row in rows])
 
     @property
-    def evidence(self) -> float:
-        """The largest wealth so far, at least 1; the alarm is raised at 1 / `LEVEL`."""
-        return 1.0 if self._queries is None else self._queries.monitor.peak
-
-    @property
-    def alarm(self) -> bool:
-        """True once queries have changed."""
-        return self._queries is not None and self._queries.monitor.alarm
-
-    @property
     def row(self) -> dict[str, Any]:
-        """The evidence as plain values, with a sentence."""
+        """The evidence as plain values, with a sentence; the alarm is raised at 1 / `LEVEL`."""
         if self._queries is None:
             return {"n": 0, "evidence": 1.0, "alarm": False, "sentence": self._reason}
-        n = self._queries.monitor.n
+        monitor = self._queries.monitor
+        n, alarm = monitor.n, monitor.alarm
         sentence = f"{n} queries have not been found to differ from the calibration queries"
-        if self.alarm:
+        if alarm:
             sentence = (
                 f"queries have changed: these {n} differ from the calibration queries in their "
                 "uncertainty or in how near the gallery is. This does not show that the risk has "
                 "risen: check that with labelled queries"
             )
-        return {"n": n, "evidence": self.evidence, "alarm": self.alarm, "sentence": sentence}
+        return {"n": n, "evidence": monitor.peak, "alarm": alarm, "sentence": sentence}
 
 
 class Evidence:

@@ -228,8 +228,9 @@ class Service:
         }
 
     def _show_drift(self, live: Live) -> None:
-        self.metrics.drift.set(live.drift.evidence)
-        self.metrics.drift_alarm.set(live.drift.alarm)
+        row = live.drift.row
+        self.metrics.drift.set(row["evidence"])
+        self.metrics.drift_alarm.set(row["alarm"])
 
     def _show(self, evidence: Evidence) -> None:
         """Show the evidence on each guarantee in the metrics, unless another version is served."""
