@@ -105,7 +105,7 @@ def learn_then_test(
 
     chosen = certified(alphas)
     if len(chosen) == 0:
-        smallest = {name: _smallest_of_steps(partial(certifies, name)) for name in alphas}
+        smallest = {name: smallest_of_steps(partial(certifies, name)) for name in alphas}
         requested = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
         alone = ", ".join(f"{name} {alpha or 1:.4f}" for name, alpha in smallest.items())
         each = ", each alone" if len(alphas) > 1 else ""
@@ -152,7 +152,7 @@ def fixed_sequence(p_values: ArrayLike, delta: float) -> NDArray[np.bool_]:
     return np.logical_and.accumulate(np.asarray(p_values, np.float64) <= delta)
 
 
-def _smallest_of_steps(certifies: Callable[[float], bool]) -> float | None:
+def smallest_of_steps(certifies: Callable[[float], bool]) -> float | None:
     """Return the smallest alpha, to 4 decimals, that is certified; None if none below 1 is."""
     steps = range(1, ALPHA_STEPS)
     place = bisect_left(steps, True, key=lambda step: certifies(step / ALPHA_STEPS))
@@ -199,7 +199,7 @@ def selective(
 
     chosen = certified(alpha)
     if len(chosen) == 0:
-        smallest = _smallest_of_steps(lambda level: len(certified(level)) > 0)
+        smallest = smallest_of_steps(lambda level: len(certified(level)) > 0)
         needed = required_calibration(alpha, delta) or "half a billion"
         advice = "" if smallest is None else f"request alpha >= {smallest:.4f} on new queries, or "
         raise RiskUnattainable(
