@@ -23,6 +23,7 @@ EXTRAS = {
     "timm": "timm",
     "open_clip": "open_clip",
     "transformers": "transformers",
+    "cv2": "verify",
 }
 
 

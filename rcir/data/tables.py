@@ -21,10 +21,10 @@ from rcir.data.names import as_ids, as_label_lists, as_labels, as_numbers, as_te
 from rcir.errors import InvalidData, printable
 
 COLUMN_READERS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("id", "path", "key", "query", "gallery"), as_ids),
+    **dict.fromkeys(("id", "path", "key", "query", "gallery", "item"), as_ids),
     **{"label": as_labels, "labels": as_label_lists},
     **dict.fromkeys(("group", "cluster", "encounter", "split"), as_texts),
-    **dict.fromkeys(("x", "y", "uncertainty"), as_numbers),
+    **dict.fromkeys(("x", "y", "uncertainty", "score"), as_numbers),
 }
 FIELD_SEPARATORS = (",", ";", "\t")
 BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do

@@ -109,7 +109,27 @@ def _reading(path: Path) -> Iterator[None]:
 
 def read_matches(path: Path) -> list[tuple[str, str]]:
     """Read a table of true matches, .csv or .parquet: ids in the columns `query` and `gallery`."""
-    names = ("query", "gallery")
+    columns = _read_table(path, ("query", "gallery"))
+    return list(zip(columns["query"], columns["gallery"], strict=True))
+
+
+def read_scores(path: Path) -> dict[tuple[str, str], float]:
+    """Read scores of pairs, .csv or .parquet, in columns `query` and `item`, of ids, and `score`.
+
+    `InvalidData` if a pair has two different scores.
+    """
+    columns = _read_table(path, ("query", "item", "score"))
+    pairs = list(zip(columns["query"], columns["item"], strict=True))
+    values = columns["score"].tolist()
+    scores = dict(zip(pairs, values, strict=True))
+    for pair, value in zip(pairs, values, strict=True) if len(scores) < len(pairs) else ():
+        if scores[pair] != value:
+            raise InvalidData(f"{path}: {pair[0]} and {pair[1]} have two scores: remove one")
+    return scores
+
+
+def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return named columns of a table, .csv or .parquet, all of which it must have."""
     columns: dict[str, Any]
     with _reading(path):
         if path.suffix.lower() == ".csv":
@@ -120,8 +140,7 @@ def read_matches(path: Path) -> list[tuple[str, str]]:
         for name in names:
             if name not in columns:
                 raise missing_column(path, name, present)
-        pairs = parse_columns(path, columns, names)
-    return list(zip(pairs["query"], pairs["gallery"], strict=True))
+        return parse_columns(path, columns, names)
 
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:

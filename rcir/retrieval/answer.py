@@ -182,6 +182,23 @@ def search_batches(n: int, dim: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
+def items_of(
+    searcher: Searcher, results: SearchResults, ranking: Ranking, sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return positions and distances (m,) of the items in sets of sizes (n,), query by query."""
+    row, rank = cells_of(sizes)
+    column = rank if ranking.columns is None else ranking.columns[row, rank]
+    positions = results.require("positions")[row, column]
+    distances = results.require("distances")[row, column]
+    unknown = np.flatnonzero(positions < 0)  # no candidate has the label
+    if len(unknown):
+        assert results.labels is not None
+        positions[unknown], distances[unknown] = nearest_of_labels(
+            searcher, results, row[unknown], results.labels[row, column][unknown]
+        )
+    return positions, distances
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """A search and its calibration, which answer each request from its start to its end."""
@@ -307,16 +324,7 @@ class State:
     ) -> list[Retrieval]:
         """Return the answers that have ranked search results and set sizes."""
         # One look-up for all items; each answer is a slice of it.
-        row, rank = cells_of(sizes)
-        column = rank if ranking.columns is None else ranking.columns[row, rank]
-        positions = results.require("positions")[row, column]
-        distances = results.require("distances")[row, column]
-        unknown = np.flatnonzero(positions < 0)  # no candidate has the label
-        if len(unknown):
-            assert results.labels is not None
-            positions[unknown], distances[unknown] = nearest_of_labels(
-                self.searcher, results, row[unknown], results.labels[row, column][unknown]
-            )
+        positions, distances = items_of(self.searcher, results, ranking, sizes)
         ids = self.searcher.gallery.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0
