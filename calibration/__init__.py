@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from calibration.recalibration import recalibrate
     from calibration.screen import NOTHING_CERTIFIED, print_outcome, print_table
     from calibration.sentences import cost, promise
+    from calibration.verification import VerificationConfig, verify
 
 _HOMES = {
     "calibration.config": ("CalibrationConfig", "CertificationConfig", "EvaluationConfig"),
@@ -27,6 +28,7 @@ _HOMES = {
     "calibration.recalibration": ("recalibrate",),
     "calibration.screen": ("NOTHING_CERTIFIED", "print_outcome", "print_table"),
     "calibration.sentences": ("cost", "promise"),
+    "calibration.verification": ("VerificationConfig", "verify"),
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Outcome",
     "Reindexed",
     "RiskResult",
+    "VerificationConfig",
     "calibrate",
     "certify",
     "cost",
@@ -47,6 +50,7 @@ __all__ = [
     "promise",
     "recalibrate",
     "reindex",
+    "verify",
     "write_results",
 ]
 

@@ -62,7 +62,7 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
         if table.encounter is not None:
             names = np.array(list(dict.fromkeys(table.encounter.tolist())))
-        rows = _distinct_rows(queries)
+        rows = distinct_rows(queries)
         queries, names = queries[rows], names[rows]
         *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
         with step("search"):
@@ -203,7 +203,7 @@ def _matching_ids(path: Path, query_table: VectorTable) -> list[list[str]]:
     return list(matches.values())
 
 
-def _distinct_rows(queries: Queries) -> NDArray[np.int64]:
+def distinct_rows(queries: Queries) -> NDArray[np.int64]:
     """Return the rows of queries with distinct vectors, the first of each."""
     rows = np.sort(np.unique(digests(queries.vectors), return_index=True)[1])
     if len(rows) < len(queries):

@@ -26,6 +26,7 @@ COMMANDS = {
         "calibration",
         "give a retriever another index, and calibrate through it; or compare indexes",
     ),
+    "verify": ("calibration", "certify a verifier behind the shortlists of a retriever"),
     "evaluate": (
         "calibration",
         "measure a calibrated retriever on the test queries of its data set",

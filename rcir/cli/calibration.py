@@ -1,4 +1,4 @@
-"""`rcir certify`, `rcir evaluate`, `rcir recalibrate` and `rcir index`."""
+"""`rcir certify`, `rcir verify`, `rcir evaluate`, `rcir recalibrate` and `rcir index`."""
 
 from __future__ import annotations
 
@@ -64,6 +64,20 @@ def run_plan(options: Namespace) -> None:
     else:
         retriever = load(options.retriever)
         print(retriever.plan(**request, numbers=options.queries, pilot=options.pilot))
+
+
+def add_verify_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments: the fields of `VerificationConfig`."""
+    from calibration import VerificationConfig
+
+    add_fields(parser, VerificationConfig)
+
+
+def run_verify(options: Namespace) -> None:
+    """Certify, and print and write the certificate."""
+    from calibration import VerificationConfig, verify
+
+    verify(read_fields(VerificationConfig, options))
 
 
 def add_evaluate_arguments(parser: ArgumentParser) -> None:

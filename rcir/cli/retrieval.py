@@ -37,6 +37,11 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print JSON: of several pictures, a list"
     )
+    parser.add_argument(
+        "--pairs",
+        type=Path,
+        help="file for the pairs of query and item, a line each, as hloc and COLMAP read them",
+    )
 
 
 def run_retrieve(options: Namespace) -> None:
@@ -50,7 +55,12 @@ def run_retrieve(options: Namespace) -> None:
         names, queries = _read_vectors(options, retriever)
     answers = retriever.retrieve(**request | queries)
     if not isinstance(answers, list):  # of one encounter
-        answers = [answers]
+        names, answers = names[:1], [answers]
+    if options.pairs is not None:
+        from rcir.data.vector_files import write_pairs
+
+        pairs = zip(names, answers, strict=True)
+        write_pairs(options.pairs, [(name, item) for name, each in pairs for item in each.ids])
     if options.json:
         plain = [answer.to_dict() for answer in answers]
         print(dumps(plain if len(plain) > 1 else plain[0], indent=1))

@@ -128,6 +128,17 @@ def read_scores(path: Path) -> dict[tuple[str, str], float]:
     return scores
 
 
+def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
+    """Write names of queries and ids of items, a line "query item" each, as hloc reads them.
+
+    `InvalidData` if a name contains blanks, at which its readers would divide it.
+    """
+    for name in {name for pair in pairs for name in pair}:
+        if len(name.split()) != 1:
+            raise InvalidData(f"{name!r} has blanks, which a file of pairs cannot hold: rename it")
+    write_file(path, "".join(f"{query} {item}\n" for query, item in pairs).encode())
+
+
 def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Return named columns of a table, .csv or .parquet, all of which it must have."""
     columns: dict[str, Any]

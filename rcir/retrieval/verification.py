@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rcir.data.repeats import require_no_repeats
 from rcir.embedding import as_vectors
 from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable, StaleCalibration, printable
+from rcir.index import check_depth
 from rcir.options import ALPHA, DELTA
 from rcir.retrieval.answer import State, items_of
 from rcir.retrieval.calibration import Calibration
@@ -186,6 +187,7 @@ def certify_verifier(
         InvalidData: queries are in both splits or tuned the retriever, or scores are unsuitable.
         InvalidRiskLevel, RiskUnattainable: see `certify_verification`.
     """
+    check_depth(depth)
     state = State(retriever.searcher, retriever.calibration)
     made, searcher = state.valid_calibration(), state.searcher
     if searcher.options.leave_one_out:
