@@ -68,9 +68,8 @@ class VerificationConfig:
     depth: int = MAX_VERIFIED
 
     def __post_init__(self) -> None:
-        if (self.scores is not None) + (self.images is not None) != 1 and not (
-            self.pairs and self.scores is None and self.images is None
-        ):
+        verifiers = [self.scores, self.images]
+        if None not in verifiers or (verifiers == [None, None] and self.pairs is None):
             raise InvalidConfig("pass either --scores or --images, or --pairs alone")
 
 

@@ -110,8 +110,8 @@ class CertifiedVerifier:
         """
         state = State(self.retriever.searcher, self.retriever.calibration)
         calibration, searcher = state.valid_calibration(), state.searcher
-        now = calibration, self.verifier.name, self.verifier.version
-        if now[0] is not self.certified[0] or now[1:] != self.certified[1:]:
+        made, *version = self.certified
+        if calibration is not made or [self.verifier.name, self.verifier.version] != version:
             raise StaleCalibration(
                 "the retriever was calibrated again, or the verifier is another one or has another "
                 "version: certify it again, which only verifies pairs without a score"
@@ -127,19 +127,16 @@ class CertifiedVerifier:
         results = calibration.arrange(
             searcher, searcher.candidates(prepared), calibration.miss_rule
         )
-        found = _candidates(searcher, calibration, results, depth)
-        (size,) = np.minimum(set_sizes(found.scores, pair.shortlist), found.sizes)
-        positions = found.positions[:size]
+        candidate_scores, sizes, positions = _candidates(searcher, calibration, results, depth)
+        (size,) = np.minimum(set_sizes(candidate_scores, pair.shortlist), sizes)
+        positions = positions[:size]
         ids = searcher.gallery.ids[positions].tolist()
-        column, scores = 0, np.empty(0)
-        if pair.policy == "best":
-            scores = _scores(self.verifier, name, ids)
-            column = int(scores.argmax())
-        else:
-            for column, item in enumerate(ids):
-                scores = np.append(scores, _scores(self.verifier, name, [item]))
-                if scores[column] >= pair.acceptance:
-                    break
+        scores = np.empty(0)
+        for batch in [ids] if pair.policy == "best" else [[item] for item in ids]:
+            scores = np.append(scores, _scores(self.verifier, name, batch))
+            if scores.max() >= pair.acceptance:
+                break
+        column = int(scores.argmax())
         if scores[column] < pair.acceptance:
             return Verified(None, None, None, len(scores), self.certificate)
         labels = searcher.named_labels(positions[column : column + 1])
@@ -214,23 +211,16 @@ def certify_verifier(
     return CertifiedVerifier(retriever, verifier, certificate, tuned, verified, certified)
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """Scores (n, k) of candidates, sizes (n,) of the longest shortlists, and positions (m,)."""
-
-    scores: NDArray[np.float32]
-    sizes: NDArray[np.int64]
-    positions: NDArray[np.int64]
-
-
 def _candidates(
     searcher: Searcher, calibration: Calibration, arranged: SearchResults, depth: int
-) -> _Candidates:
-    """Return the first candidates of queries, arranged for the miss rule."""
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first candidates of n queries, arranged for the miss rule.
+
+    Their scores (n, k), the sizes (n,) of the longest shortlists, and the positions (m,) in these.
+    """
     ranking = calibration.miss_rule.score_function.rank(arranged)
     sizes = np.count_nonzero(np.isfinite(ranking.scores[:, :depth]), axis=1)
-    positions, _ = items_of(searcher, arranged, ranking, sizes)
-    return _Candidates(ranking.scores, sizes, positions)
+    return ranking.scores, sizes, items_of(searcher, arranged, ranking, sizes)[0]
 
 
 def pairs_to_verify(
@@ -240,9 +230,9 @@ def pairs_to_verify(
     state = State(retriever.searcher, retriever.calibration)
     made, searcher = state.valid_calibration(), state.searcher
     results = made.arrange(searcher, queries[0].results, made.miss_rule)
-    found = _candidates(searcher, made, results, depth)
-    names = np.repeat(np.array(queries[1], object), found.sizes)
-    return list(zip(names, searcher.gallery.ids[found.positions], strict=True))
+    _, sizes, positions = _candidates(searcher, made, results, depth)
+    names = np.repeat(np.array(queries[1], object), sizes)
+    return list(zip(names, searcher.gallery.ids[positions], strict=True))
 
 
 def _verify(
@@ -260,22 +250,22 @@ def _verify(
         raise InvalidData(f"got {len(names)} names for {len(labelled)} queries: name each")
     rule = calibration.miss_rule
     arranged = calibration.arrange(searcher, labelled, rule)
-    found = _candidates(searcher, calibration, arranged.results, depth)
+    _, sizes, positions = _candidates(searcher, calibration, arranged.results, depth)
     scored = score(rule.score_function, arranged).cut(depth)
     verification = np.full((len(scored), scored.depth), -np.inf)
-    row, column = cells_of(found.sizes)
+    row, column = cells_of(sizes)
     pictures, digests = [b""] * len(row), searcher.gallery.digests
     if digests is not None:
-        theirs = digests[found.positions].reshape(len(row), -1)
+        theirs = digests[positions].reshape(len(row), -1)
         ours = queries_of(labelled).digests[row]
         pictures = [
             blake2b(b"".join([query, *items]), digest_size=16).digest()
             for query, items in zip(ours.tolist(), theirs.tolist(), strict=True)
         ]
-    ids = searcher.gallery.ids[found.positions].tolist()
+    ids = searcher.gallery.ids[positions].tolist()
     keys = list(zip(ids, pictures, strict=True))
-    starts = np.cumsum(found.sizes) - found.sizes
-    parts = [keys[start : start + size] for start, size in zip(starts, found.sizes, strict=True)]
+    starts = np.cumsum(sizes) - sizes
+    parts = [keys[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     verification[row, column] = _scores_once(verifier, names, parts, path)
     return VerifiedResults(scored, verification)
 

@@ -84,8 +84,6 @@ def test_impossible_requests_name_levels_that_are_certified():
     certify_verification(tuning, calibration, refusal.value.minimum_alpha, 0.1, 0.1)
     with pytest.raises(InvalidRiskLevel, match="wrong"):
         certify_verification(tuning, calibration, 0.1, 0, 0.1)
-    with pytest.raises(InvalidConfig, match="best"):
-        certify_verification(tuning, calibration, 0.2, 0.1, 0.1, policies=())
     with pytest.raises(InvalidConfig, match="cluster"):
         verified(clusters=np.arange(400) // 2, cluster_word="video")
     with pytest.raises(InvalidData, match="match"):
