@@ -26,7 +26,7 @@ from rcir.retrieval.query_checks import check_searched
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 from rcir.retrieval.verifiers import Verifier
-from rcir.risk import LabelledResults, SearchResults, score
+from rcir.risk import LabelledResults, SearchResults, make_request, score
 from rcir.risk.probability import cells_of
 from rcir.risk.results import set_sizes
 from rcir.risk.verification import VerifiedResults, VerifierCertificate, certify_verification
@@ -95,13 +95,23 @@ class CertifiedVerifier:
         except RiskUnattainable:
             return None
 
-    def retrieve(self, query: Any, name: str | None = None, **described: Any) -> Verified:
+    def retrieve(
+        self,
+        query: Any,
+        name: str | None = None,
+        *,
+        key: str | None = None,
+        together: bool = False,
+        **described: Any,
+    ) -> Verified:
         """Answer one query.
 
         Args:
             query: an image or a vector, as for `Retriever.retrieve`.
             name: what the verifier knows the query by; by default the query itself, if it is a
                 path.
+            key, together: of the query, see `rcir.risk.options`; with together, it is a list of
+                images, or vectors (n, d).
             described: uncertainty, model and probabilities of a vector.
 
         Raises:
@@ -120,8 +130,15 @@ class CertifiedVerifier:
             if not isinstance(query, str | os.PathLike):
                 raise InvalidData("the query is not a path: pass its name for the verifier")
             name = os.fspath(query)
-        queries: Any = [query] if searcher.encoder is not None else as_vectors(query)[None]
-        prepared = searcher.prepare(queries, **described)
+        queries: Any = query if together else [query]
+        if searcher.encoder is None:
+            queries = np.atleast_2d(as_vectors(query))
+        request = make_request(key=key, together=together)
+        prepared = searcher.as_requested(searcher.prepare(queries, **described), request)
+        if len(prepared) != 1:
+            raise InvalidData(f"got {len(prepared)} queries: pass one, or its pictures (together)")
+        searcher.require_keys(prepared)
+        calibration.require_known_parts(searcher, prepared)
         require_alike(prepared, calibration.calibration_queries)
         pair, depth = self.certificate.pair, self.certificate.depth
         results = calibration.arrange(
@@ -136,8 +153,8 @@ class CertifiedVerifier:
             scores = np.append(scores, _scores(self.verifier, name, batch))
             if scores.max() >= pair.acceptance:
                 break
-        column = int(scores.argmax())
-        if scores[column] < pair.acceptance:
+        column = int(scores.argmax()) if len(scores) else 0
+        if not len(scores) or scores[column] < pair.acceptance:
             return Verified(None, None, None, len(scores), self.certificate)
         labels = searcher.named_labels(positions[column : column + 1])
         return Verified(

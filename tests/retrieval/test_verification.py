@@ -194,3 +194,30 @@ def test_local_features_recognise_a_picture_from_another_angle(tmp_path):
     assert other < 20
     assert empty == 0
     assert features.score("query.png", ["a.png"]) == same
+
+
+def test_queries_of_parts_are_verified_among_the_items_of_their_part():
+    rng = np.random.default_rng(0)
+    centres, labels = rng.standard_normal((KINDS, 8)), rng.integers(KINDS, size=1400)
+    labels[:400] = np.resize(np.arange(KINDS), 400)
+    vectors = centres[labels] + 0.5 * rng.standard_normal((1400, 8))
+    sites, items = rng.choice(["north", "south"], 1400), slice(400)
+    retriever = Retriever.from_embeddings(
+        vectors[items], names_of(labels[items], "g"), labels[items], keys=sites[items], key="site"
+    )
+    splits = []
+    for number, part in enumerate((slice(400, 800), slice(800, 1399))):
+        queries = retriever.labelled(vectors[part], labels[part], keys=sites[part])
+        names = names_of(labels[part], f"{number}q")
+        splits.append((retriever.search_labelled(queries), names))
+    retriever.calibrate_splits(*(split for split, _ in splits), score_function="quantile")
+    certified = certify_verifier(retriever, Expert(), *splits, **LEVELS)
+    name = names_of(labels[1399:], "new")[0]
+    answer = certified.retrieve(vectors[1399], name, key=sites[1399])
+    assert answer.label == labels[1399]
+    site_of = dict(zip(retriever.ids.tolist(), sites[items], strict=True))
+    assert site_of[answer.id] == sites[1399]
+    with pytest.raises(InvalidData, match="site"):
+        certified.retrieve(vectors[1399], name)
+    with pytest.raises(InvalidData, match="together"):
+        certified.retrieve(vectors[1398:], name, key="north")
