@@ -7,6 +7,8 @@ queries tune, the others calibrate at `ALPHA`, `WRONG` and delta 0.1; test queri
 - `verifications_over_fixed_k`: the verifications of a query on average, over the smallest k with
   which the same procedure certifies the same levels where the k nearest labels (the nearest item of
   each) are all verified and the best is accepted if it reaches a threshold;
+  `verifications_over_least_k`: over the smallest k with which the k nearest labels are certified to
+  hold a match, the errors of the verifier left aside, so that no fixed shortlist needs fewer;
   `verifications_over_one_size`: the same, with labels in the order of the shortlists;
   `verifications`: their number; `missed`, `wrong`: the shares of test queries.
 - `certified`, `certified_fixed`: shares of splits in which the levels are certified.
@@ -28,6 +30,7 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +48,7 @@ from rcir.errors import RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.verification import NamedQueries, certify_verifier
 from rcir.retrieval.verifiers import LocalFeatures
-from rcir.risk import LabelledResults, ScoredResults
+from rcir.risk import LabelledResults, ScoredResults, order_statistic
 from rcir.risk.verification import (
     Grid,
     Pair,
@@ -149,6 +152,10 @@ def measured(pool: Pool, seed: int) -> Iterator[tuple[str, float]]:
         yield from {"missed": missed, "wrong": wrong, "verifications": verified}.items()
         if fixed is not None:
             yield "verifications_over_fixed_k", verified / fixed.mean_verified
+        matchable = splits[1].queries[splits[1].queries.matchable]
+        with suppress(RiskUnattainable):
+            least = order_statistic(ALPHA, DELTA, matchable).threshold + 1
+            yield "verifications_over_least_k", verified / least
         if one_size is not None:
             yield "verifications_over_one_size", verified / one_size.mean_verified
     rng = np.random.default_rng(seed)
