@@ -143,7 +143,7 @@ def _calibrate_on(retriever: Retriever, queries: Queries, labels: list[Any]) -> 
     tuning = None
     if not calibration.tuned_on_gallery:
         tuning = retriever.search_labelled(calibration.tuning_queries)
-    queries = queries.with_population(relevance)
+    queries = queries.with_population(relevance, groups=queries.keys)
     options = dict(vars(calibration.options_to_repeat)) | {"seed": None}
     options["query_uncertainty"] = calibration.uncertainty
     options["unlabelled_misses"] = None in labels

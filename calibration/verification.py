@@ -124,7 +124,14 @@ def _splits(retriever: Retriever, file: Path) -> tuple[NamedQueries, NamedQuerie
             "this retriever searches images: embed gallery and queries (rcir embed), certify the "
             "vectors (rcir certify), and verify that retriever; or call `certify_verifier`"
         )
-    table, labels = read_all_vectors(file), None
+    searcher, calibration = retriever.searcher, retriever.require_calibration()
+    if calibration.calibration_queries.pictures is not None:
+        raise InvalidConfig(
+            "this retriever was calibrated with encounters: call `certify_verifier` with the "
+            "encounters that `search_labelled` found"
+        )
+    key = searcher.options.key if searcher.gallery.parts else None
+    table, labels = read_all_vectors(file, key=key), None
     if table.places is not None and isinstance(retriever.relevance, WithinRadius):
         labels = WithinRadius(table.places, retriever.relevance.radius)
     if table.ids is None or (labels is None and table.labels is None):
@@ -135,10 +142,11 @@ def _splits(retriever: Retriever, file: Path) -> tuple[NamedQueries, NamedQuerie
         table.uncertainty,
         model=table.model,
         clusters=table.cluster,
+        keys=table.key,
     )
     rows = distinct_rows(queries)
     queries, names = queries[rows], np.array(table.ids, object)[rows]
-    tuned = np.isin(queries.digests, retriever.require_calibration().tuning_queries.digests)
+    tuned = np.isin(queries.digests, calibration.tuning_queries.digests)
     order = np.lexsort((queries.digests, ~tuned))
     n_tuning = max(int(tuned.sum()), math.ceil(TUNING_SHARE * len(order)))
 

@@ -302,7 +302,7 @@ class State:
         prepared = self.searcher.prepare(queries, **described)
         prepared = self.searcher.as_requested(prepared, request)
         self.searcher.require_keys(prepared)
-        calibration.require_known_parts(self.searcher, prepared)
+        calibration.require_known_parts(self.searcher, prepared, request.group)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         for rows in search_batches(*prepared.vectors.shape):

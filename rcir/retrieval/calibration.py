@@ -205,17 +205,24 @@ class Calibration:
         """The options that every request needs."""
         return {"anytime": self.sequential}
 
-    def require_known_parts(self, searcher: Searcher, queries: Queries) -> None:
-        """Raise `InvalidData` for queries of parts without calibration queries.
+    def require_known_parts(
+        self, searcher: Searcher, queries: Queries, group: str | None = None
+    ) -> None:
+        """Raise `InvalidData` for queries of parts without calibration queries, or of another part
+        than a requested group.
 
         Clusters that are the parts cover new ones, drawn like these.
         """
-        known, clusters = (
-            self.calibration_queries.keys,
-            self.calibration_queries.population.clusters,
-        )
+        known, population = self.calibration_queries.keys, self.calibration_queries.population
+        clusters = population.clusters
         if queries.keys is None or known is None:
             return
+        by_part = population.groups is not None and np.array_equal(population.groups, known)
+        if group is not None and by_part and (queries.keys != group).any():
+            raise InvalidData(
+                f"the guarantee is for group {group!r}, which is a {searcher.options.key}, and "
+                f"some queries name another {searcher.options.key}: request both alike"
+            )
         if clusters is not None and np.array_equal(clusters, known):
             return
         if len(new := np.setdiff1d(queries.keys, known)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.answer import Retrieval, State, search_batches
 from rcir.risk import DriftMonitor
 
@@ -64,6 +64,8 @@ class QueryMonitor:
         each query once. Answers whose sets depend on another uncertainty than
         `Calibration.uncertainty` are left out, such as those for new labels.
         """
+        if not all(isinstance(answer, Retrieval) for answer in answers):
+            raise InvalidData("pass a list of answers of the retriever (`Retriever.retrieve`)")
         rule_for, uncertainty = self._calibration.rule_for, self._calibration.uncertainty
         rows = [
             (answer.uncertainty, answer.nearness)

@@ -602,6 +602,8 @@ class Retriever:
         if target is not None:
             if tuning not in ("auto", "queries"):
                 raise InvalidConfig(f"tuning is {tuning!r}; with a target it must be 'queries'")
+            if labelled.keys is not None or labelled.pictures is not None:
+                raise InvalidConfig("target cannot be combined with keys or encounters: omit one")
             tuning = "queries"
         tuned, calibrated = divide_queries(searcher, labelled, tuning, chosen)
         split, shift = searcher.search_labelled(calibrated), None

@@ -467,8 +467,9 @@ class Searcher:
         else:
             means = _means(vectors, number)
             uncertainty = None if uncertainty is None else _means(uncertainty, number)
-            of_unit_length = bool(np.all(lengths(vectors) == 1))
-            vectors = VectorOptions("cosine" if of_unit_length else "euclidean").prepare(means)
+            vectors = self.options.prepare(means)
+            if self.encoder is not None and np.all(lengths(queries.vectors) == 1):
+                vectors = VectorOptions("cosine").prepare(means)
         return replace(
             queries[first],
             vectors=vectors,
@@ -489,7 +490,7 @@ class Searcher:
             return queries
         if request.key is not None:
             queries = queries.with_keys(request.key)
-        if not names:
+        if names is False:
             return queries
         return self.together(queries, np.array(["0"] * len(queries) if names is True else names))
 
@@ -662,6 +663,14 @@ class Searcher:
 
     def _encounters(self, pictures: Queries, encounters: NDArray[np.str_]) -> Queries:
         """Return one labelled query for each encounter, or raise `InvalidData`."""
+        own, foreign = pictures.digests, self.foreign_digests
+        shared = 0 if foreign is None else int(np.isin(own, foreign).sum())
+        if shared or len(np.unique(own)) < len(own):
+            what = f"{shared} are pictures of the gallery" if shared else "some come twice"
+            raise InvalidData(
+                f"of {len(own)} pictures of encounters {what}, so that they find themselves, or "
+                "encounters depend on each other: leave these out"
+            )
         fused = self.together(replace(pictures, relevance=None), encounters)
         _, rows, number = np.unique(encounters, return_index=True, return_inverse=True)
         first, relevance, population = rows[number], pictures.relevance, pictures.population

@@ -42,9 +42,9 @@ class Shift:
 
     def __str__(self) -> str:
         return (
-            f"{self.n_kept} of {self.n_labelled} calibration queries were drawn as a sample of the "
-            f"population of {self.n_target} target queries (overlap {self.overlap:.2f}), if both "
-            f"differ only in {', '.join(self.features)}"
+            f"if both populations differ only in {', '.join(self.features)}, {self.n_kept} of "
+            f"{self.n_labelled} calibration queries are a sample of that of {self.n_target} target "
+            f"queries (overlap {self.overlap:.2f})"
         )
 
 

@@ -209,11 +209,18 @@ def certify_verifier(
             "queries that are gallery items cannot certify a verifier: an item that is the only "
             "one of its kind has no match here, and would have one in use. Query with others"
         )
-    if made.sequential or made.chosen_among > 1:
+    if made.sequential or max(made.chosen_among, made.attempts) > 1:
         raise InvalidConfig(
-            "calibration queries were added one by one, or chose the retriever among others, so "
-            "that they cannot certify at this delta: calibrate again, on other queries"
+            "calibration queries were added one by one, or chose the retriever or its calibration "
+            "among others, so that they cannot certify at this delta: calibrate on other queries"
         )
+    if (word := made.calibration_queries.population.cluster_word) is not None:
+        raise InvalidConfig(
+            f"the retriever was calibrated on queries in clusters ({word}), and a verifier is "
+            "certified on independent ones: calibrate and verify one query of each"
+        )
+    for split, _ in (tuning, calibration):
+        require_alike(queries_of(split), made.calibration_queries)
     require_no_repeats(
         searcher.foreign_digests,
         np.union1d(queries_of(tuning[0]).digests, made.tuning_queries.digests),

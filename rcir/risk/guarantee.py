@@ -112,6 +112,7 @@ class Guarantee:
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON; several risks are named in one text."""
         values: dict[str, object] = {**self.request.to_keywords(), "risk": self.risk}
+        del values["key"], values["together"]  # they describe queries
         evidence = {field.name: getattr(self, field.name) for field in fields(self)}
         del evidence["request"], evidence["certificate"]
         certificate = asdict(self.certificate)
@@ -138,8 +139,10 @@ class Guarantee:
                 unseen += ", and knows the labels of the calibration queries no better than others"
             again += f" It assumes that the model behind the label probabilities has seen {unseen}."
         if self.key is not None:
-            shares = "" if self.request.group else f", and each {self.key} is queried as often"
-            again += f" Each query is searched among the items of its own {self.key}{shares}."
+            again += f" Each query is searched among the items of its own {self.key}"
+            if self.request.groups == "all":
+                again += f", and they come from each {self.key} as often as in calibration"
+            again += "."
         if self.encounters:
             again += " A query is all pictures of one encounter, as many as there happen to be."
         if self.target is not None:

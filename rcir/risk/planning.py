@@ -179,12 +179,16 @@ def _check(request: Request, pilot: ScoredResults | None, numbers: Sequence[int]
             " other requests have several thresholds, or none that is a single query's score. Leave"
             " out abstain, mix, query_labels, beta and balance"
         )
+    if request.key is not None or request.together:
+        raise InvalidConfig("key and together describe queries: leave them out of a plan")
     if pilot is not None and pilot.population.clusters is not None:
         word = pilot.population.cluster_word
         raise InvalidConfig(
             f"the pilot queries come in clusters ({word}), whose threshold is not that of a single "
             "query: calibrate with one query of each, which are independent, and plan their number"
         )
+    if not isinstance(numbers, Sequence | np.ndarray) or isinstance(numbers, str):
+        raise InvalidConfig(f"numbers is {numbers!r}; pass a list of integers from 1")
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
             raise InvalidConfig(

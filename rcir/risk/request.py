@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, Unpack, get_type_hints
 
+import numpy as np
+
 from rcir.errors import InvalidConfig, as_option
 from rcir.options import ALPHA, DELTA, require_kinds
 from rcir.risk.bounds import Holds, check_level
@@ -201,6 +203,10 @@ def make_request(
         >>> make_request(0.1, 0.1, risk="recall", mix="any").groups
         'any mix'
     """
+    for name in ("key", "together"):
+        if hasattr(values := options.get(name), "tolist"):  # an array or a column
+            names = np.asarray(values).tolist()
+            options[name] = list(map(str, names)) if isinstance(names, list) else names
     require_kinds("request", OPTION_KINDS, options)
     options = {**DEFAULTS, **options}
     find_risk(options["risk"])

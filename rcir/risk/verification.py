@@ -206,9 +206,9 @@ class VerifierCertificate:
         return (
             f"With probability at least {1 - self.delta:g}, of the queries that have a match at "
             f"most {self.alpha:g} end without it, and at most {self.wrong:g} of all queries end "
-            f"with a wrong item; {self.mean_verified:.1f} verifications per query on average "
-            f"instead of {self.depth} ({self.n_calibration} calibration queries, "
-            f"{self.n_matchable} of them with a match)."
+            f"with a wrong item ({self.n_calibration} calibration queries, {self.n_matchable} of "
+            f"them with a match). These took {self.mean_verified:.1f} verifications per query on "
+            f"average, instead of {self.depth}."
         )
 
 

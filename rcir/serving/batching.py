@@ -129,16 +129,21 @@ def answer_batch(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exc
 
     def answer(row: int, parts: list[Queries]) -> list[AnsweredQueries]:
         retriever, terms = batch[row].served.retriever, batch[row].terms
-        parts = [retriever.searcher.as_requested(part, terms.request) for part in parts]
         queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
         answers = iter(retriever.retrieve(queries, **terms.request.promised.to_keywords()))
         return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
 
-    def alike(row: int) -> tuple[int, str, bool]:
-        request = batch[row]
-        return id(request.served), request.terms.guarantee, outcomes[row].uncertainty is None
+    def alike(row: int) -> tuple[object, ...]:
+        request, queries = batch[row], outcomes[row]
+        lacks = (values is None for values in (queries.uncertainty, queries.keys, queries.pictures))
+        return id(request.served), request.terms.guarantee, *lacks
+
+    def describe(row: int, parts: list[Queries]) -> list[Queries]:
+        request = batch[row].terms.request
+        return [batch[row].served.retriever.searcher.as_requested(part, request) for part in parts]
 
     _replace_by_group(outcomes, lambda row: id(batch[row].served), embed)
+    _replace_by_group(outcomes, lambda row: row, describe)  # keys and encounters are its own
     _replace_by_group(outcomes, alike, answer)
     return outcomes
 

@@ -133,7 +133,7 @@ class Served:
         """Search queries with labels; a query with label None matches nothing."""
         retriever = self.retriever
         relevance, _ = retriever.searcher.gallery.reported_relevance(labels, retriever.label_names)
-        return retriever.search_labelled(queries.with_population(relevance))
+        return retriever.search_labelled(queries.with_population(relevance, groups=queries.keys))
 
     @cached_property
     def positions(self) -> dict[str, int]:

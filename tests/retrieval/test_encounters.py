@@ -26,11 +26,11 @@ def draw(n, seed):
     )
 
 
+GALLERY, GALLERY_LABELS = draw(90, 0)[:2]
+
+
 def build(**options):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(LABELS, size=150)
-    vectors = CENTRES[labels] + 0.8 * rng.normal(size=(150, DIM))
-    return rcir.Retriever.from_embeddings(vectors, labels=labels, clusters=None, **options)
+    return rcir.Retriever.from_embeddings(GALLERY, labels=GALLERY_LABELS, clusters=None, **options)
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,34 @@ def test_pictures_of_an_encounter_that_differ_are_refused():
     groups = np.where(np.arange(len(labels)) == row, "a", "b")
     with pytest.raises(InvalidData, match="groups"):
         build().calibrate(vectors, labels, groups=groups, encounters=encounters)
-    keyed = build(keys=np.resize(["a", "b"], 150))
+    keyed = build(keys=np.resize(["a", "b"], len(GALLERY)))
     with pytest.raises(InvalidData, match="keys"):
         keyed.calibrate(vectors, labels, keys=groups, encounters=encounters)
     with pytest.raises(InvalidData, match="2 encounters"):
         build().calibrate(vectors, labels, encounters=["a", "b"])
     with pytest.raises(InvalidData, match="leave_one_out"):
         build(leave_one_out=True).calibrate(vectors, labels, encounters=encounters)
+
+
+def test_pictures_that_find_themselves_or_come_twice_are_refused():
+    vectors, labels, encounters = draw(100, 10)
+    single = build()
+    vectors[:20], labels[:20] = GALLERY[:20], GALLERY_LABELS[:20]
+    labels = np.array([labels[np.flatnonzero(encounters == name)[0]] for name in encounters])
+    with pytest.raises(InvalidData, match="20 are pictures of the gallery"):
+        single.calibrate(vectors, labels, encounters=encounters)
+    vectors, labels, encounters = draw(100, 11)
+    twice = np.concatenate([vectors, vectors[:3]]), np.append(labels, labels[:3])
+    with pytest.raises(InvalidData, match="twice"):
+        single.calibrate(*twice, encounters=np.append(encounters, ["x", "y", "z"]))
+
+
+def test_the_metric_decides_the_length_of_a_mean():
+    """Not the other pictures of the call: here two are of unit length, in another call too."""
+    one_hot = np.eye(DIM, dtype=np.float32)
+    retriever = build(metric="euclidean")
+    alone = retriever.searcher.together(retriever.searcher.prepare(one_hot[:2]), np.full(2, "a"))
+    np.testing.assert_allclose(alone.vectors[0], one_hot[:2].mean(axis=0))
 
 
 def test_encounters_are_stored_and_recalibrated(retriever, tmp_path):
@@ -121,7 +142,7 @@ def test_encounters_are_stored_and_recalibrated(retriever, tmp_path):
 
 def test_queries_of_answers_are_stored_with_keys_and_pictures():
     vectors, labels, encounters = draw(5, 7)
-    retriever = build(keys=np.resize(["a", "Süd"], 150))
+    retriever = build(keys=np.resize(["a", "Süd"], len(GALLERY)))
     keys = np.where(encounters == encounters[0], "Süd", "a")
     queries = retriever.labelled(vectors, labels, keys=keys, encounters=encounters)
     for row, stored in enumerate(map(_decode, _encode(queries))):

@@ -111,6 +111,11 @@ def test_keys_are_the_groups_of_the_queries():
     guarantee = retriever.guarantee(0.2, 0.1, group="south")
     assert guarantee.n_calibration == np.count_nonzero(keys == "south")
     assert "own site" in str(guarantee)
+    with pytest.raises(InvalidData, match="south"):
+        retriever.retrieve(vectors[0], 0.2, 0.1, group="south", key="north")
+    assert retriever.retrieve(vectors[0], 0.2, 0.1, group="south", key="south").size > 0
+    many = retriever.retrieve(vectors[:4], 0.2, 0.1, key=keys[:4])  # an array, as in calibration
+    assert len(many) == 4
 
 
 def test_a_part_without_calibration_queries_is_refused_unless_parts_are_clusters():

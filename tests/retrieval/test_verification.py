@@ -5,6 +5,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration
+from rcir.retrieval.queries import queries_of
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.verification import certify_verifier, pairs_to_verify
 from rcir.retrieval.verifiers import LocalFeatures, TableVerifier
@@ -221,3 +222,19 @@ def test_queries_of_parts_are_verified_among_the_items_of_their_part():
         certified.retrieve(vectors[1399], name)
     with pytest.raises(InvalidData, match="together"):
         certified.retrieve(vectors[1398:], name, key="north")
+
+
+@pytest.mark.filterwarnings("ignore")  # other choices with the same queries, labels without items
+def test_a_calibration_in_clusters_or_one_of_several_cannot_be_verified(world):
+    retriever, tuning, calibration, _ = world
+    queries = queries_of(calibration[0])
+    clusters = np.resize(np.arange(200).astype(str), len(queries))
+    other = Retriever(retriever.searcher)
+    other.calibrate(
+        queries.vectors, queries.population.labels, clusters=clusters, score_function="constant"
+    )
+    with pytest.raises(InvalidConfig, match="clusters"):
+        certify_verifier(other, Expert(), tuning, calibration, **LEVELS)
+    retriever.calibrate_splits(tuning[0], calibration[0], score_function="constant")
+    with pytest.raises(InvalidConfig, match="among others"):
+        certify_verifier(retriever, Expert(), tuning, calibration, **LEVELS)

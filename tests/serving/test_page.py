@@ -260,7 +260,7 @@ def test_sets_can_be_empty_and_risk_equal_where_they_are_offered(visit, stranger
                 expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
                 answer = retriever.retrieve(np.asarray(vector, np.float32), 0.3, 0.1, **options)
                 words = f"{answer.size} item{'s' * (answer.size > 1)}"
-                words = words if answer.size else "No match in the gallery"
+                words = words if answer.size else "Probably no match in the gallery"
                 expect(page.locator("#unlike")).to_contain_text(f"(p = {answer.unlike:#.2g})")
                 expect(page.locator("#status")).to_have_text(f"Answered: {words}")
                 expect(page.locator("#sentence")).to_have_text(str(answer.guarantee))

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 
 from rcir.data import images
-from rcir.errors import InvalidConfig, RiskUnattainable
+from rcir.errors import InvalidConfig, InvalidData, RiskUnattainable
 from rcir.retrieval.retriever import Retriever
 from rcir.serving import Settings, create_app
+from rcir.serving.batching import PreparedRequest, answer_batch
 from rcir.serving.errors import Busy, TooLarge, TooSlow
 from rcir.serving.middleware import Bounded
+from rcir.serving.schemas import Terms
+from rcir.serving.served import Served
 from rcir.serving.sources import source_of
 from tests.serving.conftest import drawn, listening, png
 
@@ -525,3 +528,32 @@ def test_several_pictures_of_one_query_are_sent_as_a_form(retriever, splits, tmp
         assert levels["largest"]["size"] >= answer["size"]
         refused = client.post("/retrieve", files=sent, data={"alpha": "0.5"})
         assert refusal(refused) == (400, "invalid-request")
+
+
+def test_requests_that_are_answered_together_keep_their_keys_and_encounters():
+    gallery, labels = drawn(500, 1)
+    queries, query_labels = drawn(400, 2)
+    keys = np.resize(["north", "south"], 500)
+    retriever = Retriever.from_embeddings(gallery, labels=labels, keys=keys, key="site")
+    retriever.calibrate(
+        queries, query_labels, keys=keys[:400], encounters=np.arange(400).astype(str)
+    )
+    served = Served(retriever, version="", manifest="")
+    new = drawn(3, 3)[0]
+    asked = [("north", True), ("south", True), ("south", ["a", "b", "a"]), ("east", True)]
+    batch = [
+        PreparedRequest(
+            served,
+            served.vectors(new.tolist(), None, None),
+            Terms(alpha=0.4, key=key, together=together),
+        )
+        for key, together in asked
+    ]
+    *outcomes, refused = answer_batch(batch)
+    assert isinstance(refused, InvalidData)
+    for (key, together), (stored, answers) in zip(asked, outcomes, strict=False):
+        expected = retriever.retrieve(new, 0.4, 0.1, key=key, together=together)
+        expected = expected if isinstance(expected, list) else [expected]
+        assert [answer.ids for answer in answers] == [each.ids for each in expected]
+        assert (stored.keys == key).all()
+        assert len(stored) == len(answers)

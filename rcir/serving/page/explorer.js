@@ -21,7 +21,7 @@ const KINDS = {
     options: () => ({}),
   },
   beta: {
-    name: "no set without a match",
+    name: "no set if a match is unlikely",
     hint: "Queries that seem to have no match in the gallery get an empty set.",
     options: () => ({ beta: Number(byId("beta").value) }),
   },
@@ -31,7 +31,7 @@ const KINDS = {
     options: () => ({ balance: "uncertainty" }),
   },
 };
-const EMPTY = "No match in the gallery";
+const EMPTY = "Probably no match in the gallery";
 
 const api = new Api(askToken);
 const items = new Items(byId("items"), api);
