@@ -63,7 +63,7 @@ SMALL = replace(
     CONFIG,
     epochs=sized(5, 2),
     batch=64,
-    data=DataConfig("digits", options={"train": sized(8000, 2500), "validation": 200} | DIGITS),
+    data=DataConfig("digits", options={"train": sized(8000, 800), "validation": 200} | DIGITS),
     preprocessing=Preprocessing(),
     encoder=EncoderConfig("deterministic", dim=32),
 )
@@ -72,7 +72,7 @@ TRACKED = TrainingConfig(
     epochs=sized(4, 2),
     batch=64,
     threads=1,
-    data=DataConfig("digits", options={"train": 1500, "validation": 200} | DIGITS),
+    data=DataConfig("digits", options={"train": sized(1500, 300), "validation": 200} | DIGITS),
     encoder=EncoderConfig("deterministic", dim=32),
 )
 PAIRS = sized(11, 1)  # of trainings whose tracking server answers, or does not
