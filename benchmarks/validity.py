@@ -863,7 +863,7 @@ BROKEN = {
     "broken: one threshold for all quarters": each_quarter(balanced=False),
     "broken: calibrated in the whole gallery": parts(in_part=False),
     "broken: encounters, then single pictures": encounters(fused=False),
-    "broken: lists of labels cut later": label_model(items=5, depth=30, answered=3),
+    "broken: lists of labels cut later": label_model(items=5, depth=30, answered=1),
     "broken: discriminants that saw the items": gallery_items(left_out=False),
 }
 FIGURES = {
