@@ -1,4 +1,4 @@
-"""`rcir certify`, `rcir verify`, `rcir evaluate`, `rcir recalibrate` and `rcir index`."""
+"""`rcir certify`, `plan`, `verify`, `evaluate`, `recalibrate` and `index`."""
 
 from __future__ import annotations
 

@@ -79,17 +79,17 @@ def read_vectors(path: Path, **named: str | None) -> VectorTable:
     `cluster`, if there is one. `InvalidData` if the file lacks a column, or a value is missing or
     wrong.
     """
-    named = {name: column for name, column in named.items() if column is not None}
+    column_of = {name: column for name, column in named.items() if column is not None}
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
         if path.suffix.lower() not in readers:
             raise InvalidData(f"{path} must end in {', '.join(readers)}")
-        names = (*COLUMNS_READ, *filter(None, named.values()))
+        names = (*COLUMNS_READ, *column_of.values())
         columns, model, present = readers[path.suffix.lower()](path, names)
-        for name in ("vector", *filter(None, named.values())):
+        for name in ("vector", *column_of.values()):
             if name not in columns:
                 raise missing_column(path, name, present)
-        chosen = {name: columns[column] for name, column in named.items() if column is not None}
+        chosen = {name: columns[column] for name, column in column_of.items()}
         columns = {name: columns[name] for name in columns if name in COLUMNS_READ} | chosen
         return _table(path, columns, model, present)
 
@@ -140,7 +140,7 @@ def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return named columns of a table, .csv or .parquet, all of which it must have."""
+    """Return columns of a table, .csv or .parquet; `InvalidData` if it lacks one."""
     columns: dict[str, Any]
     with _reading(path):
         if path.suffix.lower() == ".csv":

@@ -296,7 +296,7 @@ class State:
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch.
 
-        `request` is the one of which the guarantee is, with what describes its queries.
+        `request` is the request of the guarantee, with the keys and encounters of the queries.
         """
         calibration = self.require_calibration()
         prepared = self.searcher.prepare(queries, **described)
