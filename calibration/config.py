@@ -99,13 +99,19 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CertificationConfig:
-    """A calibration of vectors in files.
+    """A calibration of vectors in files, or of pictures and a model.
 
     Args:
-        gallery: vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards.
-        queries: labelled vectors of queries; unless given, each item of the gallery is a query, and
-            is left out of its own search.
-        output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`.
+        gallery: vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards. With
+            a model, pictures to search: a folder of class folders, or a table with their paths.
+        queries: labelled vectors or pictures that are queries; unless given, each item of the
+            gallery is a query, and is left out of its own search.
+        model: what embeds pictures: timm:NAME, open_clip:NAME/TAG, transformers:NAME, or the folder
+            of a training.
+        checkpoint: .safetensors file with the weights of the model, for a machine without a
+            network.
+        output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, and
+            for the vectors of pictures.
         matches: table of true matches with the columns query and gallery, of ids; where there are
             neither labels nor places.
         radius: distance up to which places match.
@@ -132,6 +138,8 @@ class CertificationConfig:
 
     gallery: str
     queries: str | None = None
+    model: str | None = None
+    checkpoint: str | None = None
     output: str = "runs/certified"
     matches: str | None = None
     radius: float | None = None
@@ -150,6 +158,8 @@ class CertificationConfig:
     def __post_init__(self) -> None:
         calibration_options(self)
         check_depth(self.depth)
+        if self.checkpoint is not None and self.model is None:
+            raise InvalidConfig("checkpoint holds the weights of a model: name it with --model")
 
     @property
     def cluster_column(self) -> str | None:

@@ -62,7 +62,7 @@ def measure(
     if test.results.require("queries").uncertainty is None:  # then "encoder" is the cosine's
         uncertainties.pop("encoder", None)
     encoder = retriever.searcher.options.model or "vectors"
-    if retriever.encoder is not None:
+    if not retriever.searcher.takes_vectors and retriever.encoder is not None:
         encoder = retriever.encoder.config.method
     share = _share_with_calibrated_labels(calibration, test)
     calibrated = calibration.miss_rule.evidence.population

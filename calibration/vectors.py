@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import NO_CLUSTERS, CertificationConfig, calibration_options
+from calibration.pictures import PictureModel, embed_pictures_of, files_in
 from calibration.progress import step
 from calibration.splits import SearchedSplits, warn_of_other_labels
 from rcir.data import ImageSet
@@ -50,6 +51,8 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
             the levels.
     """
+    name = Path(config.gallery).stem
+    config, model = embed_pictures_of(config)
     named = {"cluster": config.cluster_column, "key": config.key}
     file = Path(config.queries or config.gallery)
     table = read_all_vectors(file, **named, encounter=config.encounter)
@@ -57,6 +60,8 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         console.print(SPLIT_NOTE.format(table.file), soft_wrap=True)
     with step("index"):
         retriever = _build(config, table)
+    if model is not None:
+        model.attach(retriever)
     with dropped_on_error(retriever.index):
         queries = _label(retriever, config, table)
         names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
@@ -68,12 +73,12 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         with step("search"):
             return SearchedSplits(
                 retriever,
-                Path(config.gallery).stem,
+                name,
                 retriever.search_labelled(queries[tuning[0]]) if tuning else None,
                 retriever.search_labelled(queries[calibration]),
                 retriever.search_labelled(queries[test]),
                 calibration_ids=names[calibration].tolist(),
-                images=_image_set(retriever, queries[test], names[test].tolist()),
+                images=_image_set(retriever, queries[test], names[test].tolist(), model),
             )
 
 
@@ -245,10 +250,14 @@ def _divide(
     return parts
 
 
-def _image_set(retriever: Retriever, queries: Queries, ids: list[str]) -> ImageSet:
-    """Return queries as a set of images, for the report."""
+def _image_set(
+    retriever: Retriever, queries: Queries, ids: list[str], model: PictureModel | None
+) -> ImageSet:
+    """Return queries as a set of images, for the report; vectors stand for missing pictures."""
     assert queries.relevance is not None
     labels, attributes = queries.relevance.single, {}
     if labels is not None and retriever.label_names:
         attributes["class"] = np.array([retriever.label_names[n] for n in labels.tolist()])
-    return ImageSet(queries.vectors, labels, ids, attributes, queries.relevance)
+    files = None if model is None else files_in(model.queries, ids)
+    images = queries.vectors if files is None else files
+    return ImageSet(images, labels, ids, attributes, queries.relevance)

@@ -119,7 +119,7 @@ def verify(config: VerificationConfig) -> CertifiedVerifier | None:
 
 def _splits(retriever: Retriever, file: Path) -> tuple[NamedQueries, NamedQueries]:
     """Return the queries in a file that tune, and those that certify."""
-    if retriever.encoder is not None:
+    if not retriever.searcher.takes_vectors:
         raise InvalidConfig(
             "this retriever searches images: embed gallery and queries (rcir embed), certify the "
             "vectors (rcir certify), and verify that retriever; or call `certify_verifier`"

@@ -16,7 +16,7 @@ from rcir.options import spelled
 # Module and summary; the module has `add_NAME_arguments(parser)` and `run_NAME(options)`.
 COMMANDS = {
     "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
-    "certify": ("calibration", "calibrate and evaluate a retriever on precomputed embeddings"),
+    "certify": ("calibration", "calibrate and evaluate a retriever of photographs or vectors"),
     "plan": ("calibration", "predict how many queries to label, and the size of the sets"),
     "recalibrate": (
         "calibration",

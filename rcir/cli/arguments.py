@@ -60,10 +60,12 @@ class _Values(Action):
             self.images.required = False
 
 
-def add_fields(parser: ArgumentParser, kind: Any, without: Collection[str] = ()) -> None:
+def add_fields(
+    parser: ArgumentParser, kind: Any, without: Collection[str] = (), positional: str | None = None
+) -> None:
     """Add an argument for each field of a configuration, described as in its docstring.
 
-    An index is --index and --index-option.
+    An index is --index and --index-option; one field may be positional.
     """
     hints, texts = get_type_hints(kind), _descriptions(kind)
     for field in fields(kind):
@@ -71,6 +73,9 @@ def add_fields(parser: ArgumentParser, kind: Any, without: Collection[str] = ())
             from rcir.index import IndexConfig
 
             add_index(parser, IndexConfig.kind)
+        elif field.name == positional:
+            text = texts[field.name].removesuffix(".")
+            parser.add_argument(field.name, type=hints[field.name], help=text)
         elif field.name not in without:
             flag = FLAGS.get(field.name, field.name)
             settings = _settings(hints[field.name], field.default, flag.upper())
@@ -83,6 +88,8 @@ def _settings(hint: Any, default: Any, metavar: str) -> dict[str, Any]:
     """Return the settings of an argument for a field of some type."""
     arguments, origin = get_args(hint), get_origin(hint)
     settings: dict[str, Any] = {"required": True} if default is MISSING else {"default": default}
+    if hint is bool:
+        return {"action": "store_true"}
     if origin is Literal:
         return settings | {"choices": arguments}
     if origin is tuple:

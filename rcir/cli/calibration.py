@@ -23,7 +23,7 @@ def add_certify_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: the fields of `CertificationConfig`."""
     from calibration import CertificationConfig
 
-    add_fields(parser, CertificationConfig)
+    add_fields(parser, CertificationConfig, positional="gallery")
 
 
 def run_certify(options: Namespace) -> None:

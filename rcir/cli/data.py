@@ -10,7 +10,6 @@ from rich.progress import track
 from rich.table import Table
 
 from rcir.cli.arguments import read_values
-from rcir.cli.embed import add_max_pixels
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.terminal import console
 
@@ -23,7 +22,9 @@ def add_data_arguments(parser: ArgumentParser) -> None:
     check_parser = sets.add_parser("check", help="verify a copy: counts, pictures, checksums")
     check_parser.set_defaults(action=_check)
     check_parser.add_argument("name", help="name of the data set")
-    add_max_pixels(check_parser)
+    check_parser.add_argument(
+        "--max-pixels", type=int, help="larger pictures are refused (default: 200 million)"
+    )
     check_parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="option of its reader"
     )

@@ -23,12 +23,16 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
         "image",
         nargs="+",
         action="extend",
-        help="image file; for a retriever of vectors, a file of vectors",
+        help="image file; for a retriever of vectors, also a file of vectors",
     )
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
     )
     add_request_options(parser, images)
+    parser.add_argument(
+        "--model", help="for images, the model that embedded a gallery of vectors: see certify"
+    )
+    parser.add_argument("--checkpoint", help=".safetensors file with the weights of the model")
     parser.add_argument(
         "--encounter",
         metavar="COLUMN",
@@ -51,7 +55,12 @@ def run_retrieve(options: Namespace) -> None:
     retriever = use(options.retriever) if options.retriever else default_retriever()
     request = {option.name: getattr(options, option.name) for option in request_options()}
     names, queries = options.image, {"query": options.image}
-    if retriever.encoder is None:
+    if options.model is not None:
+        from rcir.runs.embedding import load_model
+
+        encoder, preprocessing, _ = load_model(options.model, options.checkpoint)
+        retriever.attach_encoder(encoder, preprocessing)
+    if retriever.searcher.takes_vectors and not _are_embeddable(options.image, retriever):
         names, queries = _read_vectors(options, retriever)
     answers = retriever.retrieve(**request | queries)
     if not isinstance(answers, list):  # of one encounter
@@ -73,18 +82,26 @@ def run_retrieve(options: Namespace) -> None:
             print(guarantee)
 
 
+def _are_embeddable(files: list[str], retriever: Retriever) -> bool:
+    """Return True if the files are images, and the retriever has an encoder for them."""
+    from rcir.data.images import IMAGE_ENDINGS
+
+    if Path(files[0]).suffix.lower() not in IMAGE_ENDINGS:
+        return False
+    if retriever.encoder is None:
+        model = retriever.searcher.options.model
+        remedy = "embed it with the model of the gallery, and pass the file of vectors"
+        if model is not None:
+            remedy = f"name the model of the gallery, with --model {model.rpartition('@')[0]}"
+        raise InvalidConfig(f"{files[0]} is an image, and this retriever has no encoder: {remedy}")
+    return True
+
+
 def _read_vectors(options: Namespace, retriever: Retriever) -> tuple[list[str], dict[str, Any]]:
     """Return the names of the queries in one file, and them as arguments of `retrieve`."""
-    from rcir.data.images import IMAGE_ENDINGS
     from rcir.data.vector_files import read_all_vectors
 
-    files, model = options.image, retriever.searcher.options.model
-    if Path(files[0]).suffix.lower() in IMAGE_ENDINGS:
-        name = "MODEL" if model is None else model.partition("@")[0]
-        raise InvalidConfig(
-            f"{files[0]} is an image, and this retriever searches vectors: embed it first, with "
-            f"rcir embed FOLDER --model {name} --output queries.parquet"
-        )
+    files = options.image
     if len(files) > 1:
         raise InvalidConfig(
             f"expected one vector file with a row for each query, got {len(files)} files"

@@ -21,7 +21,7 @@ from rcir import tracking
 from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable, StaleCalibration, printable
 from rcir.imports import EXTRAS
 from rcir.index import IndexConfig
-from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.retriever import PICTURES, Retriever
 from rcir.risk import make_request, request_options
 from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import MANIFEST, current_version, read_manifest
@@ -342,6 +342,8 @@ def make_example(retriever: Retriever) -> dict[str, Any]:
     from rcir.config import from_plain
     from rcir.data import DataConfig, load_splits
 
+    if folder := retriever.origin.get(PICTURES):
+        return make_image_example(Path(folder) / retriever.ids[0])
     if "data" not in retriever.origin:
         raise DataUnavailable(
             "the retriever does not name its data set: calibrate it with `rcir calibrate`"

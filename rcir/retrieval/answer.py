@@ -16,7 +16,7 @@ from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.label_ranking import nearest_of_labels
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
-from rcir.retrieval.search import Searcher, refuse_images
+from rcir.retrieval.search import Searcher
 from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
@@ -251,8 +251,7 @@ class State:
         guarantee = self.valid_calibration().guarantee(request)
         many = isinstance(query, list | tuple | Embedding | Queries)
         queries: Any = query if many else [query]
-        if self.searcher.encoder is None and not isinstance(query, Embedding | Queries):
-            refuse_images(query)
+        if self.searcher.are_vectors(query):
             vectors = as_vectors(query)
             many = vectors.ndim > 1 or not len(vectors)
             queries = vectors if many else vectors[None]

@@ -43,8 +43,9 @@ class Fingerprints:
     ) -> dict[str, str]:
         """Return the digests by the name of the part.
 
-        With an encoder these are "gallery", "index", "encoder" and "preprocessing"; without one,
-        "options" replaces the last two.
+        With an encoder these are "gallery", "index", "encoder" and "preprocessing". For vectors
+        "options" replaces the last two; it names the model, with a digest of the encoder that is
+        here, so that a calibration holds with the encoder as without.
         """
         parts: list[object] = [encoder, preprocessing, index, gallery, options]
         weights, hooks = ([], []) if encoder is None else encoder.parts()
@@ -56,13 +57,25 @@ class Fingerprints:
         if last is not None and last[1] == counts and all(map(operator.is_, last[0], parts)):
             return last[3]
         fingerprints = {"gallery": gallery.fingerprint, "index": index.version}
-        if encoder is not None and preprocessing is not None:
+        if encoder is not None and preprocessing is not None and options.model is not None:
+            name = options.model.rpartition("@")[0]
+            model = f"{name}@{model_digest(encoder, preprocessing)}"
+            fingerprints["options"] = _digest(asdict(options) | {"model": model})
+        elif encoder is not None and preprocessing is not None:
             fingerprints["encoder"] = encoder.fingerprint()
             fingerprints["preprocessing"] = _digest(preprocessing.identity())
         else:
             fingerprints["options"] = _digest(asdict(options))
         self._last = parts, counts, [weight.data for weight in weights], fingerprints
         return fingerprints
+
+
+def model_digest(encoder: Encoder, preprocessing: Preprocessing) -> str:
+    """Return a digest of weights, forward hooks and preprocessing, by which models are named."""
+    described = encoder.weights_digest() + json.dumps(preprocessing.identity(), sort_keys=True)
+    for hook in encoder.parts()[1]:
+        described += getattr(hook, "__qualname__", type(hook).__qualname__)
+    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def _digest(options: dict[str, Any]) -> str:

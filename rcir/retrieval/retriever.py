@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder, Images
     from rcir.encoders.batches import Embed
 
+PICTURES = "pictures"  # key of `Retriever.origin`
 _SWAP = threading.RLock()  # held while a state is replaced
 QueryBatch: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 
@@ -90,7 +91,9 @@ class Retriever:
         calibration: everything that calibration made; None until calibrated. It is replaced as a
             whole, and `update` replaces both together.
         origin: where the retriever comes from, as plain values: the configuration of its data set
-            ("data") and the MLflow run of its training ("run"), if known. No answer depends on it.
+            ("data"), the folder in which each item's picture has the item's id as its path
+            ("pictures"), and the MLflow run of its training ("run"), if known. No answer depends
+            on it.
         version_folder: the version on disk that it was loaded from or last saved as; None before.
     """
 
@@ -236,9 +239,27 @@ class Retriever:
         )
         return cls(replace(searcher, index=build_index(prepared, index)))
 
+    def attach_encoder(self, encoder: Encoder, preprocessing: Preprocessing) -> None:
+        """Let queries be images, too, by the encoder that embedded the gallery's vectors.
+
+        Uint8 arrays are then images, all others vectors. A calibration stays valid.
+
+        Args:
+            encoder, preprocessing: those that the gallery's `model` names
+                (`rcir.runs.models.load_model`).
+
+        Raises:
+            InvalidData: weights or preprocessing differ from those that the gallery's model had.
+            InvalidConfig: the gallery names no model, or the encoder compares more than vectors.
+            SaveConflict: the retriever was changed otherwise meanwhile.
+        """
+        before = self._state
+        searcher = before.searcher.with_encoder(encoder, preprocessing)
+        self._replace(before, State(searcher, before.calibration))
+
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder; None if vectors were passed."""
+        """The encoder; None if vectors were passed, and none was attached."""
         return self.searcher.encoder
 
     @property
@@ -474,8 +495,8 @@ class Retriever:
 
     def labelled(
         self,
-        vectors: ArrayLike,
-        labels: object,
+        vectors: ArrayLike | ImageSet,
+        labels: object = None,
         uncertainty: Floats | None = None,
         *,
         model: str | None = None,
@@ -486,14 +507,15 @@ class Retriever:
         keys: ArrayLike | None = None,
         encounters: ArrayLike | None = None,
     ) -> Queries:
-        """Return labelled vectors as queries for `search_labelled`.
+        """Return labelled vectors or images as queries for `search_labelled`.
 
         The retriever keeps the names of labels that the gallery lacks, so that they get the same
         numbers later.
 
         Args:
-            vectors: (n, d) vectors of the queries.
-            labels: (n,) labels of the kind that the gallery has.
+            vectors: (n, d) vectors of the queries; with an encoder, n images, or an `ImageSet`.
+            labels: (n,) labels of the kind that the gallery has; unless passed, those of the
+                `ImageSet`, whose clusters are used, too.
             uncertainty: (n,) uncertainties, larger is less certain; all later queries then need
                 them, too.
             model: name of the model that embedded the vectors, see `VectorOptions`.
@@ -538,8 +560,8 @@ class Retriever:
 
     def calibrate(
         self,
-        queries: ArrayLike,
-        labels: object,
+        queries: ArrayLike | ImageSet,
+        labels: object = None,
         score_function: OwnScoreFunction = "auto",
         *,
         tuning: Tuning = "auto",
@@ -554,11 +576,12 @@ class Retriever:
         target: QueryInput | None = None,
         **options: Unpack[CalibrationKeywords],
     ) -> CalibrationReport:
-        """Calibrate on labelled vectors, some of which tune, and return what is certified.
+        """Calibrate on labelled queries, some of which tune, and return what is certified.
 
         Args:
             queries: vectors (n, d), drawn independently of each other from the same source as
-                future queries; if they come in clusters, clusters are.
+                future queries; if they come in clusters, clusters are. With an encoder, images, or
+                an `ImageSet` with its labels.
             labels: of each, of the kind that the gallery has (`Retriever.from_embeddings`).
             tuning: "queries": a random three tenths tune, or 12% of fewer than 200. "labels": those
                 of three tenths of the labels. "gallery": the gallery's items tune, each left out of

@@ -16,7 +16,7 @@ from rcir.data.records import ImageSet
 from rcir.data.relevance import Relevance, count_matches, same_relevance
 from rcir.data.repeats import digests
 from rcir.embedding import Embedding, as_vectors
-from rcir.errors import InvalidConfig, InvalidData, warn
+from rcir.errors import InvalidConfig, InvalidData, printable, warn
 from rcir.index import (
     DEPTH,
     Index,
@@ -32,7 +32,7 @@ from rcir.index import (
 )
 from rcir.metrics.labels import NO_CANDIDATE, VOTERS
 from rcir.options import require_text
-from rcir.retrieval.fingerprints import Fingerprints
+from rcir.retrieval.fingerprints import Fingerprints, model_digest
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import moments_of
 from rcir.retrieval.queries import (
@@ -65,7 +65,7 @@ class Searcher:
     Attributes:
         gallery: the items in the order of the index, with what defines their matches.
         index: the index of the gallery's vectors; nobody else adds to it or removes from it.
-        encoder, preprocessing: how images are embedded; None if the gallery consists of vectors.
+        encoder, preprocessing: how images are embedded; None for vectors whose model is not here.
         max_depth: number of candidates to search for each query; a small gallery has fewer.
         options: how vectors are searched that were embedded elsewhere.
         label_names: names of labels, by label: those of the gallery's labels, and of further ones
@@ -103,13 +103,43 @@ class Searcher:
                 f"a gallery of {len(self.gallery)} items has no candidates, because an item is "
                 f"left out with its exact copies and its {self.options.cluster}: add other items"
             )
-        if self.encoder is not None and self.encoder.reranks and self.gallery.items is None:
+        reranks = not self.takes_vectors and self.encoder is not None and self.encoder.reranks
+        if reranks and self.gallery.items is None:
             raise InvalidData("the encoder re-ranks: pass the gallery's embeddings as `items`")
         if len(self.index) != len(self.gallery):
             raise InvalidData(
                 f"the index has {len(self.index)} vectors and the gallery {len(self.gallery)} "
                 "items: pass one vector per item"
             )
+
+    @property
+    def takes_vectors(self) -> bool:
+        """True if the gallery consists of vectors, whether the encoder that made them is here."""
+        return self.encoder is None or self.options.model is not None
+
+    def with_encoder(self, encoder: Encoder, preprocessing: Preprocessing) -> Searcher:
+        """Return the search of this gallery of vectors with the encoder that made them.
+
+        See `Retriever.attach_encoder`.
+        """
+        model = self.options.model
+        if not self.takes_vectors or model is None:
+            raise InvalidConfig(
+                "the gallery does not name the model that embedded it, so that no encoder can be "
+                "compared with it: embed it with `rcir embed` or `rcir certify --model`"
+            )
+        if encoder.reranks or encoder.draws:
+            raise InvalidConfig(
+                f"method {encoder.config.method} compares more than vectors: train and calibrate "
+                "it on the data set (rcir calibrate --run), or query with vectors"
+            )
+        digest = model_digest(encoder, preprocessing)
+        if model.rpartition("@")[2] != digest:
+            raise InvalidData(
+                f"the gallery was embedded by {printable(model)}, and weights and preprocessing of "
+                f"this encoder have the digest {digest}: use the model of the gallery"
+            )
+        return replace(self, encoder=encoder, preprocessing=preprocessing)
 
     def with_items(
         self,
@@ -128,14 +158,14 @@ class Searcher:
         """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
-        if self.encoder is None and not isinstance(images, Embedding | Queries):
+        if self.are_vectors(images):
             images = as_vectors(images)
             if len(images):
                 check_shape(images)
         new_ids = check_ids(ids, len(images), self.gallery.ids.tolist())
         if not len(new_ids) and not (isinstance(labels, Sized) and len(labels)):
             return self
-        numbered = self.encoder is not None  # the data set assigned the numbers of the labels
+        numbered = not self.takes_vectors  # the data set assigned the numbers of the labels
         relevance, names = self.gallery.new_relevance(labels, new_ids, self.label_names, numbered)
         require_utf8(names.values(), "the labels")
         queries = self.prepare(images, None, uncertainty, model)
@@ -356,6 +386,20 @@ class Searcher:
         every_vector = np.concatenate([before, vectors])
         return moments_of(every_vector, gallery.labels, known=gallery.clusters)
 
+    def are_vectors(self, queries: object) -> bool:
+        """Return True for vectors; `InvalidConfig` for files of images if there is no encoder.
+
+        With the encoder of the gallery's vectors, both are accepted, and 8-bit arrays are images.
+        """
+        if not self.takes_vectors or isinstance(queries, Embedding | Queries):
+            return False
+        first = queries[0] if isinstance(queries, list | tuple) and queries else queries
+        are_files = isinstance(first, str | bytes | os.PathLike)
+        if self.encoder is None and are_files:
+            raise InvalidConfig(NO_ENCODER)
+        is_image = hasattr(first, "getexif") or getattr(first, "dtype", None) == np.uint8
+        return self.encoder is None or not (are_files or is_image)
+
     def embed(self, images: Images, embedder: Embed | None = None) -> Embedding:
         """Return the embeddings of images, see `Retriever.embed`."""
         if self.encoder is None or self.preprocessing is None:
@@ -400,8 +444,8 @@ class Searcher:
                 first = by_label[np.searchsorted(ascending, self.gallery.classes)]
                 probabilities = order_columns(probabilities, self.named_labels(first) or ())
             return prepared.with_probabilities(probabilities, self.gallery.classes)
-        embedded = isinstance(queries, Queries | Embedding)
-        if (self.encoder is not None or embedded) and not (uncertainty is None and model is None):
+        are_vectors = self.are_vectors(queries)
+        if not are_vectors and not (uncertainty is None and model is None):
             raise InvalidConfig(
                 "uncertainty and model describe vectors: leave them out for images, with an "
                 "Embedding or with Queries"
@@ -411,19 +455,18 @@ class Searcher:
         images: Any = None
         if isinstance(queries, Embedding):
             embedding = queries
-        elif self.encoder is None:
+        elif are_vectors:
             self.options.require_model(model)
             uncertainties = self.options.uncertainties(uncertainty)
-            refuse_images(queries)
             return Queries(self.options.prepare(queries), uncertainties)
         else:
             images = queries
             embedding = self.embed(images, embedder)
         vectors, uncertainties = embedded_vectors(embedding)
-        if self.encoder is None:
-            vectors = self.options.prepare(vectors)
         stored = None
-        if self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
+        if self.takes_vectors:
+            vectors = self.options.prepare(vectors)
+        elif self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
             stored = embedding.map(lambda values: values.cpu())
         return Queries(vectors, uncertainties, images, embedding=stored)
 
@@ -468,7 +511,7 @@ class Searcher:
             means = _means(vectors, number)
             uncertainty = None if uncertainty is None else _means(uncertainty, number)
             vectors = self.options.prepare(means)
-            if self.encoder is not None and np.all(lengths(queries.vectors) == 1):
+            if not self.takes_vectors and np.all(lengths(queries.vectors) == 1):
                 vectors = VectorOptions("cosine").prepare(means)
         return replace(
             queries[first],
@@ -624,8 +667,8 @@ class Searcher:
 
     def labelled(
         self,
-        vectors: ArrayLike,
-        labels: object,
+        vectors: ArrayLike | ImageSet,
+        labels: object = None,
         uncertainty: NDArray[np.floating[Any]] | None = None,
         *,
         model: str | None = None,
@@ -646,6 +689,13 @@ class Searcher:
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         cluster = require_text("cluster", cluster)
         queries: Any = vectors
+        if isinstance(vectors, ImageSet):
+            queries = vectors.images
+            if labels is None:  # by name, because the numbers may be those of another set
+                named = vectors.label_names and self.label_names
+                labels = vectors.attributes["class"] if named else vectors.relevance
+            if clusters is None and vectors.cluster is not None:
+                clusters, cluster = vectors.attributes[vectors.cluster], vectors.cluster
         embedded = self.prepare(queries, None, uncertainty, model, probabilities)
         _require_queries(embedded)
         relevance, names = self.gallery.query_relevance(labels, self.label_names)
@@ -793,13 +843,6 @@ def _means(values: NDArray[Any], number: NDArray[np.int64]) -> NDArray[np.float6
 def _require_queries(queries: Queries) -> None:
     if not len(queries):
         raise InvalidData("there are no queries: pass at least one labelled query")
-
-
-def refuse_images(queries: object) -> None:
-    """Raise `InvalidConfig` for files of images, which a retriever of vectors cannot embed."""
-    first = queries[0] if isinstance(queries, list | tuple) and queries else queries
-    if isinstance(first, str | bytes | os.PathLike):
-        raise InvalidConfig(NO_ENCODER)
 
 
 def _changeable(index: Index) -> Index:

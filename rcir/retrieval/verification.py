@@ -131,7 +131,7 @@ class CertifiedVerifier:
                 raise InvalidData("the query is not a path: pass its name for the verifier")
             name = os.fspath(query)
         queries: Any = query if together else [query]
-        if searcher.encoder is None:
+        if searcher.are_vectors(query):
             queries = np.atleast_2d(as_vectors(query))
         request = make_request(key=key, together=together)
         prepared = searcher.as_requested(searcher.prepare(queries, **described), request)

@@ -1,0 +1,77 @@
+"""Pictures and a model, in place of files of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibration.config import CertificationConfig
+from rcir.errors import InvalidConfig
+from rcir.retrieval.retriever import PICTURES, Retriever
+from rcir.terminal import console
+
+if TYPE_CHECKING:  # vectors need no torch
+    from rcir.data.preprocessing import Preprocessing
+    from rcir.encoders import Encoder
+
+VECTORS = "vectors"  # folder in the output
+
+
+@dataclass(frozen=True)
+class PictureModel:
+    """What embedded the pictures of gallery and queries, and the folders in which they are."""
+
+    encoder: Encoder
+    preprocessing: Preprocessing
+    gallery: Path
+    queries: Path
+
+    def attach(self, retriever: Retriever) -> None:
+        """Give a retriever of the pictures' vectors the encoder, and the place of the pictures."""
+        try:
+            retriever.attach_encoder(self.encoder, self.preprocessing)
+        except InvalidConfig as error:  # a method that compares more than vectors
+            console.print(f"note: the retriever accepts vectors only: {error}", soft_wrap=True)
+        if files_in(self.gallery, retriever.ids.tolist()):
+            retriever.origin[PICTURES] = str(self.gallery)
+
+
+def files_in(folder: Path, names: Sequence[str]) -> list[Path] | None:
+    """Return the files in a folder by their names; None unless all are there."""
+    files = [folder / name for name in names]
+    return files if all(file.is_file() for file in files) else None
+
+
+def embed_pictures_of(
+    config: CertificationConfig,
+) -> tuple[CertificationConfig, PictureModel | None]:
+    """Return the configuration with files of vectors in place of pictures, and their model.
+
+    Vectors that the output holds already are not computed again.
+    """
+    if config.model is None:
+        place = Path(config.gallery)
+        if place.is_dir() and not any(place.glob("*.parquet")):
+            raise InvalidConfig(
+                f"{place} is a folder without files of vectors: if it holds pictures, name a model "
+                "that embeds them, such as --model timm:tf_efficientnet_lite0"
+            )
+        return config, None
+    from rcir.runs.config import EmbeddingConfig
+    from rcir.runs.embedding import embed_pictures
+
+    folder = Path(config.output) / VECTORS
+    folder.mkdir(parents=True, exist_ok=True)
+    files, folders = {}, {}
+    for part in ("gallery", "queries"):
+        place = Path(getattr(config, part) or config.gallery)
+        folders[part] = (place if place.is_dir() else place.parent).absolute()
+        if getattr(config, part) is not None:
+            files[part] = str(folder / part)
+            encoder, preprocessing = embed_pictures(
+                EmbeddingConfig(place, config.model, folder / part, config.checkpoint, shards=1)
+            )
+    embedded = replace(config, gallery=files["gallery"], queries=files.get("queries"))
+    return embedded, PictureModel(encoder, preprocessing, **folders)
