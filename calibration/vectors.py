@@ -31,7 +31,7 @@ from rcir.terminal import console
 
 SPLIT_NOTE = (
     "note: the column split of {} divides nothing here. If its parts are gallery and queries, "
-    "embed the folder of each by itself, and pass the files as --gallery and --queries"
+    "pass the folder of each by itself, as the gallery and as --queries"
 )
 # Shares of the queries, or of their clusters or labels; the other queries measure.
 SHARES = {"tuning": 0.25, "calibration": 0.5}

@@ -158,7 +158,7 @@ class TestFullDisk:
     def test_calibration_and_recalibration(self, tmp_path, mount, refused):
         gallery = vectors_in(tmp_path / "gallery.npz", 1200, 1)
         disk = mount("-t", "tmpfs", "-o", "size=8k", "tmpfs")
-        certify = ["certify", "--gallery", str(gallery), "--output", str(disk / "output")]
+        certify = ["certify", str(gallery), "--output", str(disk / "output")]
         for size in (8, 100, 1500):
             mount("-o", f"remount,size={size}k")
             line = refused(*certify)

@@ -181,7 +181,7 @@ def test_core_is_small_and_has_no_training_libraries(core):
 
 @pytest.mark.slow
 def test_core_certifies_sets_from_npy_files(core, vectors, tmp_path):
-    command = (core / "bin" / "rcir", "certify", "--gallery", vectors / "gallery.npy")
+    command = (core / "bin" / "rcir", "certify", vectors / "gallery.npy")
     options = ("--queries", vectors / "queries.npy", "--alpha", "0.2", "--output", tmp_path / "out")
     process = run_apart(*command, *options, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
@@ -216,6 +216,6 @@ def test_core_names_the_extra_that_brings_a_missing_library(core, vectors, tmp_p
         assert "[train]" in last_line("python", "-c", program)
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     gallery = vectors / "gallery.npy"
-    line = last_line("rcir", "certify", "--gallery", gallery, MLFLOW_TRACKING_URI=store)
+    line = last_line("rcir", "certify", gallery, MLFLOW_TRACKING_URI=store)
     assert re.search(r"mlflow.*\[train\]|\[train\].*mlflow", line)
     assert list(tmp_path.iterdir()) == []

@@ -116,9 +116,7 @@ def embed_pictures(options: EmbeddingConfig) -> tuple[Encoder, Preprocessing]:
     return encoder, preprocessing
 
 
-def _choose_batch(
-    options: EmbeddingConfig, encoder: Encoder, preprocessing: Preprocessing
-) -> int:
+def _choose_batch(options: EmbeddingConfig, encoder: Encoder, preprocessing: Preprocessing) -> int:
     """Return the number of pictures in a forward pass, as requested or as fits into memory."""
     if options.batch is not None:
         return options.batch

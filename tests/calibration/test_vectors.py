@@ -46,7 +46,7 @@ def config(**changed):
     )
 
 
-COMMAND = ["certify", "--gallery", "gallery.npz", "--queries", "queries.npz"]
+COMMAND = ["certify", "gallery.npz", "--queries", "queries.npz"]
 
 
 def test_the_command_builds_the_named_index_prints_and_writes(folder, capsys, monkeypatch):

@@ -19,7 +19,7 @@ def test_pairs_are_written_scored_and_certified(tmp_path, monkeypatch, capsys):
         ids = [f"{name}/{row}" for row in range(n)]
         labels |= dict(zip(ids, kinds.tolist(), strict=True))
         np.savez(f"{name}.npz", vector=vectors, id=np.array(ids), label=kinds)
-    files = ["--gallery", "gallery.npz", "--queries", "queries.npz"]
+    files = ["gallery.npz", "--queries", "queries.npz"]
     assert main(["certify", *files, "--alpha", "0.3", "--output", "out"]) == 0
     command = ["verify", "--retriever", "out/retriever", *files[2:], "--depth", "5"]
     main([*command, "--pairs", "pairs.txt"])
