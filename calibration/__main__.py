@@ -1,4 +1,4 @@
-"""`rcir calibrate --run RUN`: give a trained encoder a guarantee."""
+"""`rcir calibrate --run RUN`: give an encoder a guarantee."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from calibration.config import CalibrationConfig
         from rcir.config import parse
 
-        summary = "Give a trained encoder a guarantee."
+        summary = "Give an encoder a guarantee."
         config = parse(CalibrationConfig, argv, "rcir calibrate", summary, reads_folders=True)
         from calibration.pipeline import calibrate
         from calibration.screen import print_outcome

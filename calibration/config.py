@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from rcir.data.catalogue import DataConfig
 from rcir.data.division import QueryDivision
 from rcir.data.rejects import check_max_rejects
 from rcir.errors import InvalidConfig
@@ -23,6 +24,11 @@ class CalibrationConfig:
 
     Args:
         run: folder of a training run, or the id of its MLflow run.
+        model: in place of a run, a model that is not trained: timm:NAME, open_clip:NAME/TAG or
+            transformers:NAME. It becomes a run without epochs, to be compared with others.
+        checkpoint: .safetensors file with the weights of the model, for a machine without a
+            network.
+        data: the data set that a model searches; a run has its own.
         output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
             `rcir compare` reads; the run's own unless given.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
@@ -49,7 +55,10 @@ class CalibrationConfig:
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
     """
 
-    run: str
+    run: str | None = None
+    model: str | None = None
+    checkpoint: str | None = None
+    data: DataConfig | None = None
     output: str | None = None
     score_function: ScoreFunctionName = "auto"
     query_uncertainty: str = "auto"
@@ -68,6 +77,10 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         calibration_options(self)
+        if (self.run is None) == (self.model is None):
+            raise InvalidConfig("pass either --run, the folder of a training, or --model")
+        if self.run is not None and not (self.checkpoint is None and self.data is None):
+            raise InvalidConfig("a run has its weights and data set: leave out checkpoint and data")
         check_max_rejects(self.max_rejects)
         if self.num_workers < 0:
             raise InvalidConfig(f"num_workers is {self.num_workers}; at least 0")

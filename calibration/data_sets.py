@@ -37,8 +37,7 @@ from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
 from rcir.index import dropped_on_error
 from rcir.retrieval.retriever import Retriever
-from rcir.runs import folder as runs
-from rcir.runs.folder import QUERIES, TrainedOn, list_classes
+from rcir.runs.folder import QUERIES, RunFolder, TrainedOn, list_classes
 from rcir.runs.results import digest_names
 from rcir.terminal import console
 
@@ -47,18 +46,19 @@ CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the t
 _print_line = partial(console.print, soft_wrap=True)
 
 
-def search_run(config: CalibrationConfig, output: Path, embedder: Embedder) -> SearchedSplits:
+def search_run(
+    config: CalibrationConfig, run: RunFolder, output: Path, embedder: Embedder
+) -> SearchedSplits:
     """Search the data set of a training run, embedded by its encoder.
 
     Raises:
-        InvalidData: there is no such run, or it is not finished; or it trained on what is to
-            certify it (`rcir.runs.folder.TrainedOn.require_unseen`).
+        InvalidData: the run is not finished; or it trained on what is to certify it
+            (`rcir.runs.folder.TrainedOn.require_unseen`).
         InvalidImage: more images than `max_rejects` cannot be read.
         InvalidConfig: the queries have no such clusters, or `ood` is their own data set.
         UntrustedFolder: the run names a class or a tracking store that is not allowed.
         TrackingUnavailable: the run in MLflow cannot be written to.
     """
-    run = runs.find_run(config.run)
     training = run.tracked
     training.require_active()  # fail now, not when the results are logged
     cluster = config.cluster or run.data.options.get("cluster")

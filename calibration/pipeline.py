@@ -76,13 +76,15 @@ def calibrate(config: CalibrationConfig) -> Outcome:
         RcirError: others are those of `calibration.data_sets.search_run`.
     """
     from calibration.data_sets import search_run  # imports torch, as the next ones
+    from calibration.models import untrained_run
     from rcir.encoders.embedder import Embedder
     from rcir.runs.folder import find_run
 
-    output = Path(config.output) if config.output else find_run(config.run).path
+    run = untrained_run(config) if config.run is None else find_run(config.run)
+    output = Path(config.output) if config.output else run.path
     # Embeddings are kept until the retriever is saved.
     embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
-    outcome = _calibrate(config, output, partial(search_run, config, output, embedder))
+    outcome = _calibrate(config, output, partial(search_run, config, run, output, embedder))
     embedder.clear()
     return outcome
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.config import NO_CLUSTERS, CertificationConfig, calibration_options
-from calibration.pictures import PictureModel, embed_pictures_of, files_in
+from calibration.models import PictureModel, embed_pictures_of, files_in
 from calibration.progress import step
 from calibration.splits import SearchedSplits, warn_of_other_labels
 from rcir.data import ImageSet

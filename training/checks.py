@@ -42,8 +42,9 @@ def check_encoder(config: TrainingConfig) -> None:
     method, encoder = config.encoder.method, build_on_meta(config)
     if config.encoder.freeze and frozen_backbone(encoder) is None:
         raise InvalidConfig(f"encoder.freeze is true, but {method} has no backbone to freeze")
-    # A method that only fits a trained base afterwards has no epochs.
-    if not has_trainable_weights(encoder) and type(encoder).fit_posthoc is Encoder.fit_posthoc:
+    # A pretrained model, or a method that only fits a trained base afterwards, has no epochs.
+    has_epochs = has_trainable_weights(encoder) or config.encoder.starts_pretrained
+    if not has_epochs and type(encoder).fit_posthoc is Encoder.fit_posthoc:
         raise InvalidConfig(f"{method} has no weights to train: choose another encoder.method")
     has_base = config.has_members or config.encoder.options.get("base_weights")
     if not (has_trainable_weights(encoder) or has_base or config.encoder.starts_pretrained):

@@ -252,6 +252,7 @@ class Pretrained(Encoder):
         self.backbone, shape, pool = build_features(self.config, channels, size)
         self.pooling, length = pooling(pool, shape)
         self.config = replace(self.config, dim=length)
+        self.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Embedding:
         return Embedding(F.normalize(self.pooling(self.backbone(images)).float()))

@@ -21,7 +21,7 @@ def test_pairs_are_written_scored_and_certified(tmp_path, monkeypatch, capsys):
         np.savez(f"{name}.npz", vector=vectors, id=np.array(ids), label=kinds)
     files = ["gallery.npz", "--queries", "queries.npz"]
     assert main(["certify", *files, "--alpha", "0.3", "--output", "out"]) == 0
-    command = ["verify", "--retriever", "out/retriever", *files[2:], "--depth", "5"]
+    command = ["verify", "--retriever", "out/retriever", *files[1:], "--depth", "5"]
     main([*command, "--pairs", "pairs.txt"])
     pairs = [line.split() for line in (tmp_path / "pairs.txt").read_text().splitlines()]
     assert len(pairs) == len({query for query, _ in pairs}) * 5

@@ -1,13 +1,17 @@
-"""Pictures and a model, in place of files of vectors."""
+"""Models that are not trained: pictures in place of vectors, and a model in place of a run."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibration.config import CertificationConfig
+from calibration.config import CalibrationConfig, CertificationConfig
+from rcir.data.catalogue import DataConfig
 from rcir.errors import InvalidConfig
 from rcir.retrieval.retriever import PICTURES, Retriever
 from rcir.terminal import console
@@ -15,6 +19,7 @@ from rcir.terminal import console
 if TYPE_CHECKING:  # vectors need no torch
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders import Encoder
+    from rcir.runs import RunFolder
 
 VECTORS = "vectors"  # folder in the output
 
@@ -75,3 +80,31 @@ def embed_pictures_of(
             )
     embedded = replace(config, gallery=files["gallery"], queries=files.get("queries"))
     return embedded, PictureModel(encoder, preprocessing, **folders)
+
+
+def untrained_run(config: CalibrationConfig) -> RunFolder:
+    """Return a run of a model: with the validation and record in MLflow of a training, no epoch."""
+    assert config.model is not None
+    from rcir.encoders import EncoderConfig
+    from training.config import TrainingConfig
+    from training.run import train
+
+    data = config.data or DataConfig()
+    named = [config.model, config.checkpoint, asdict(data)]
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:6]
+    return train(
+        TrainingConfig(
+            re.sub(r"[^\w.-]+", "-", f"{config.model} {data.name} {digest}"),
+            max_rejects=config.max_rejects,
+            num_workers=config.num_workers,
+            use_gpu=config.use_gpu,
+            data=data,
+            encoder=EncoderConfig(
+                "pretrained",
+                config.model,
+                "avg",
+                pretrained=config.checkpoint is None,
+                checkpoint_path=config.checkpoint,
+            ),
+        )
+    )
