@@ -24,11 +24,6 @@ class CalibrationConfig:
 
     Args:
         run: folder of a training run, or the id of its MLflow run.
-        model: in place of a run, a model that is not trained: timm:NAME, open_clip:NAME/TAG or
-            transformers:NAME. It becomes a run without epochs, to be compared with others.
-        checkpoint: .safetensors file with the weights of the model, for a machine without a
-            network.
-        data: the data set that a model searches; a run has its own.
         output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
             `rcir compare` reads; the run's own unless given.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
@@ -53,12 +48,14 @@ class CalibrationConfig:
         num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. An
             interrupted calibration continues where it stopped.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
+        model: in place of a run, a model that is not trained: timm:NAME, open_clip:NAME/TAG or
+            transformers:NAME. It becomes a run without epochs, to be compared with others.
+        checkpoint: .safetensors file with the weights of the model, for a machine without a
+            network.
+        data: the data set that a model searches; a run has its own.
     """
 
     run: str | None = None
-    model: str | None = None
-    checkpoint: str | None = None
-    data: DataConfig | None = None
     output: str | None = None
     score_function: ScoreFunctionName = "auto"
     query_uncertainty: str = "auto"
@@ -74,6 +71,9 @@ class CalibrationConfig:
     max_rejects: float = 0
     num_workers: int = 0
     use_gpu: bool = False
+    model: str | None = None
+    checkpoint: str | None = None
+    data: DataConfig | None = None
 
     def __post_init__(self) -> None:
         calibration_options(self)

@@ -133,7 +133,7 @@ def test_an_image_is_refused_by_a_retriever_of_vectors_which_names_its_model(tmp
     folder = str(retriever.save(tmp_path / "retriever"))
     for photos in (["1.jpg"], ["1.jpg", "2.HEIC"]):
         line = error_of(capsys, "retrieve", *photos, "--retriever", folder)
-        assert "rcir embed FOLDER --model timm:resnet18 " in line
+        assert "--model timm:resnet18" in line
 
 
 def test_unreadable_image_or_retriever_is_one_line(folder, image, tmp_path, capsys):
