@@ -61,7 +61,7 @@ NUMPY_FEATURES := from numpy._core._multiarray_umath import __cpu_dispatch__, __
 OLD_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Prescott ONEDNN_MAX_CPU_ISA=SSE41 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_OPT_LEVEL=generic \
 	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(NUMPY_FEATURES)')"
-NUMERIC_TESTS := $(addprefix tests/,losses mining metrics risk label_model calibration encoders retrieval index)
+NUMERIC_TESTS := $(addprefix tests/,losses mining metrics risk label_model retrieval index)
 
 test-old-cpu: setup
 	$(OLD_CPU) $(PYTEST) $(NUMERIC_TESTS)

@@ -47,7 +47,7 @@ def files(tmp_path_factory):
     ids=["timm", "open_clip"],
 )
 def test_every_configuration_is_translated_or_pads(configurations, count, reason, files):
-    differences, refused, models = compare(configurations(), files)
+    differences, refused, models = compare(configurations(), files[::2])
     assert max(differences.values()) <= 1e-5  # the same values, but for float rounding
     assert len(differences) > count
     assert all(reason in message for message in refused.values())

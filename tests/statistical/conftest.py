@@ -18,7 +18,7 @@ from rcir.risk import (
 )
 from rcir.risk.results import widen
 
-POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 500, 15
+POPULATION, SPLIT, DEPTH, DRAWS, LABELS = 20_000, 400, 12, 400, 15
 
 
 @dataclass(frozen=True)
