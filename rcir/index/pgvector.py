@@ -336,7 +336,7 @@ class PgvectorIndex:
 
     A retriever's folder contains the options and the state of the table, no vectors. Every search
     compares this state with the present one, in its own snapshot, and raises `StaleCalibration` if
-    anyone else changed the table or its index; docs/remote-indexes.md says what is not detected.
+    anyone else changed the table or its index; docs/indexes.md says what is not detected.
     Autovacuum is off for a table with HNSW, because a VACUUM may change answers.
 
     Ids of rows, also in memory, are ascending; a row's position is the number of smaller ids.
