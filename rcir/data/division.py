@@ -261,20 +261,20 @@ def _require_rest(number: int, parts: Mapping[str, float], n: int, what: str) ->
     """Raise `InvalidData` if parts leave none of n images or classes."""
     if number < n:
         return
-    remedy = "ask for less"
+    remedy = "use smaller parts"
     if n <= len(parts):  # each part has at least one
         remedy = f"have at least {len(parts) + 1} {what}, preferably many"
         if what == "queries":
-            remedy += "; they are the images of the classes that evaluate which are not searched"
-    raise InvalidData(f"{_state_shares(parts)} must leave some of {n} {what} over: {remedy}")
+            remedy += ": images of the evaluation classes outside the gallery"
+    raise InvalidData(f"{_state_shares(parts)} leave none of {n} {what}: {remedy}")
 
 
 def _number(name: str, share: float, n: int, what: str) -> int:
     """Return the number of n that a share or a number stands for."""
     if isinstance(share, bool) or not (0 < share < 1 or (share >= 1 and share % 1 == 0)):
         raise InvalidData(
-            f"{name} is {share}, of {n} {what}: give a share between 0 and 1, or a whole number "
-            "from 1 on"
+            f"{name} is {share}; it must be a share between 0 and 1, or a whole number of {n} "
+            f"{what}"
         )
     return max(1, round(share * n)) if share < 1 else int(share)
 
@@ -353,9 +353,9 @@ def _draw_cells(
             validates = is_drawn[cell.reshape(-1)]
             return [np.flatnonzero(validates), np.flatnonzero(~validates)]
     raise InvalidData(
-        f"validation {share:g} of {n} images, about {number}, cannot be drawn apart from those "
-        f"that train: too many places lie within {times:g} times the radius of {where.radius:g}; "
-        "ask for another number, or have more places"
+        f"validation {share:g} of {n} images, about {number}, cannot be separated from the "
+        f"training images: too many places lie within {times:g} times the radius of "
+        f"{where.radius:g}; choose another number, or have more places"
     )
 
 
@@ -365,8 +365,8 @@ def _require_pairs(images: ImageSet) -> None:
     n = len(np.unique(images.relevance.single))
     if n == len(images):
         raise InvalidData(
-            f"no query remains: each of the {n} classes to evaluate on has one image, and it is "
-            "searched; have at least two of a class, one to search and one to query"
+            f"no query remains: each of the {n} evaluation classes has one image, which goes to "
+            "the gallery; have at least two images in some classes, one to search and one to query"
         )
 
 
@@ -387,8 +387,8 @@ def _draw_of_each_class(
         is_searched = place < np.ceil(np.round(share * counts, 9))[which]
     elif number < len(counts):
         raise InvalidData(
-            f"gallery {number} is less than the {len(counts)} classes to evaluate on: give at "
-            "least one image for each, or a share"
+            f"gallery is {number}, less than the {len(counts)} classes to evaluate on: use one "
+            "image for each or more, or a share"
         )
     else:
         is_searched = np.zeros(n, bool)
@@ -396,6 +396,6 @@ def _draw_of_each_class(
     if is_searched.all():
         raise InvalidData(
             f"gallery {share:g} of each of {len(counts)} classes, rounded up, is all of their {n} "
-            "images, and no query remains: ask for less"
+            "images, and no query remains: use a smaller share"
         )
     return [order[is_searched], order[~is_searched]]

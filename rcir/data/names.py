@@ -164,7 +164,7 @@ def as_numbers(
     except (ValueError, TypeError):
         numbers = np.array([_number(value) for value in values], np.float64)
     if numbers.ndim != 1:
-        raise InvalidData(f"{what} holds lists: give a number for each row")
+        raise InvalidData(f"{what} contains lists: use one number per row")
     wrong = np.flatnonzero(~np.isfinite(numbers))
     if len(wrong):
         raise InvalidData(

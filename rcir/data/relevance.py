@@ -356,8 +356,8 @@ class SharedLabel:
         more = gallery.labels.shape[1] - self.labels.shape[1]
         if self.of_items and more:
             raise InvalidData(
-                f"{more} items were added to the gallery after the table of true matches was made, "
-                "which does not state the queries that they match: give labelled queries anew"
+                f"{more} gallery items were added after the table of true matches was made, which "
+                "does not say which queries match them: calibrate with newly labelled queries"
             )
         return count_overlaps(self.labels, gallery.labels)
 

@@ -88,7 +88,7 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
             f"{path} cannot be read: line {rows.line_num}: {error}: check the quotation marks"
         ) from error
     if header is None:
-        raise InvalidData(f"{path} cannot be read: it is empty: give a header, and a row for each")
+        raise InvalidData(f"{path} cannot be read: it is empty: expected a header and rows")
     _require_different(path, [name for name in header if name])
     columns = zip(*records, strict=True) if records else ((),) * len(header)
     return {

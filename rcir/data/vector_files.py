@@ -177,7 +177,7 @@ def _npz(path: Path, names: Sequence[str]) -> _Columns:
 def _npy(path: Path, names: Sequence[str]) -> _Columns:
     csv_file = path.with_suffix(".csv")
     if not csv_file.is_file():
-        raise InvalidData(f"{path} needs a table {csv_file.name} beside it, a row for each vector")
+        raise InvalidData(f"{path} needs a table {csv_file.name} beside it, one row per vector")
     table = read_csv(csv_file)
     columns = {name: values for name, values in table.items() if name in names}
     return columns | {"vector": read_array(path)}, None, list(table)
@@ -294,7 +294,7 @@ def read_all_vectors(path: Path, **named: str | None) -> VectorTable:
             joined[name] = list(chain.from_iterable(parts)) if are_lists else np.concatenate(parts)
     ids = joined.get("ids", ())
     if len(set(ids)) < len(ids):
-        raise InvalidData(f"{path}: an id comes in two shards: name each vector once")
+        raise InvalidData(f"{path}: an id occurs in two shards: use each id once")
     return replace(tables[0], file=path.name, vectors=stored.vectors, **joined)
 
 
@@ -328,8 +328,8 @@ def _require_alike(file: Path, table: VectorTable, first: VectorTable) -> None:
     )
     if different := [name for name in facts if facts[name] != expected[name]]:
         raise InvalidData(
-            f"{file}: its {different[0]} is not as in {first.file}: shards are of one set of "
-            "vectors, embedded by one model"
+            f"{file}: its {different[0]} differs from that of {first.file}: all shards must come "
+            "from one model and have the same columns"
         )
 
 

@@ -357,7 +357,7 @@ def nearest_others(vectors: Tensor, k: int, queries: slice = slice(None)) -> Nei
 
     n = len(vectors)
     if not 1 <= k < n:
-        raise InvalidData(f"{k} of the other vectors of {n}: from 1 to {n - 1} can be found")
+        raise InvalidData(f"k is {k}; it must be from 1 to {n - 1}, for {n} vectors")
     vectors = vectors - vectors.mean(0)  # the matrix product of `cdist` loses digits elsewhere
     distances, positions = [], []
     places = torch.arange(n, device=vectors.device)[queries]

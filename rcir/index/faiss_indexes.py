@@ -241,7 +241,7 @@ class FaissIndex:
         queries = check_vectors(vectors, self.dim)
         if self._changed:
             raise StaleCalibration(
-                "somebody wrote to the files that the index was loaded from: load it again"
+                "another process wrote to the files of the index after it was loaded: load it again"
             )
         if not len(self) or not k:
             return no_neighbours(len(queries), k)
@@ -353,7 +353,7 @@ class FaissIndex:
         parts = {"index": self._index, "stored": self._stored, "live": self._live}
         names = [name for name, part in parts.items() if part is not None]
         if len(digests) != len(names):
-            raise InvalidData(f"{len(digests)} digests of an index of another kind")
+            raise InvalidData(f"got {len(digests)} digests, expected {len(names)}")
         self._digests = dict(zip(names, digests, strict=True))
 
     @property

@@ -219,7 +219,7 @@ class FactoryOptions(FaissOptions):
                     f"NAME=NUMBER, separated by commas, of {', '.join(SEARCH_PARAMETERS)}"
                 ) from None
             if values[name] < 1:
-                raise InvalidConfig(f"search: {name} is {values[name]}; at least 1")
+                raise InvalidConfig(f"search: {name} is {values[name]}; it must be at least 1")
         return values
 
 

@@ -220,7 +220,7 @@ class FlatIndex:
     def load(cls, folder: Path, options: Any) -> Self:
         vectors = read_array(folder / VECTORS_FILE)
         if vectors.dtype != np.float32:
-            raise InvalidData(f"{VECTORS_FILE} does not hold float32 vectors")
+            raise InvalidData(f"{VECTORS_FILE} does not contain float32 vectors")
         vectors = check_vectors(vectors)
         vectors.setflags(write=False)
         index = cls(vectors.shape[1], options)

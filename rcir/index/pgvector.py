@@ -163,8 +163,8 @@ class Postgres:
         except psycopg.OperationalError as error:
             if late.is_set() or isinstance(error, errors.QueryCanceled):
                 raise DataUnavailable(
-                    f"PostgreSQL did not answer within {self.timeout:g} s: search again, with a "
-                    "larger timeout if its load is usual"
+                    f"PostgreSQL did not answer within {self.timeout:g} s: search again, or "
+                    "raise the option timeout"
                 ) from error
             raise
         finally:
@@ -216,7 +216,7 @@ def _errors_of_rcir() -> Iterator[None]:
                 ) from error
             case errors.DuplicateTable():
                 raise InvalidConfig(
-                    f"{line}, and is not changed: drop it, or choose another with the option table"
+                    f"{line}, and is left as it is: drop it, or set the option table"
                 ) from error
             case psycopg.DataError():
                 raise InvalidData(f"PostgreSQL refuses the vectors: {line}") from error
@@ -566,7 +566,7 @@ class PgvectorIndex:
             raise StaleCalibration(
                 f"an index of the table {self.options.table}, or pgvector, was replaced or "
                 "vacuumed since this was loaded or calibrated, and may answer differently: "
-                "`recalibrate`"
+                "call `recalibrate`"
             )
 
     def _changed(self) -> StaleCalibration:

@@ -251,8 +251,8 @@ class Evidence:
         if feedback.label is not None:
             if not is_served:
                 raise InvalidData(
-                    f"answer {feedback.answer!r} is of another version than the served one, which "
-                    "cannot check the label: send match only"
+                    f"answer {feedback.answer!r} was given by another version of the retriever, so "
+                    "that its label cannot be checked: send only match"
                 )
             if self._served.holds_match(items, feedback.label) != feedback.match:
                 raise InvalidData(

@@ -128,8 +128,8 @@ def listen(settings: Settings) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise InvalidConfig(
-            f"{settings.host}:{settings.port} cannot be listened on ({error}): choose another "
-            "--port, or 0 for a free one"
+            f"cannot listen on {settings.host}:{settings.port} ({error}): choose another --port, "
+            "or 0 for a free one"
         ) from error
     return listening
 

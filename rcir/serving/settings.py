@@ -72,13 +72,13 @@ class Settings:
             raise InvalidConfig(f"pictures is {self.pictures}: there is no such folder")
         if self.token is not None and not re.fullmatch("[!-~]{16,}", self.token):
             raise InvalidConfig(
-                f"{TOKEN_VARIABLE} has {len(self.token)} characters; it must have at least 16, of "
-                "ASCII without spaces, for instance those of `openssl rand -hex 16`"
+                f"{TOKEN_VARIABLE} has {len(self.token)} characters; it must have at least 16 "
+                "ASCII characters without spaces, such as the output of `openssl rand -hex 16`"
             )
         if not self.local and self.token is None:
             raise InvalidConfig(
-                f"{self.host} can be reached from other machines: set {TOKEN_VARIABLE} to the "
-                f"token of requests, or listen on {LOOPBACK}"
+                f"{self.host} can be reached from other machines: set {TOKEN_VARIABLE} to a "
+                f"token that requests must send, or listen on {LOOPBACK}"
             )
 
     @property

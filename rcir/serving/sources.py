@@ -98,11 +98,11 @@ def ready_to_serve(source: RetrieverSource, version: str | None = None) -> Serve
     """Load, verify and warm up the retriever of a source."""
     served = source.load(version or source.version())
     if served.retriever.calibration is None:
-        raise StaleCalibration(f"{source.name} is not calibrated: nothing could be answered")
+        raise StaleCalibration(f"{source.name} is not calibrated: calibrate it first")
     if served.retriever.calibration.probability_labels is not None:
         raise InvalidConfig(
-            f"{source.name} was calibrated with probabilities of labels, which requests over HTTP "
-            "do not carry: query it from Python"
+            f"{source.name} was calibrated with probabilities of labels, which HTTP requests "
+            "cannot contain: query it from Python"
         )
     if changed := served.retriever.changes():
         raise StaleCalibration(f"{source.name} changed since calibration: {', '.join(changed)}")

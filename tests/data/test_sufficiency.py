@@ -54,7 +54,7 @@ def test_no_refusal_advises_a_division_that_would_be_refused(tmp_path, classes, 
     message = refusal(folder(tmp_path, classes, each))
     assert "have " in message
     assert "open_set" not in message
-    assert "ask for less" not in message
+    assert "smaller" not in message
 
 
 def test_a_training_is_refused_before_it_begins(tmp_path, tiny):

@@ -105,7 +105,7 @@ def read_n_digit_mnist(
         available = min(map(len, rows_of))
         if not 1 <= n <= available:
             raise InvalidConfig(
-                f"{n} images of each of {len(classes)} numbers: from 1 to {available} can be drawn"
+                f"got {n} images of each of {len(classes)} numbers; it must be 1 to {available}"
             )
         rows = [
             [rng.choice(rows_of[int(digit)], n, replace=False) for digit in f"{number:0{digits}d}"]

@@ -117,8 +117,8 @@ def read_market(root: Path) -> Source:
                     yield Row(file, LEFT_OUT, f"files that do not end in {MARKET_ENDING}")
                 elif match is None:
                     raise InvalidData(
-                        f"{folder / file}: a name starts with person and camera, as in "
-                        "0002_c1s1_000451_03.jpg: take the file away, or fetch the set again"
+                        f"{folder / file}: names must start with person and camera, as in "
+                        "0002_c1s1_000451_03.jpg: remove the file, or fetch the set again"
                     )
                 elif int(match[1]) == JUNK_PERSON:
                     yield Row(file, LEFT_OUT, f"images of person {JUNK_PERSON}")

@@ -69,8 +69,8 @@ def read_pittsburgh(
     """
     if version not in ("30k", "250k") or split not in ("test", "val"):
         raise InvalidConfig(
-            f"data.options: version {version!r}, split {split!r}; version is '30k' or '250k', "
-            "split 'test' or 'val'"
+            f"data.options: version {version!r}, split {split!r}; version must be "
+            "'30k' or '250k', split 'test' or 'val'"
         )
     if radius is not None and not 0 < radius < np.inf:
         raise InvalidConfig(f"data.options: radius {radius}; it must be above 0, in metres")

@@ -82,7 +82,7 @@ def read_class_folders(
         DataUnavailable: there is no such folder.
         InvalidData: as `scan_folder`, or there are no class folders.
     """
-    images, notes = _read_class_folders(Path(folder), "give the folder of the class folders")
+    images, notes = _read_class_folders(Path(folder), "pass the folder of the class folders")
     if notes and tell is not None:
         tell(f"note: {printable('; '.join(notes))}")
     return images
@@ -139,8 +139,8 @@ def _halve_labels(
         first, second = np.sort(order[place % 2 == 0]), np.sort(order[place % 2 == 1])
         if not len(second):
             raise InvalidData(
-                f"each of the {len(first)} images is alone in its class: have at least two of a "
-                "class, one to search and one to query"
+                f"each of the {len(first)} images is alone in its class: have at least two images "
+                "in some classes, one to search and one to query"
             )
         return Source(images.subset(first), images.subset(second), "train", notes)
     n = int(labels.max()) + 1
@@ -175,8 +175,8 @@ def _use_splits(
     if not {"train", evaluation} <= parts.keys() or {"query", "test"} <= parts.keys():
         counts = ", ".join(f"{name} ({len(part):,})" for name, part in parts.items())
         raise InvalidData(
-            f"{where}: the splits are {counts}: have train and exactly one of query and test (or "
-            "val) to evaluate on, or no splits, and images are divided at random"
+            f"{where}: the splits are {counts}: use train and exactly one of query and test (or "
+            "val), or no splits, so that images are divided at random"
         )
     if evaluation == "val":
         notes += ("there is no split test: val is used to evaluate",)
@@ -215,8 +215,8 @@ def read_table(
     matching = tuple(name for name in ("label", "labels", "x", "y") if name in table)
     if matching not in (("label",), ("labels",), ("x", "y")):
         raise InvalidData(
-            f"{file} has the columns path, {', '.join(map(printable, table))}: have path and "
-            "exactly one of label, labels, and x with y"
+            f"{file} has the columns path, {', '.join(map(printable, table))}; expected path "
+            "and exactly one of label, labels, and x with y"
         )
     texts = parse_columns(file, table, ("group", "cluster"))
     attributes = {name: np.array(values, np.str_) for name, values in texts.items()}
@@ -357,7 +357,7 @@ def list_pictures(source: Path) -> Pictures:
     `labels` are lists, `x` and `y` numbers, and values of .csv and .tsv files otherwise texts.
     """
     if not source.exists():
-        raise DataUnavailable(f"{source} is neither a folder nor a table: give one that is there")
+        raise DataUnavailable(f"there is no folder or table {source}: check the path")
     if source.is_dir():
         return scan_folder(source)
     columns = _read_pictures(source)
