@@ -16,12 +16,12 @@ from rcir.errors import InvalidData, as_option
 from rcir.index import IndexConfig, build_index, dropped_on_error, recall_of
 from rcir.index.faiss_indexes import FaissIndex
 from rcir.retrieval.calibration import Calibration, CalibrationReport
-from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
-from rcir.risk import check_level
+from rcir.risk import check_level, score
 from rcir.risk.bounds import check_levels
-from rcir.risk.selection import cross_fitted_sizes
+from rcir.risk.losses import MISS
+from rcir.risk.selection import SCORE_FUNCTIONS, cross_fitted_sizes, mean_sizes
 from rcir.store.folder import check_place, locked
 
 MIN_TUNING_QUERIES = 5  # that compare indexes
@@ -155,11 +155,12 @@ def _measure(
     started = time.perf_counter()
     positions = index.search(queries.vectors, searcher.depth)[1]
     seconds = (time.perf_counter() - started) / len(queries)
-    searched = with_uncertainty(
-        searcher, searcher.search_labelled(queries), calibration.uncertainty
-    )
-    name = calibration.miss_rule.score_function.name
-    sizes = cross_fitted_sizes(searched, name, alphas, delta)
+    rule = calibration.miss_rule
+    searched = calibration.arrange(searcher, searcher.search_labelled(queries), rule)
+    if rule.score_function.name in SCORE_FUNCTIONS:
+        sizes = cross_fitted_sizes(searched, rule.score_function.name, alphas, delta)
+    else:  # a label model is fitted on the gallery, not on these queries
+        sizes = mean_sizes(score(rule.score_function, searched), MISS, alphas, delta)
     memory = getattr(index, "memory", None)
     return MeasuredIndex(IndexConfig.of(index), recall_of(positions, truth), seconds, memory, sizes)
 

@@ -273,8 +273,7 @@ def _number(name: str, share: float, n: int, what: str) -> int:
     """Return the number of n that a share or a number stands for."""
     if isinstance(share, bool) or not (0 < share < 1 or (share >= 1 and share % 1 == 0)):
         raise InvalidData(
-            f"{name} is {share}; it must be a share between 0 and 1, or a whole number of {n} "
-            f"{what}"
+            f"{name} is {share}; it must be a share between 0 and 1, or a number of the {n} {what}"
         )
     return max(1, round(share * n)) if share < 1 else int(share)
 

@@ -160,7 +160,7 @@ def fit_score_function(
     fits = fits or Fits(LabelledResults(results, relevant, totals))
     kinds = SCORE_FUNCTIONS.values() if target.first_match else _OF_ALL_MATCHES
     comparison = {
-        kind.name: _sizes(fits.cross_fitted(kind), target, alphas, delta) for kind in kinds
+        kind.name: mean_sizes(fits.cross_fitted(kind), target, alphas, delta) for kind in kinds
     }
     constant = comparison["constant"]
 
@@ -185,7 +185,7 @@ def cross_fitted_sizes(
     Levels that as many calibration queries could not certify are left out.
     """
     scored = Fits(results).cross_fitted(score_function_class(name))
-    return _sizes(scored, MISS, alphas, delta)
+    return mean_sizes(scored, MISS, alphas, delta)
 
 
 def size_ratio(
@@ -262,7 +262,7 @@ def _auroc_miss(results: LabelledResults) -> float:
     return float((rankdata(results.results.uncertainty)[wrong].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def _sizes(
+def mean_sizes(
     scored: ScoredResults, risk: Risk, alphas: Sequence[float], delta: float
 ) -> dict[float, float]:
     """Return mean set sizes at each attainable alpha, see `fit_score_function`."""

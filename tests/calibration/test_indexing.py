@@ -59,6 +59,22 @@ def test_exact_search_is_measured_once_and_sizes_that_are_not_certified_are_left
     assert made.exact.sizes == cross_fitted_sizes(searched, "quantile", (0.1,), 0.1)
 
 
+def test_sizes_of_a_label_model_are_those_of_the_tuning_queries(tmp_path):
+    vectors, labels = draw(1500, 1, noise=1.5)
+    retriever = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40)
+    retriever.calibrate(*draw(700, 2, noise=1.5), tuning="queries", seed=4)
+    assert retriever.calibration.miss_rule.score_function.name == "label-model"
+    retriever.save(tmp_path / "exact")
+    made = reindex(tmp_path / "exact", IndexConfig("hnsw"), tmp_path / "other", alphas=[0.1])
+    # As if these queries had calibrated, with the same model of the gallery's labels.
+    tuning = retriever.calibration.tuning_queries
+    fresh = rcir.Retriever.from_embeddings(vectors, labels=labels, depth=40)
+    fresh.calibrate(tuning.vectors, tuning.relevance.labels, tuning="gallery")
+    sizes = [answer.size for answer in fresh.retrieve(tuning.vectors, 0.1, 0.1)]
+    assert np.std(sizes) > 0.5
+    assert made.exact.sizes == {0.1: pytest.approx(np.mean(sizes))}
+
+
 def test_codes_are_no_vectors_to_build_another_index_of(folder, tmp_path):
     options = {"nlist": 8, "nprobe": 8, "m": 4, "nbits": 6, "exact": False}
     for config in (

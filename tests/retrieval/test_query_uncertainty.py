@@ -166,7 +166,7 @@ def test_among_close_sizes_the_one_that_predicts_misses_better_is_chosen(monkeyp
     ranks, noise = rng.integers(1, 3, 200), rng.uniform(size=200)
     candidates = {"noise": results(noise, ranks), "telling": results(noise + ranks, ranks)}
     sizes = iter([{0.1: 2.0}, {0.1: size}])
-    monkeypatch.setattr("rcir.risk.selection._sizes", lambda *_: next(sizes))
+    monkeypatch.setattr("rcir.risk.selection.mean_sizes", lambda *_: next(sizes))
     assert smallest_uncertainty(candidates, alphas=(0.1,))[0] == chosen
 
 
