@@ -182,7 +182,7 @@ class Evaluation:
         return None if self.certified else max(self.rows, key=lambda row: row.alpha).refusal
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to compare retrievers by in MLflow, see docs/mlflow.md.
+        """Return the numbers to compare retrievers by in MLflow, see docs/sweeps.md.
 
         They are of the three levels nearest to `ALPHA`; levels that are not certified are left out.
         """

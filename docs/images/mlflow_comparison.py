@@ -1,4 +1,4 @@
-"""Make `mlflow_comparison.png` for docs/mlflow.md: four calibrations side by side in MLflow.
+"""Make `mlflow_comparison.png` for docs/sweeps.md: four calibrations side by side in MLflow.
 
 Run the commands of that page first, then `.venv/bin/python docs/images/mlflow_comparison.py` with
 MLFLOW_TRACKING_URI set to its server. Needs Chromium (`make browser`).
@@ -25,7 +25,7 @@ def main() -> None:
     client = mlflow.MlflowClient()
     found = client.get_experiment_by_name("rcir")
     if found is None:
-        raise SystemExit("there is no experiment: run the commands of docs/mlflow.md first")
+        raise SystemExit("there is no experiment: run the commands of docs/sweeps.md first")
     query = urlencode(
         {
             "workflowType": "machine_learning",
