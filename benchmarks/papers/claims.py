@@ -24,7 +24,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 PAGE = ROOT / "docs" / "papers.md"
 STATUSES = ("reproduced", "partly", "needs data", "not done")
 FIGURE = re.compile(r"\{(.+?):([^:{}]+)\}")
-COLUMNS = ("item", "what it shows", "command", "published", "here", "status")
+COLUMNS = ("item", "what it shows", "published", "here", "status")  # and the command, on the screen
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,6 @@ class Claim:
     def verdict(self) -> str:
         """The status, and why it is not "reproduced"."""
         return f"{self.status}: {self.because}" if self.because else self.status
-
-    @property
-    def script(self) -> str:
-        """The path of the script in the command, without "python"; empty if there is none."""
-        return self.command.split()[1] if self.command else ""
 
     def measured(self) -> str:
         """Our figures, filled in.
@@ -82,10 +77,7 @@ def tables(papers: Mapping[str, Mapping[str, str]], claims: Sequence[Claim]) -> 
 
 
 def _cells(claim: Claim) -> list[str]:
-    words = claim.command.removeprefix(f"python {claim.script}")
-    command = f"[`{Path(claim.script).name}{words}`](../{claim.script})" if claim.script else ""
-    ours = f"[{claim.measured()}](../benchmarks/results/{claim.results})" if claim.results else ""
-    return [claim.item, claim.what, command, claim.published, ours, claim.verdict]
+    return [claim.item, claim.what, claim.published, claim.measured(), claim.verdict]
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -113,13 +105,12 @@ def main() -> None:
         return
     console = Console(highlight=False)
     for key, paper in papers.items():
-        table = Table(*COLUMNS, title=paper["heading"], title_justify="left", show_lines=True)
+        table = Table(*COLUMNS, "command", title=paper["heading"], title_justify="left", show_lines=True)
         for column in table.columns:
             column.overflow = "fold"
         for claim in claims:
             if claim.paper == key:
-                cells = (claim.item, claim.what, claim.command, claim.published)
-                table.add_row(*cells, claim.measured(), claim.verdict)
+                table.add_row(*_cells(claim), claim.command)
         console.print(table)
     counts = Counter(claim.status for claim in claims)
     console.print(", ".join(f"{counts[status]} {status}" for status in STATUSES))
