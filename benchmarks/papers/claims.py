@@ -24,7 +24,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 PAGE = ROOT / "docs" / "papers.md"
 STATUSES = ("reproduced", "partly", "needs data", "not done")
 FIGURE = re.compile(r"\{(.+?):([^:{}]+)\}")
-COLUMNS = ("item", "what it shows", "published", "here", "status")  # and the command, on the screen
+COLUMNS = ("item", "what it shows", "published", "here", "status")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def tables(papers: Mapping[str, Mapping[str, str]], claims: Sequence[Claim]) -> 
 
 
 def _cells(claim: Claim) -> list[str]:
-    return [claim.item, claim.what, claim.published, claim.measured(), claim.verdict]
+    ours = f"[{claim.measured()}](../benchmarks/results/{claim.results})" if claim.results else ""
+    return [claim.item, claim.what, claim.published, ours, claim.verdict]
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -105,12 +106,13 @@ def main() -> None:
         return
     console = Console(highlight=False)
     for key, paper in papers.items():
-        table = Table(*COLUMNS, "command", title=paper["heading"], title_justify="left", show_lines=True)
-        for column in table.columns:
-            column.overflow = "fold"
+        table = Table(title=paper["heading"], title_justify="left", show_lines=True)
+        for column in (*COLUMNS, "command"):
+            table.add_column(column, overflow="fold")
         for claim in claims:
             if claim.paper == key:
-                table.add_row(*_cells(claim), claim.command)
+                cells = (claim.item, claim.what, claim.published, claim.measured())
+                table.add_row(*cells, claim.verdict, claim.command)
         console.print(table)
     counts = Counter(claim.status for claim in claims)
     console.print(", ".join(f"{counts[status]} {status}" for status in STATUSES))
