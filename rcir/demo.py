@@ -1,7 +1,8 @@
-"""`rcir demo`: train, calibrate, measure and retrieve on data that needs no download."""
+"""`rcir demo`: calibrate, measure and retrieve on photographs of birds, or on digits."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -13,14 +14,16 @@ from PIL import Image
 
 from calibration import (
     CalibrationConfig,
+    CertificationConfig,
     Outcome,
     calibrate,
+    certify,
     cost,
     print_table,
     promise,
     write_results,
 )
-from rcir.data import Augmentation, DataConfig, read_image
+from rcir.data import Augmentation, DataConfig, data_root, read_image
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA
@@ -34,9 +37,13 @@ OUTPUT_NAMES = (
     "report.html",
     "results.json",
     "test.safetensors",
+    "photographs",
+    "vectors",
 )
+MODEL = "timm:tf_efficientnet_lite0"
 MARKER, EMBEDDINGS = ".rcir-demo", "embeddings"
-SHOWN_LABELS = 12
+SHOWN_LABELS, KINDS = 12, 50
+QUERIES = {"easy": 0.05, "medium": 0.6, "hard": 0.9}  # quantiles of the uncertainty
 
 
 def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
@@ -71,6 +78,63 @@ def run(output: Path, method: str = "btl", epochs: int = 8) -> None:
     )
     for sentence in (promise(evaluation), cost(evaluation), limit):
         console.print(sentence)
+    _print_next_commands(outcome, example)
+
+
+def find_photographs() -> tuple[Path, Path] | None:
+    """Return the folder of CUB-200-2011 and a file of weights below RCIR_DATA; None without both.
+
+    The weights are those of EfficientNet-Lite0, in `models`.
+    """
+    root = data_root(DataConfig())
+    weights = root / "models" / f"{MODEL.partition(':')[2]}.safetensors"
+    folders = [*root.glob("CUB_200_2011/images"), *root.glob("*/CUB_200_2011/images")]
+    return (folders[0], weights) if folders and weights.is_file() else None
+
+
+def run_on_photographs(output: Path, folder: Path, weights: Path) -> None:
+    """Calibrate a model that is not trained on class folders, and query new photographs.
+
+    One photograph of each kind, the last by name, is not in the gallery.
+    """
+    clear_output(output)
+    gallery, queries = output / "photographs", {}
+    print(f"Photographs: {folder}, by {MODEL} as it is")
+    for place in sorted(path for path in folder.iterdir() if path.is_dir())[:KINDS]:
+        *files, queries[place.name] = sorted(place.glob("*.jpg"))
+        (gallery / place.name).mkdir(parents=True)
+        for file in files:
+            _link(file, gallery / place.name / file.name)
+    outcome = certify(
+        CertificationConfig(str(gallery), model=MODEL, checkpoint=str(weights), output=str(output))
+    )
+    print_table(outcome.evaluation)
+    answers = outcome.retriever.retrieve(list(queries.values()), ALPHA, DELTA)
+    order = np.argsort([answer.uncertainty for answer in answers], kind="stable")
+    kinds = list(queries)
+    (output / "queries").mkdir()
+    print(f"\nThree new photographs and their sets at alpha = {ALPHA}:")
+    for name, quantile in QUERIES.items():
+        row = int(order[int(quantile * len(order))])
+        kind, labels = kinds[row], answers[row].labels or ()
+        path = output / "queries" / f"{name}.png"
+        Image.fromarray(read_image(queries[kind], channels=3)).save(path)
+        verdict = "right" if kind in labels else "wrong"
+        print(f"{name:>6}: {kind} -> {', '.join(map(str, labels))} ({verdict})")
+    for sentence in (promise(outcome.evaluation), cost(outcome.evaluation)):
+        console.print(sentence)
+    _print_next_commands(outcome, path)
+
+
+def _link(file: Path, place: Path) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copyfile(file, place)
+
+
+def _print_next_commands(outcome: Outcome, example: Path) -> None:
     print(f"\nThe report is {outcome.report}. Next, query one picture, or explore in a browser:")
     print(
         f"  {sys.argv[0]} retrieve {example} --retriever {outcome.folder} "
@@ -107,7 +171,7 @@ def _show_queries(outcome: Outcome, folder: Path) -> Path:
     order = np.argsort(outcome.splits.test.results.uncertainty, kind="stable")
     folder.mkdir()
     print(f"\nThree test queries and their sets at alpha = {ALPHA}:")
-    for name, quantile in (("easy", 0.05), ("medium", 0.6), ("hard", 0.9)):
+    for name, quantile in QUERIES.items():
         row = int(order[int(quantile * len(order))])
         path = folder / f"{name}.png"
         Image.fromarray(read_image(test.images[row], channels=1)).save(path)

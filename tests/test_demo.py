@@ -9,12 +9,15 @@ import sys
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import rcir
 from rcir.cli import main
 from rcir.data import DataConfig, load_splits
-from rcir.demo import clear_output, run
+from rcir.demo import clear_output, find_photographs, run, run_on_photographs
 from rcir.errors import InvalidConfig
 
 
@@ -41,6 +44,34 @@ def test_certified_risk_holds_on_test_queries(results):
     for row in certified:
         error = math.sqrt(row["alpha"] * (1 - row["alpha"]) / results["n_test"])
         assert row["test_risk"] <= row["alpha"] + 3 * error
+
+
+def test_photographs_at_hand_are_certified_and_new_ones_queried(tmp_path, monkeypatch, capsys):
+    """A small network stands for EfficientNet, and noisy patterns for birds."""
+    monkeypatch.setenv("RCIR_DATA", str(tmp_path))
+    monkeypatch.setattr("rcir.demo.MODEL", "timm:test_resnet")
+    assert find_photographs() is None
+    torch.manual_seed(0)
+    (tmp_path / "models").mkdir()
+    save_file(
+        timm.create_model("test_resnet").state_dict(),
+        tmp_path / "models" / "test_resnet.safetensors",
+    )
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        pattern = rng.integers(0, 200, (20, 20, 3))
+        folder = tmp_path / "CUB_200_2011" / "images" / f"kind {number}"
+        folder.mkdir(parents=True)
+        for image in range(26):
+            pixels = (pattern + rng.integers(0, 56, (20, 20, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{image:02d}.jpg")
+    output = tmp_path / "demo"
+    run_on_photographs(output, *find_photographs())
+    assert "(wrong)" not in (shown := capsys.readouterr().out)
+    retriever = rcir.load(output / "retriever")
+    assert len(retriever.ids) == 8 * 25
+    answer = retriever.retrieve(output / "queries" / "hard.png", 0.1, 0.1)
+    assert f"hard: {answer.labels[0]}" in shown
 
 
 @pytest.mark.slow

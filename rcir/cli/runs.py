@@ -10,7 +10,12 @@ from rcir.cli.arguments import add_levels
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
-    """Add encoder, epochs and output."""
+    """Add data, encoder, epochs and output."""
+    parser.add_argument(
+        "--digits",
+        action="store_true",
+        help="train on digits even if RCIR_DATA holds photographs of CUB-200-2011 and weights",
+    )
     parser.add_argument("--encoder", default="btl", help="method, see docs/methods.md")
     parser.add_argument(
         "--epochs",
@@ -30,7 +35,10 @@ def run_demo(options: Namespace) -> None:
     """Run the demo."""
     from rcir import demo
 
-    demo.run(options.output, options.encoder, options.epochs)
+    if not options.digits and (found := demo.find_photographs()):
+        demo.run_on_photographs(options.output, *found)
+    else:
+        demo.run(options.output, options.encoder, options.epochs)
 
 
 def add_compare_arguments(parser: ArgumentParser) -> None:
