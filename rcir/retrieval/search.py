@@ -464,8 +464,8 @@ class Searcher:
             embedding = self.embed(images, embedder)
         vectors, uncertainties = embedded_vectors(embedding)
         stored = None
-        if self.takes_vectors:
-            vectors = self.options.prepare(vectors)
+        if self.takes_vectors:  # digests are those of vectors, like the gallery's
+            vectors, images = self.options.prepare(vectors), None
         elif self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
             stored = embedding.map(lambda values: values.cpu())
         return Queries(vectors, uncertainties, images, embedding=stored)

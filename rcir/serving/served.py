@@ -124,8 +124,10 @@ class Served:
         size = len(pixels) if len(pixels) <= SMALL_BATCH else batch_within(encoder, first, BATCH)
         batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
-        population = Population(len(pixels), np.concatenate(part_digests))
-        queries = replace(self.retriever.searcher.prepare(embedded), population=population)
+        queries = self.retriever.searcher.prepare(embedded)
+        if not self.retriever.searcher.takes_vectors:  # whose digests are those of vectors
+            population = Population(len(pixels), np.concatenate(part_digests))
+            queries = replace(queries, population=population)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         return [queries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -71,6 +71,15 @@ def test_images_get_the_answers_of_their_vectors_and_the_calibration_holds(
     assert retriever.search(list(added)).positions[:, 0].tolist() == [100, 101]
 
 
+def test_pictures_of_the_gallery_and_of_earlier_queries_are_recognised(retriever, encoder):
+    retriever.attach_encoder(encoder, PREPROCESSING)
+    with pytest.raises(InvalidData, match="gallery"):
+        retriever.calibrate(list(GALLERY), NAMES[GALLERY_LABELS])
+    asked = retriever.calibration.query_digests
+    queries = retriever.labelled(list(QUERIES), NAMES[QUERY_LABELS])
+    assert np.isin(queries.digests, asked).all()
+
+
 def test_a_changed_weight_makes_the_calibration_stale(retriever, encoder):
     changed = deepcopy(encoder)
     retriever.attach_encoder(changed, PREPROCESSING)
