@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai_rule.py common.py loops.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup browser demo test test-all test-old-cpu test-gpu lint bench papers clean
+.PHONY: setup browser demo docs notebooks test test-all test-old-cpu test-gpu lint bench papers clean
 
 # `make setup DEVICE=gpu` is for machines with NVIDIA GPUs; later calls keep the device of .venv.
 # Another FAISS, or PyTorch for CPUs, would stay installed.
@@ -38,6 +38,19 @@ browser:
 demo: setup
 	$(BIN)/rcir demo --output runs/demo
 
+# The site, in site/. It shows the notebooks with the outputs of `make notebooks`, which takes minutes.
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+$(VENV)/docs-ready: $(VENV)/ready-$(DEVICE)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+notebooks: $(patsubst notebooks/%,build/notebooks/%,$(wildcard notebooks/*.ipynb))
+
+build/notebooks/%.ipynb: notebooks/%.ipynb $(VENV)/docs-ready
+	$(BIN)/python -m nbconvert --execute --to notebook --output-dir $(@D) $<
+
 # Files of bytecode that one process writes save time in those that tests start.
 OMP_NUM_THREADS ?= 1
 # Reused memory takes a third off long simulations, see `rcir.torch_settings.keep_freed_memory`.
@@ -51,7 +64,7 @@ test: setup
 # Everything: the tests of `make test`, which record the lines that run (pyproject.toml has the share
 # that must be reached), then slow tests and simulations.
 test-all: COVERAGE := --cov
-test-all: test
+test-all: test $(VENV)/docs-ready
 	$(PYTEST) --full -m "slow or statistical"
 
 # Numeric tests with the arithmetic of an older CPU: float32 results differ in their last digits.
@@ -90,4 +103,4 @@ papers: setup
 	$(BIN)/python benchmarks/papers/claims.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -26,6 +26,8 @@ from rcir.risk import losses
 
 # Documents and modules whose examples use the retriever that the demo calibrates.
 DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
+# A module of the site's build, whose packages only the extra `docs` brings.
+collect_ignore = ["docs/hooks.py"]
 # Fixtures that one process sets up for all tests that use them, the slowest first.
 SHARED_FIXTURES = ("ray_cluster", "demo")
 # Files of long tests that share nothing: each goes to the process that is free, early.

@@ -1,0 +1,112 @@
+"""Add to the site what is generated: the reference, the notebooks, and files that pages link.
+
+MkDocs calls the functions whose names begin with `on_`.
+"""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import griffe
+from mkdocs.structure.files import File
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("risk", "encoders", "losses", "mining", "metrics", "index")
+JOBS = (
+    *("training.train", "training.TrainingConfig", "tuning.sweep", "tuning.TuningConfig"),
+    *("calibration.calibrate", "calibration.CalibrationConfig", "calibration.EvaluationConfig"),
+    *("calibration.certify", "calibration.CertificationConfig"),
+)
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md")
+OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)")  # a link from docs/ to a file of the repository
+
+
+class Examples(griffe.Extension):
+    """Let Griffe parse a section "Example" of a docstring like one of "Examples"."""
+
+    def on_object(self, *, obj, **_):
+        if obj.docstring:
+            obj.docstring.value = re.sub("^Example:$", "Examples:", obj.docstring.value, flags=re.M)
+
+
+def on_files(files, config):
+    """Add the generated pages, and the files outside docs/ that pages link."""
+    texts = [page.content_string for page in files.documentation_pages()]
+    for name in {*PROJECT, *(name for text in texts for name in OUTSIDE.findall(text))}:
+        content = (ROOT / name).read_bytes()
+        files.append(File.generated(config, f"project/{name}", content=content))
+    for name, content in (*reference(), *notebooks()):
+        files.append(File.generated(config, name, content=content))
+    names = sorted(file.src_uri for file in files if file.src_uri.startswith("notebooks/"))
+    config.nav[1]["How-to"] += [name for name in names if name.endswith(".md")]
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Let links to files outside docs/ point to their copies, and links of these to the pages."""
+    if page.file.src_uri.startswith("project/"):
+        return markdown.replace("](docs/", "](../")
+    return OUTSIDE.sub(r"](project/\1", markdown)
+
+
+def reference() -> Iterator[tuple[str, str]]:
+    """Yield the name and the Markdown of each page of the reference."""
+    for package in ("rcir", *(f"rcir.{part}" for part in PARTS)):
+        module = import_module(package)
+        entries = (f"\n::: {package}.{name}\n" for name in module.__all__)
+        yield f"reference/{package}.md", f"# {package}\n\n{module.__doc__}\n{''.join(entries)}"
+    entries = (f"\n::: {name}\n" for name in JOBS)
+    yield "reference/jobs.md", f"# Jobs and their configuration\n{''.join(entries)}"
+    cli = import_module("rcir.cli")
+    yield "reference/commands.md", "# Commands\n" + "".join(map(command, cli.JOBS | cli.COMMANDS))
+    yield "reference/http.md", http()
+
+
+def command(name: str) -> str:
+    """Return the help of a command as a section."""
+    os.environ["COLUMNS"] = "90"
+    with redirect_stdout(io.StringIO()) as screen, suppress(SystemExit):
+        import_module("rcir.cli").main([name, "--help"])
+    return f"\n## rcir {name}\n\n```text\n{screen.getvalue()}```\n"
+
+
+def http() -> str:
+    """Return the routes of `rcir serve`, and the fields of their requests and answers."""
+    routes = import_module("rcir.serving.app").routes_of(SimpleNamespace(settings=None))
+    app = import_module("fastapi").FastAPI()
+    app.include_router(routes)
+    schema, text = app.openapi(), "# HTTP\n"
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            text += f"\n## {method.upper()} {path}\n\n{route['description']}\n"
+            for kind, body in route.get("requestBody", {}).get("content", {}).items():
+                text += f"\n`{kind}`:\n\n{fields(body['schema'])}"
+    for name in ("Answer", "Refusal"):
+        text += f"\n## {name}\n\n{fields(schema['components']['schemas'][name])}"
+    return text
+
+
+def fields(schema) -> str:
+    """Return the fields of a schema as a table."""
+    rows = ["| field | meaning |", "|---|---|"]
+    for name, field in schema["properties"].items():
+        rows.append(f"| `{name}` | {field.get('description', '')} |")
+    return "\n".join(rows) + "\n"
+
+
+def notebooks() -> Iterator[tuple[str, str | bytes]]:
+    """Yield pages and figures of the notebooks, with the outputs of `make notebooks` if it ran."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        executed = ROOT / "build" / "notebooks" / path.name
+        source = executed if executed.is_file() else path
+        text, resources = MarkdownExporter().from_filename(source)
+        for name, data in resources["outputs"].items():
+            text = text.replace(f"]({name})", f"]({path.stem}-{name})")
+            yield f"notebooks/{path.stem}-{name}", data
+        yield f"notebooks/{path.stem}.md", text
