@@ -24,8 +24,8 @@ from filelock import FileLock
 
 from rcir.risk import losses
 
-# Documents and modules whose examples use the retriever that the demo calibrates.
-DEMO_EXAMPLES = ("README.md", "api.py", "retriever.py")
+# Modules whose examples use the retriever that the demo calibrates.
+DEMO_EXAMPLES = ("api.py", "retriever.py")
 # A module of the site's build, whose packages only the extra `docs` brings.
 collect_ignore = ["docs/hooks.py"]
 # Fixtures that one process sets up for all tests that use them, the slowest first.

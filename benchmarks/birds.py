@@ -1,4 +1,4 @@
-"""What `rcir certify` measures on photographs of birds: the table of the README.
+"""What `rcir certify` measures on photographs of birds: the table of docs/getting-started.md.
 
 All 50 kinds of the copy of CUB-200-2011, embedded by EfficientNet-Lite0 as ImageNet left it. Each
 photograph is left out of its own search. Vectors in `--runs` are used again. The figures are those

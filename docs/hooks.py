@@ -22,6 +22,7 @@ JOBS = (
     *("training.train", "training.TrainingConfig", "tuning.sweep", "tuning.TuningConfig"),
     *("calibration.calibrate", "calibration.CalibrationConfig", "calibration.EvaluationConfig"),
     *("calibration.certify", "calibration.CertificationConfig"),
+    *("rcir.retrieval.verification.certify_verifier", "rcir.retrieval.verification.Verifier"),
 )
 PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md")
 OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)")  # a link from docs/ to a file of the repository
@@ -62,9 +63,10 @@ def reference() -> Iterator[tuple[str, str]]:
         entries = (f"\n::: {package}.{name}\n" for name in module.__all__)
         yield f"reference/{package}.md", f"# {package}\n\n{module.__doc__}\n{''.join(entries)}"
     entries = (f"\n::: {name}\n" for name in JOBS)
-    yield "reference/jobs.md", f"# Jobs and their configuration\n{''.join(entries)}"
+    yield "reference/jobs.md", f"# Jobs, configurations and verifiers\n{''.join(entries)}"
     cli = import_module("rcir.cli")
     yield "reference/commands.md", "# Commands\n" + "".join(map(command, cli.JOBS | cli.COMMANDS))
+    yield "reference/options.md", f"# Options of a request\n\n{request_options()}"
     yield "reference/http.md", http()
 
 
@@ -74,6 +76,15 @@ def command(name: str) -> str:
     with redirect_stdout(io.StringIO()) as screen, suppress(SystemExit):
         import_module("rcir.cli").main([name, "--help"])
     return f"\n## rcir {name}\n\n```text\n{screen.getvalue()}```\n"
+
+
+def request_options() -> str:
+    """Return the options of a request as a table."""
+    rows = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    for option in import_module("rcir.risk").request_options():
+        values = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind.__name__
+        rows.append(f"| `{option.name}` | {values} | `{option.default}` | {option.help} |")
+    return "\n".join(rows) + "\n"
 
 
 def http() -> str:

@@ -1,7 +1,7 @@
 """Options of a request: the only declaration of the keywords that a guarantee has.
 
 The keyword arguments of `Retriever.retrieve`, the flags of `rcir retrieve`, the fields of HTTP
-requests, the parameters of a logged MLflow model and the table in docs/guarantee.md derive from
+requests, the parameters of a logged MLflow model and the table of the site derive from
 `RequestKeywords`. To add an option, declare it there; `rcir.risk.make_request` says what it means.
 """
 

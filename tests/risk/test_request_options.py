@@ -1,8 +1,6 @@
 """Every place where options of a request appear derives from their declaration."""
 
 import argparse
-import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +9,6 @@ from rcir.errors import InvalidConfig
 from rcir.registry.logged_model import PARAMETERS
 from rcir.risk import make_request, request_options
 from rcir.serving.schemas import ExploreTerms, Terms
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee.md"
 
 
 def test_flags_http_fields_and_model_parameters_are_the_options():
@@ -28,16 +24,6 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
         assert field.asdict() == Terms.model_fields[name].asdict()
     assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
     assert set(Terms.model_json_schema()["properties"]) == {*defaults, "monitored"}
-
-
-def test_the_table_of_the_documentation_lists_the_options():
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    documented = {name: (values, help) for name, values, help in rows}
-    for option in request_options():
-        values, help = documented[option.name]
-        assert help == option.help
-        for choice in option.choices:
-            assert f"`{choice}`" in values
 
 
 def test_an_unknown_option_is_refused_everywhere():
