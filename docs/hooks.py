@@ -56,6 +56,11 @@ def on_page_markdown(markdown, page, **_):
     return OUTSIDE.sub(r"](project/\1", markdown)
 
 
+def on_post_page(output, **_):
+    """Name the dialog of the search, which the theme leaves without a name."""
+    return output.replace('"search" role="dialog"', '"search" role="dialog" aria-label="Search"')
+
+
 def reference() -> Iterator[tuple[str, str]]:
     """Yield the name and the Markdown of each page of the reference."""
     for package in ("rcir", *(f"rcir.{part}" for part in PARTS)):
