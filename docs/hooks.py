@@ -71,8 +71,7 @@ def reference() -> Iterator[tuple[str, str]]:
     yield "reference/jobs.md", f"# Jobs, configurations and verifiers\n{''.join(entries)}"
     cli = import_module("rcir.cli")
     yield "reference/commands.md", "# Commands\n" + "".join(map(command, cli.JOBS | cli.COMMANDS))
-    yield "reference/options.md", f"# Options of a request\n\n{request_options()}"
-    yield "reference/http.md", http()
+    yield "reference/options.md", options_and_routes()
 
 
 def command(name: str) -> str:
@@ -83,37 +82,31 @@ def command(name: str) -> str:
     return f"\n## rcir {name}\n\n```text\n{screen.getvalue()}```\n"
 
 
-def request_options() -> str:
-    """Return the options of a request as a table."""
-    rows = ["| option | values | default | meaning |", "|---|---|---|---|"]
-    for option in import_module("rcir.risk").request_options():
+def options_and_routes() -> str:
+    """Return the options of a request, and the routes of `rcir serve` with their fields."""
+    options = import_module("rcir.risk").request_options()
+    text = (
+        "# Options and HTTP\n\n## Options of a request\n\n| option | values | default | meaning |"
+    )
+    text += "\n|---|---|---|---|\n"
+    for option in options:
         values = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind.__name__
-        rows.append(f"| `{option.name}` | {values} | `{option.default}` | {option.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def http() -> str:
-    """Return the routes of `rcir serve`, and the fields of their requests and answers."""
-    routes = import_module("rcir.serving.app").routes_of(SimpleNamespace(settings=None))
+        text += f"| `{option.name}` | {values} | `{option.default}` | {option.help} |\n"
     app = import_module("fastapi").FastAPI()
-    app.include_router(routes)
-    schema, text = app.openapi(), "# HTTP\n"
+    app.include_router(import_module("rcir.serving.app").routes_of(SimpleNamespace(settings=None)))
+    schema = app.openapi()
+    text += "\n## Routes of a server\n\n| route | meaning | fields |\n|---|---|---|\n"
     for path, methods in schema["paths"].items():
         for method, route in methods.items():
-            text += f"\n## {method.upper()} {path}\n\n{route['description']}\n"
-            for kind, body in route.get("requestBody", {}).get("content", {}).items():
-                text += f"\n`{kind}`:\n\n{fields(body['schema'])}"
-    for name in ("Answer", "Refusal"):
-        text += f"\n## {name}\n\n{fields(schema['components']['schemas'][name])}"
-    return text
-
-
-def fields(schema) -> str:
-    """Return the fields of a schema as a table."""
-    rows = ["| field | meaning |", "|---|---|"]
-    for name, field in schema["properties"].items():
-        rows.append(f"| `{name}` | {field.get('description', '')} |")
-    return "\n".join(rows) + "\n"
+            bodies = route.get("requestBody", {}).get("content", {}).values()
+            names = dict.fromkeys(name for body in bodies for name in body["schema"]["properties"])
+            own = [name for name in names if name not in {option.name for option in options}]
+            words = ["the options"] * (len(own) < len(names)) + [f"`{name}`" for name in own]
+            text += f"| `{method.upper()} {path}` | {route['description']} | {', '.join(words)} |\n"
+    answer = ", ".join(
+        f"`{name}`" for name in schema["components"]["schemas"]["Answer"]["properties"]
+    )
+    return f"{text}\nFields of an answer: {answer}.\n"
 
 
 def notebooks() -> Iterator[tuple[str, str | bytes]]:
