@@ -44,8 +44,9 @@ def on_files(files, config):
         files.append(File.generated(config, f"project/{name}", content=content))
     for name, content in (*reference(), *notebooks()):
         files.append(File.generated(config, name, content=content))
-    names = sorted(file.src_uri for file in files if file.src_uri.startswith("notebooks/"))
-    config.nav[1]["How-to"] += [name for name in names if name.endswith(".md")]
+    names = [file.src_uri for file in files if re.fullmatch(r"notebooks/.*\.md", file.src_uri)]
+    if names:
+        config.nav.insert(2, {"Notebooks": names})
     return files
 
 
@@ -65,7 +66,8 @@ def reference() -> Iterator[tuple[str, str]]:
     """Yield the name and the Markdown of each page of the reference."""
     for package in ("rcir", *(f"rcir.{part}" for part in PARTS)):
         module = import_module(package)
-        entries = (f"\n::: {package}.{name}\n" for name in module.__all__)
+        names = sorted(module.__all__, key=lambda name: name in vars(import_module("rcir.errors")))
+        entries = (f"\n::: {package}.{name}\n" for name in names)
         yield f"reference/{package}.md", f"# {package}\n\n{module.__doc__}\n{''.join(entries)}"
     entries = (f"\n::: {name}\n" for name in JOBS)
     yield "reference/jobs.md", f"# Jobs, configurations and verifiers\n{''.join(entries)}"
