@@ -72,7 +72,7 @@ def assess_probabilities(splits: SearchedSplits, guarantee: Guarantee) -> dict[s
     scores, selection_score = queries.require("scores"), queries.require("selection_score")
     ranking = Ranking(scores, selection_score, acceptance=queries.acceptance)
     sizes = sizes_of(ranking, guarantee)
-    items, sets = calibration.match_probabilities(ranking, sizes, guarantee)
+    items, sets = calibration.match_probabilities(guarantee).of_sets(ranking, sizes, guarantee)
     outcomes = {
         "item": (items, queries.require("relevant")[cells_of(sizes)]),
         "set": (sets, queries.require("match_rank") <= sizes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -55,6 +55,8 @@ class Retrieval:
             None if items have no single label, or the set is empty. If it is False, the guarantee
             for queries of the calibrated labels may not cover this query. True does not mean that
             it does: a query of an unknown label has a likeliest item, too.
+        outside: the candidates that a larger set would hold next, as plain values; None unless they
+            were requested. Nothing is guaranteed of them.
     """
 
     ids: tuple[str, ...]
@@ -67,6 +69,7 @@ class Retrieval:
     guarantee: Guarantee
     labels: tuple[int, ...] | tuple[str, ...] | None = None
     label_calibrated: bool | None = None
+    outside: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         labels = self.ids if self.labels is None else self.labels
@@ -135,7 +138,7 @@ class Retrieval:
             "label_calibrated": self.label_calibrated,
             "uncertainty": self.uncertainty,
             "unlike": round(self.unlike, 6),
-        }
+        } | ({} if self.outside is None else {"outside": dict(self.outside)})
 
 
 def _rounded(probability: float) -> str:
@@ -243,7 +246,9 @@ class State:
             uncertainty = "encoder" if self.calibration is None else self.calibration.uncertainty
         return with_uncertainty(self.searcher, results, uncertainty)
 
-    def answer(self, query: Any, request: Request, **described: Any) -> Retrieval | list[Retrieval]:
+    def answer(
+        self, query: Any, request: Request, outside: int = 0, **described: Any
+    ) -> Retrieval | list[Retrieval]:
         """Answer queries with sets that satisfy a request, see `Retriever.retrieve`.
 
         `described` are uncertainty, model and probabilities, which only vectors can come with.
@@ -259,12 +264,13 @@ class State:
             return []
         many = many and request.together is not True
         answers: list[Retrieval] = []
-        for results, ranking, sizes in self._sets(queries, guarantee, request, **described):
-            answers += self._retrievals(results, ranking, sizes, guarantee)
+        sets = self._sets(queries, guarantee, request, outside, **described)
+        for results, ranking, sizes in sets:
+            answers += self._retrievals(results, ranking, sizes, guarantee, outside)
         return answers if many else answers[0]
 
     def answer_at_levels(
-        self, queries: Any, requests: Sequence[Request], **described: Any
+        self, queries: Any, requests: Sequence[Request], outside: int = 0, **described: Any
     ) -> list[AtLevels]:
         """Answer queries at several levels from one search, see `Retriever.at_levels`."""
         calibration = self.valid_calibration()
@@ -278,24 +284,26 @@ class State:
         strictest = guarantees[0]
         alphas = tuple(cast("float", each.alpha) for each in guarantees)
         answers: list[AtLevels] = []
-        for results, ranking, largest in self._sets(queries, strictest, requests[0], **described):
+        batches = self._sets(queries, strictest, requests[0], outside, **described)
+        for results, ranking, largest in batches:
             sizes = [sizes_of(ranking, each) for each in guarantees]
             probabilities = [
-                calibration.match_probabilities(ranking, by_query, each)[1]
+                calibration.match_probabilities(each).of_sets(ranking, by_query, each)[1]
                 for by_query, each in zip(sizes, guarantees, strict=True)
             ]
-            sets = self._retrievals(results, ranking, largest, strictest)
+            sets = self._retrievals(results, ranking, largest, strictest, outside)
             parts = (np.stack(sizes, axis=1), np.stack(probabilities, axis=1), sets)
             for by_level, likely, largest_set in zip(*parts, strict=True):
                 answers.append(AtLevels(alphas, by_level, likely, largest_set, tuple(guarantees)))
         return answers
 
     def _sets(
-        self, queries: Any, guarantee: Guarantee, request: Request, **described: Any
+        self, queries: Any, guarantee: Guarantee, request: Request, outside: int, **described: Any
     ) -> Iterator[tuple[SearchResults, Ranking, NDArray[np.int64]]]:
         """Yield search results, ranking and set sizes of queries, batch by batch.
 
         `request` is the request of the guarantee, with the keys and encounters of the queries.
+        Without `outside`, candidates outside the sets may be missing.
         """
         calibration = self.require_calibration()
         prepared = self.searcher.prepare(queries, **described)
@@ -304,13 +312,12 @@ class State:
         calibration.require_known_parts(self.searcher, prepared, request.group)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
+        up_to = np.inf if outside else guarantee.threshold
         for rows in search_batches(*prepared.vectors.shape):
             candidates = self.searcher.candidates(prepared[rows])
             for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                 batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = calibration.arrange(
-                    self.searcher, batch, rule, request.distinct, guarantee.threshold
-                )
+                results = calibration.arrange(self.searcher, batch, rule, request.distinct, up_to)
                 yield results, *rule.sets(results, guarantee)
         self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile
 
@@ -320,21 +327,33 @@ class State:
         ranking: Ranking,
         sizes: NDArray[np.int64],
         guarantee: Guarantee,
+        outside: int,
     ) -> list[Retrieval]:
-        """Return the answers that have ranked search results and set sizes."""
+        """Return the answers of ranked search results, with up to `outside` further candidates."""
+        listed = np.maximum(sizes, np.minimum(sizes + outside, np.isfinite(ranking.scores).sum(1)))
         # One look-up for all items; each answer is a slice of it.
-        positions, distances = items_of(self.searcher, results, ranking, sizes)
+        positions, distances = items_of(self.searcher, results, ranking, listed)
         ids = self.searcher.gallery.ids[positions].tolist()
         labels = self.searcher.named_labels(positions)
         retrievals, start = [], 0
         calibrated = self._label_calibrated(results, ranking)
-        calibration = self.require_calibration()
-        likely, set_likely = calibration.match_probabilities(ranking, sizes, guarantee)
-        parts = (sizes.tolist(), set_likely.tolist(), results.uncertainty.tolist())
+        fitted = self.require_calibration().match_probabilities(guarantee)
+        likely, set_likely = fitted.of_sets(ranking, sizes, guarantee)
+        if outside:
+            row, rank = cells_of(listed)
+            inside, likely = likely, fitted.of_items(ranking, listed)[0]
+            likely[rank < sizes[row]] = inside
+        parts = (sizes.tolist(), listed.tolist(), set_likely.tolist(), results.uncertainty.tolist())
         features = (results.require("unlike").tolist(), results.require("nearness").tolist())
         columns = zip(*parts, *features, calibrated, strict=True)
-        for size, probability, uncertainty, unlike, nearness, label_calibrated in columns:
-            part = slice(start, start := start + size)
+        for size, stop, probability, uncertainty, unlike, nearness, label_calibrated in columns:
+            part, rest = slice(start, start + size), slice(start + size, start := start + stop)
+            others = {
+                "ids": ids[rest],
+                "labels": None if labels is None else labels[rest],
+                "distances": distances[rest].tolist(),
+                "probabilities": likely[rest].tolist(),
+            }
             retrievals.append(
                 Retrieval(
                     tuple(ids[part]),
@@ -347,6 +366,7 @@ class State:
                     guarantee,
                     None if labels is None else labels[part],
                     label_calibrated if size else None,
+                    others if outside else None,
                 )
             )
         return retrievals

@@ -38,7 +38,6 @@ from rcir.risk.planning import NUMBERS, Pilot, Plan, plan_calibration
 from rcir.risk.probability import MatchProbabilities
 from rcir.risk.refusals import rounded_up
 from rcir.risk.request import conflict
-from rcir.risk.score_functions import Ranking
 from rcir.risk.selection import ComparedSizes
 from rcir.store.codec import Array
 
@@ -481,13 +480,8 @@ class Calibration:
         """Return True if `guarantee` remembers the guarantee of a request."""
         return request.promised in self._guarantees
 
-    def match_probabilities(
-        self, ranking: Ranking, sizes: NDArray[np.int64], guarantee: Guarantee
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return probabilities of items and sets, see `MatchProbabilities.of_sets`.
-
-        They are fitted once for all levels of a request.
-        """
+    def match_probabilities(self, guarantee: Guarantee) -> MatchProbabilities:
+        """Return the probabilities of matches, fitted once for all levels of a request."""
         request = guarantee.request
         rule = self.rule_for(request)
         limit = guarantee.certificate.acceptance_threshold
@@ -496,7 +490,7 @@ class Calibration:
             if len(self._probabilities) >= MAX_GUARANTEES:
                 self._probabilities.clear()
             self._probabilities[key] = rule.match_probabilities(guarantee)
-        return self._probabilities[key].of_sets(ranking, sizes, guarantee)
+        return self._probabilities[key]
 
     def attainable(self, requests: Sequence[Request]) -> list[Guarantee]:
         """Certify requests with ascending alphas; leave out those that nothing certifies.

@@ -97,13 +97,14 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/guarantees")
     async def guarantees() -> Response:
-        """The levels that can be certified, with mean set sizes."""
-        served = service.served
-        return JSONResponse({"version": served.version} | served.guarantees)
+        """The levels that can be certified, with mean set sizes, and what the server offers."""
+        live = service.live
+        offers = {"feedback": service.store is not None, "pictures": live.pictures.expected}
+        return JSONResponse({"version": live.served.version} | offers | live.served.guarantees)
 
     @router.get(
         "/items/{item:path}/image",
-        responses=responses(400, 404) | {200: {"content": {"image/png": {}}}},
+        responses=responses(400, 404) | {200: {"content": {"image/jpeg": {}, "image/png": {}}}},
         response_class=Response,
     )
     async def image(item: str, version: str | None = None) -> Response:
@@ -111,13 +112,13 @@ def routes_of(service: Service) -> APIRouter:
         live = service.live
         if item not in live.served.positions:
             raise DataUnavailable(f"{item!r} is not an item of the gallery")
-        picture = await asyncio.to_thread(live.pictures.thumbnail, item)
+        picture, kind = await asyncio.to_thread(live.pictures.thumbnail, item)
         caching = "private, max-age=600" if version == live.served.version else "no-cache"
-        return Response(picture, media_type="image/png", headers={"cache-control": caching})
+        return Response(picture, media_type=kind, headers={"cache-control": caching})
 
     @router.get("/sample", responses=responses(404))
     async def sample() -> Response:
-        """A query to try: a test picture, or the vector of a calibration query."""
+        """A query to try: a test picture, a gallery item, or a calibration query's vector."""
         return JSONResponse(await asyncio.to_thread(service.sample, np.random.default_rng()))
 
     @router.post(

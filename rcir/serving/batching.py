@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rcir.errors import InvalidConfig, RiskUnattainable
-from rcir.retrieval.answer import Retrieval
+from rcir.retrieval.answer import Retrieval, State
 from rcir.retrieval.queries import Queries
 from rcir.serving.errors import Busy, Stopping, TooLarge
 from rcir.serving.schemas import Terms
@@ -130,13 +130,14 @@ def answer_batch(batch: Sequence[PreparedRequest]) -> list[AnsweredQueries | Exc
     def answer(row: int, parts: list[Queries]) -> list[AnsweredQueries]:
         retriever, terms = batch[row].served.retriever, batch[row].terms
         queries = parts[0] if len(parts) == 1 else Queries.joined(parts)
-        answers = iter(retriever.retrieve(queries, **terms.request.promised.to_keywords()))
+        state: Any = State(retriever.searcher, retriever.calibration)
+        answers = iter(state.answer(queries, terms.request.promised, terms.outside))
         return [(part, [next(answers) for _ in range(len(part))]) for part in parts]
 
     def alike(row: int) -> tuple[object, ...]:
         request, queries = batch[row], outcomes[row]
         lacks = (values is None for values in (queries.uncertainty, queries.keys, queries.pictures))
-        return id(request.served), request.terms.guarantee, *lacks
+        return id(request.served), request.terms.guarantee, request.terms.outside, *lacks
 
     def describe(row: int, parts: list[Queries]) -> list[Queries]:
         request = batch[row].terms.request

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -19,26 +19,29 @@ if TYPE_CHECKING:  # retrievers of vectors need neither Pillow nor torch
     from rcir.data.images import ImageLike
     from rcir.data.records import Splits
 
-THUMBNAIL_SIDE = 160  # pixels of the longer side
-MAX_THUMBNAILS = 2000  # in memory
+THUMBNAIL_SIDE = 480  # pixels of the longer side
+MAX_THUMBNAILS = 1000  # in memory
 
 
 class ItemPictures:
     """Thumbnails of the items of a retriever, and pictures to query it with.
 
-    `folder` has a picture of each item, named by its id; None for the images of its data set.
+    `folder` has a picture of each item, named by its id; by default the retriever names a folder
+    or a data set. `expected` is False if there are none.
     """
 
     def __init__(self, retriever: Retriever, folder: Path | None) -> None:
-        self._retriever, self._folder = retriever, folder
+        pictures = folder or retriever.origin.get("pictures")
+        self._retriever, self._folder = retriever, Path(pictures) if pictures else None
+        self.expected = Path(pictures).is_dir() if pictures else "data" in retriever.origin
         self._lock = threading.Lock()
         self._splits: Splits | RcirError | None = None
         self._positions: dict[str, int] = {}
-        self.thumbnail: Callable[[str], bytes] = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
+        self.thumbnail = lru_cache(MAX_THUMBNAILS)(self._thumbnail)
 
-    def _thumbnail(self, item: str) -> bytes:
-        """Return the thumbnail of an item as PNG."""
-        return _png(self._picture(item), THUMBNAIL_SIDE)
+    def _thumbnail(self, item: str) -> tuple[bytes, str]:
+        """Return the thumbnail of an item, and its media type."""
+        return _encoded(self._picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
         """Return a random test picture of the data set as PNG, and its label or None."""
@@ -48,7 +51,7 @@ class ItemPictures:
         if test.labels is not None:
             number = int(test.labels[row])
             label = self._retriever.label_names.get(number, str(number))
-        return _png(test.images[row]), label
+        return _encoded(test.images[row])[0], label
 
     def _picture(self, item: str) -> ImageLike:
         if self._folder is not None:
@@ -93,14 +96,16 @@ class ItemPictures:
         return splits
 
 
-def _png(picture: ImageLike, side: int | None = None) -> bytes:
-    """Return a picture as a PNG file; `side` bounds its longer side."""
+def _encoded(picture: ImageLike, side: float = math.inf) -> tuple[bytes, str]:
+    """Return a picture as a PNG file, or as a smaller JPEG file if a side is longer than `side`."""
     from PIL import Image
 
     from rcir.data.images import read_image
 
     image, file = Image.fromarray(read_image(picture, 3)), BytesIO()
-    if side is not None:
-        image.thumbnail((side, side))
-    image.save(file, "PNG")
-    return file.getvalue()
+    if max(image.size) <= side:
+        image.save(file, "PNG")
+        return file.getvalue(), "image/png"
+    image.thumbnail((side, side))
+    image.save(file, "JPEG")
+    return file.getvalue(), "image/jpeg"

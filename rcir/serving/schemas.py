@@ -69,7 +69,9 @@ class Body(BaseModel):
 
 
 class OptionFields(Body):
-    """Options of a guarantee as fields."""
+    """Options of a guarantee as fields, and how many candidates outside the set to return."""
+
+    outside: int = Field(0, ge=0, le=100, description="Candidates that a larger set would hold.")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -135,9 +137,10 @@ class Terms(AllOptions):
 
 
 class Vector(Body):
-    """A query vector of the model that embedded the gallery."""
+    """A query: a vector of the model that embedded the gallery, or one of its items."""
 
-    vector: Numbers = Field(min_length=1)
+    vector: Annotated[Numbers, Field(min_length=1)] | None = None
+    item: str | None = Field(None, description="A gallery item, searched without itself.")
     uncertainty: float | None = Field(
         None, description="Uncertainty of the vector; larger is less certain."
     )
@@ -240,6 +243,7 @@ class Answer(Body):
     uncertainty: float
     uncertainty_rank: float
     unlike: float
+    outside: dict[str, Any] | None = None
     guarantee: dict[str, Any]
     sentence: str
 
@@ -326,7 +330,12 @@ async def read_query(
         return Query(terms, len(files), decode, True, client)
     kinds = f"a picture as multipart/form-data, or a vector as {JSON_TYPE}"
     sent = await read_json(request, body.vectors, kinds)
-    vectors = [sent.vector] if isinstance(sent, Vector) else sent.vectors
+    item = getattr(sent, "item", None)
+    vectors = [sent.vector] if body.vectors is not VectorQueries else sent.vectors
+    if (vectors == [None]) == (item is None):
+        raise InvalidConfig("send either a vector or an item")
+    if item is not None:
+        return Query(sent, 1, partial(Served.item, name=item), False, client)
     prepare = partial(
         Served.vectors, vectors=vectors, uncertainty=sent.uncertainty, model=sent.model
     )

@@ -100,10 +100,23 @@ class Served:
             uncertainty = np.atleast_1d(np.asarray(uncertainty, np.float64))
         return searcher.prepare(array, None, uncertainty, model).with_population()
 
+    def item(self, name: str) -> Queries:
+        """Return a gallery item as a query, which is searched without itself."""
+        searcher = self.retriever.searcher
+        allowed, gallery = searcher.options.leave_one_out, searcher.gallery
+        if not allowed or gallery.digests is None or name not in self.positions:
+            words = "is not an item of the gallery" if allowed else "would find itself"
+            raise InvalidConfig(f"{name!r} {words}: send another query")
+        row = np.array([self.positions[name]])
+        uncertainty = None if gallery.uncertainty is None else gallery.uncertainty[row]
+        population = Population(1, gallery.digests[row])
+        return Queries(searcher.index.vectors_at(row), uncertainty, population=population)
+
     def queries(self, prepared: Sequence[Any]) -> list[Queries]:
         """Return the queries of each request; the pictures of all are embedded together."""
         encoder, preprocessing = self.retriever.encoder, self.retriever.preprocessing
-        if encoder is None or preprocessing is None:
+        pictures = [part for part in prepared if not isinstance(part, Queries)]
+        if encoder is None or preprocessing is None or not pictures:
             return list(prepared)
         import torch
 
@@ -111,7 +124,7 @@ class Served:
         from rcir.encoders.memory import batch_within
 
         device = next(encoder.parameters()).device
-        parts, part_digests = zip(*prepared, strict=True)
+        parts, part_digests = zip(*pictures, strict=True)
         small = [picture for part in parts if isinstance(part, list) for picture in part]
         resized = iter(preprocessing.resized(small) if small else ())
         pixels = torch.cat(
@@ -129,7 +142,8 @@ class Served:
             population = Population(len(pixels), np.concatenate(part_digests))
             queries = replace(queries, population=population)
         ends = np.cumsum([len(part) for part in parts]).tolist()
-        return [queries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        each = (queries[start:end] for start, end in zip([0, *ends], ends, strict=False))
+        return [part if isinstance(part, Queries) else next(each) for part in prepared]
 
     def labelled(self, queries: Queries, labels: list[Any]) -> LabelledResults:
         """Search queries with labels; a query with label None matches nothing."""
@@ -194,6 +208,27 @@ class Served:
             return float(rule.evidence.of_group(group).sizes(threshold).mean())
 
         return compute
+
+    def sample(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Return a query to try: a gallery item, `new` if it did not calibrate, or a vector."""
+        searcher, queries = self.retriever.searcher, self.calibration.calibration_queries
+        gallery, row, uncertainty = searcher.gallery, rng.integers(len(queries)), None
+        if searcher.options.leave_one_out:
+            units = gallery.units
+            used = np.isin(units, gallery.units_of(self.calibration.query_digests))
+            rows = np.flatnonzero(used.all() | ~used)
+            row = rng.choice(rows[units[rows] == rng.choice(np.unique(units[rows]))])
+            query = {"item": str(gallery.ids[row]), "new": not used[row]}
+            labels, keys = gallery.labels, gallery.keys
+        else:
+            if queries.uncertainty is not None:
+                uncertainty = float(queries.uncertainty[row])
+            query = {"vector": queries.vectors[row].tolist(), "new": False}
+            labels, keys = queries.population.single_labels, queries.keys
+        number = None if labels is None or gallery.labels is None else int(labels[row])
+        label = number if number is None else searcher.label_names.get(number, number)
+        key = None if keys is None else str(keys[row])
+        return query | {"uncertainty": uncertainty, "label": label, "key": key}
 
     @cached_property
     def guarantees(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rcir.retrieval.answer import AtLevels, Retrieval
+from rcir.retrieval.answer import AtLevels, Retrieval, State
 from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.errors import StoreUnavailable
@@ -106,15 +106,16 @@ class Service:
         return await self.batcher.ask(PreparedRequest(served, prepared, terms), query.n)
 
     async def explore(self, query: Query[ExploreTerms], alphas: Sequence[float]) -> dict[str, Any]:
-        """Return the sets of one query at several alphas as plain values."""
+        """Return the sets of one query at several ascending alphas as plain values."""
         served, options = self.served, query.terms.options
-        weakest = make_request(max(alphas), simultaneous=True, **options)
-        await asyncio.to_thread(served.calibration.guarantee, weakest)
+        requests = [make_request(alpha, simultaneous=True, **options) for alpha in alphas]
+        await asyncio.to_thread(served.calibration.guarantee, requests[-1])
         prepared = await self._prepare(query, served)
 
         def work() -> AtLevels:
             (queries,) = served.queries([prepared])
-            (levels,) = served.retriever.at_levels(queries, alphas, **options)
+            state = State(served.retriever.searcher, served.retriever.calibration)
+            (levels,) = state.answer_at_levels(queries, requests, query.terms.outside)
             return levels
 
         levels = await self.batcher.run(work)
@@ -132,23 +133,17 @@ class Service:
             "mean_sizes": means,
             "sentences": [str(guarantee) for guarantee in levels.guarantees],
             "uncertainty_rank": served.uncertainty_rank(levels.largest),
-            "sentence": str(levels.largest.guarantee),
             "largest": levels.largest.to_dict(),
         }
 
     def sample(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Return a query to try: a test picture in base64, or the vector of a calibration query."""
+        """Return a query to try: a test picture in base64, or what `Served.sample` returns."""
         live = self.live
-        retriever = live.served.retriever
-        if retriever.encoder is not None:
-            picture, label = live.pictures.query(rng)
-            return {"picture": b64encode(picture).decode(), "label": label}
-        queries = live.served.calibration.calibration_queries
-        row = int(rng.integers(len(queries)))
-        uncertainty = None if queries.uncertainty is None else float(queries.uncertainty[row])
-        key = None if queries.keys is None else str(queries.keys[row])
-        vector = queries.vectors[row].tolist()
-        return {"vector": vector, "uncertainty": uncertainty, "label": None, "key": key}
+        searcher = live.served.retriever.searcher
+        if searcher.encoder is None or searcher.options.leave_one_out:
+            return live.served.sample(rng)
+        picture, label = live.pictures.query(rng)
+        return {"picture": b64encode(picture).decode(), "label": label, "new": True, "key": None}
 
     async def _prepare(self, query: Query[Any], served: Served) -> Any:
         if not query.in_thread:
