@@ -213,12 +213,12 @@ class Served:
         """Return a query to try: a gallery item, `new` if it did not calibrate, or a vector."""
         searcher, queries = self.retriever.searcher, self.calibration.calibration_queries
         gallery, row, uncertainty = searcher.gallery, rng.integers(len(queries)), None
-        if searcher.options.leave_one_out:
+        if left_out := searcher.options.left_out:
             units = gallery.units
             used = np.isin(units, gallery.units_of(self.calibration.query_digests))
             rows = np.flatnonzero(used.all() | ~used)
             row = rng.choice(rows[units[rows] == rng.choice(np.unique(units[rows]))])
-            query = {"item": str(gallery.ids[row]), "new": not used[row]}
+            query = {"item": str(gallery.ids[row]), "new": not used[row], "left_out": left_out}
             labels, keys = gallery.labels, gallery.keys
         else:
             if queries.uncertainty is not None:

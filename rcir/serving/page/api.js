@@ -2,7 +2,7 @@
 
 const TOKEN = "rcir-token";
 
-/** An answer that is none: the kind of error, the server's words, and what helps. */
+/** A refused request: the kind of error, the server's words, and what helps. */
 export class Refused extends Error {
   constructor(status, body) {
     super(body.message ?? "");
@@ -27,7 +27,7 @@ export class Api {
       body = await response.json();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      body = { error: "unreadable", message: `the answer of status ${response.status} is no JSON` };
+      body = { error: "unreadable", message: `the answer of status ${response.status} is not JSON` };
       throw new Refused(response.status, body);
     }
     if (!response.ok) throw new Refused(response.status, body);
@@ -60,7 +60,7 @@ export class Api {
     }
   }
 
-  /** Wait for another token than that which was refused; many requests ask once. */
+  /** Wait for a token other than the refused one; many requests ask once. */
   async newToken(refused) {
     if (sessionStorage.getItem(TOKEN) !== refused) return;
     this.asking ??= this.askToken(refused !== null).finally(() => {

@@ -40,7 +40,7 @@ class Chart {
     for (const value of ticks(0, y.high, 4)) {
       if (y.whole && !Number.isInteger(value)) continue;
       const at = this.y(value);
-      this.add("line", { class: "grid", x1: left, x2: right, y1: at, y2: at });
+      this.add("line", { class: "grid-line", x1: left, x2: right, y1: at, y2: at });
       const words = value.toLocaleString("en");
       this.add("text", { x: left - 7, y: at + 4, "text-anchor": "end" }, words);
     }
@@ -75,7 +75,7 @@ export function histogram(host, { counts, edges }, value, words) {
   counts.forEach((count, bin) => {
     const [start, end] = [chart.x(edges[bin]), chart.x(edges[bin + 1])];
     chart.add("rect", {
-      class: edges[bin + 1] <= value ? "bar below" : "bar",
+      class: edges[bin + 1] <= value ? "bar-of-chart below" : "bar-of-chart",
       x: start + 0.5,
       width: Math.max(0.5, end - start - 1),
       y: chart.y(count),

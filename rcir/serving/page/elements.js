@@ -14,3 +14,11 @@ export function draw(name, attributes = {}, content = []) {
   element.append(...[content].flat());
   return element;
 }
+
+/** One of the marks in index.html, "yes" to "odd"; text beside it says the same. */
+export function mark(name) {
+  const use = draw("use", { href: `#mark-${name}` });
+  return draw("svg", { class: `mark ${name}`, "aria-hidden": "true" }, [use]);
+}
+
+export const unseen = (text) => make("span", { className: "unseen" }, text);

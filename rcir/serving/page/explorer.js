@@ -1,249 +1,276 @@
-// The explorer: what is asked, what came of it, and how it is shown.
+// The explorer: what is requested, what the server answers, and how it is shown.
 
 import { Api } from "./api.js";
 import { curve, histogram } from "./charts.js";
-import { byId } from "./elements.js";
+import { byId, mark } from "./elements.js";
 import { Feedback } from "./feedback.js";
-import { Items } from "./items.js";
+import { FIRST, Items } from "./items.js";
+import { Pictures } from "./pictures.js";
 import { QueryField } from "./query.js";
 import { askToken } from "./token.js";
-import { chance, count, level, rank, share, trouble, unlike, wordsOf } from "./words.js";
+import * as words from "./words.js";
 
 const DELTAS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5];
 const MOST = 0.5; // alphas above are of little use, and are shown where only they are certified
+const UNLIKE = 0.05; // p-values up to it are marked
 const REST = 250; // milliseconds without another change before the server is asked
 const POLL = 10_000;
-/** Guarantees that the server may offer: their name, what they mean, and what they request. */
-const KINDS = {
-  "": {
-    name: "at all alphas",
-    hint: "A query without a match counts as a miss, and every set holds an item.",
-    options: () => ({}),
-  },
-  beta: {
-    name: "no set if a match is unlikely",
-    hint: "Queries that seem to have no match in the gallery get an empty set.",
-    options: () => ({ beta: Number(byId("beta").value) }),
-  },
-  balance: {
-    name: "equal risk",
-    hint: "Alpha holds in each quarter of the uncertainty by itself; sets are larger.",
-    options: () => ({ balance: "uncertainty" }),
-  },
-};
-const EMPTY = "Probably no match in the gallery";
+const SLIDERS = ["alpha", "delta", "beta"];
+const SWITCHES = ["balance", "empty"]; // of guarantees that exclude each other
+const EMPTY = "Probably no match";
 
 const api = new Api(askToken);
-const items = new Items(byId("items"), api);
-const query = new QueryField(api, ask, refuse);
+const pictures = new Pictures(api, () => {
+  document.body.classList.add("plain");
+  byId("no-pictures").hidden = false;
+});
+const items = new Items(byId("items"), pictures);
+const field = new QueryField(api, pictures, ask, refuse);
 const feedback = new Feedback(api, ask);
 
 let server = null; // what GET /guarantees says
-let shown = null; // what POST /explore answered last
-let asking = null; // AbortController of the request under way
+let answer = null; // the newest one, with its query and terms
+let request = null; // AbortController of the request in progress
 let waiting = 0;
 
-const alpha = () => Number(byId("alpha").value);
-const delta = () => DELTAS[Number(byId("delta").value)];
-/** True if the levels are fixed: one set is asked for at a time, from another endpoint. */
-const fixed = () => byId("kind").value !== "";
+const value = (id) => Number(byId(id).value);
+const delta = () => DELTAS[value("delta")];
+const on = (id) => !byId(`${id}-field`).hidden && byId(id).checked;
+/** True if levels are fixed: one set is requested at a time, from another route. */
+const fixed = () => SWITCHES.some(on);
 /** The place of alpha among the certified ones, or -1. */
 const place = () =>
-  shown.fixed ? 0 : shown.alphas.findIndex((each) => Math.abs(each - alpha()) < 1e-9);
-const sized = (size) => (size === 0 ? EMPTY : count(size, "item"));
+  answer.fixed ? 0 : answer.alphas.findIndex((each) => Math.abs(each - value("alpha")) < 1e-9);
 
-/** The guarantee that is asked for, apart from alpha. */
-function terms() {
-  const asked = { delta: delta(), ...KINDS[byId("kind").value].options() };
-  if (byId("distinct").value) asked.distinct = byId("distinct").value;
-  if (byId("group").value) asked.group = byId("group").value;
-  if (server.keys.length > 0) asked.key = byId("key").value;
-  if (server.encounters) asked.together = true;
-  return asked;
+function sized(size) {
+  if (size === 0) return EMPTY;
+  return words.count(size, document.body.classList.contains("plain") ? "item" : "image");
 }
 
-/** Ask for the sets of the query; of several answers the newest counts. */
+/** The requested guarantee, apart from alpha. */
+function terms() {
+  const chosen = { delta: delta() };
+  if (on("balance")) chosen.balance = "uncertainty";
+  if (on("empty")) chosen.beta = value("beta");
+  if (byId("distinct").value) chosen.distinct = byId("distinct").value;
+  if (byId("group").value) chosen.group = byId("group").value;
+  if (server.keys.length > 0) chosen.key = byId("key").value;
+  if (server.encounters) chosen.together = true;
+  return chosen;
+}
+
+/** Request the sets of the query; of several answers the newest counts. */
 async function ask() {
   clearTimeout(waiting);
-  if (query.given === null) return;
-  asking?.abort();
-  const own = (asking = new AbortController());
+  if (field.query === null) return;
+  request?.abort();
+  const own = (request = new AbortController());
   byId("set").setAttribute("aria-busy", "true");
   try {
     server ??= await learn();
-    const [given, asked] = [query.given, terms()];
-    const answer = await (fixed() ? retrieved : explored)(given, asked, own.signal);
-    if (own !== asking) return;
-    if (answer.version !== server.version) server = await learn();
-    if (own === asking) show({ ...answer, given, asked });
+    const [query, chosen] = [field.query, terms()];
+    const body = await (fixed() ? retrieve : explore)(query, chosen, own.signal);
+    if (own !== request) return;
+    if (body.version !== server.version) server = await learn();
+    if (own === request) show({ ...body, query, terms: chosen });
   } catch (error) {
-    if (error.name !== "AbortError" && own === asking) refuse(error);
+    if (error.name !== "AbortError" && own === request) refuse(error);
   } finally {
-    if (own === asking) byId("set").setAttribute("aria-busy", "false");
+    if (own === request) byId("set").setAttribute("aria-busy", "false");
   }
 }
 
 /** The sets at all alphas, whose guarantees hold together. */
-async function explored(given, asked, signal) {
-  const answer = await api.post("explore", given.with(asked), signal);
-  return { ...answer, fixed: false, way: { simultaneous: true } };
+async function explore(query, chosen, signal) {
+  const body = await api.post("explore", query.with({ ...chosen, outside: FIRST }), signal);
+  return { ...body, fixed: false, mode: { simultaneous: true } };
 }
 
 /** The set at one alpha, of a guarantee that does not hold for all alphas together. */
-async function retrieved(given, asked, signal) {
-  const way = { monitored: false };
-  const levels = { ...asked, ...way, alpha: alpha() };
-  const answer = await api.post("retrieve", given.with(levels), signal);
+async function retrieve(query, chosen, signal) {
+  const mode = { monitored: false };
+  const fields = { ...chosen, ...mode, alpha: value("alpha") };
+  const body = await api.post("retrieve", query.with({ ...fields, outside: FIRST }), signal);
   return {
-    version: answer.version,
+    version: body.version,
     fixed: true,
-    way,
-    alphas: [levels.alpha],
-    sizes: [answer.size],
-    match_probabilities: [answer.match_probability],
-    sentences: [answer.sentence],
-    uncertainty_rank: answer.uncertainty_rank,
-    largest: answer,
+    mode,
+    alphas: [fields.alpha],
+    sizes: [body.size],
+    match_probabilities: [body.match_probability],
+    sentences: [body.sentence],
+    uncertainty_rank: body.uncertainty_rank,
+    largest: body,
   };
 }
 
-function show(answer) {
-  shown = answer;
-  byId("error").hidden = byId("empty").hidden = true;
-  byId("answer").hidden = byId("charts").hidden = false;
-  byId("curve-section").hidden = byId("simultaneous").hidden = shown.fixed;
-  byId("fixed").hidden = !shown.fixed;
-  const [least] = shown.alphas;
-  const most = shown.fixed ? MOST : Math.max(MOST, Math.min(0.99, least + 0.1));
+function show(body) {
+  const first = answer === null;
+  answer = body;
+  byId("error").hidden = true;
+  byId("background").hidden = byId("unlike").hidden = false;
+  byId("curve-section").hidden = answer.fixed;
+  byId("fixed").hidden = !answer.fixed;
+  const [least] = answer.alphas;
+  const most = answer.fixed ? MOST : Math.max(MOST, Math.min(0.99, least + 0.1));
   byId("alpha").max = most.toFixed(2);
-  items.put(shown.largest, shown.given.label);
-  byId("rank").textContent = rank(shown.uncertainty_rank);
-  byId("unlike").textContent = unlike(shown.largest.unlike);
-  byId("label-not-calibrated").hidden =
-    shown.largest.label_calibrated !== false || shown.largest.size === 0;
-  feedback.ready(shown);
+  if (first && place() < 0 && value("alpha") < least) byId("alpha").value = least;
+  const { label } = answer.query;
+  byId("truth").hidden = label === null;
+  if (label !== null) byId("truth").textContent = `True label: ${words.readable(label)}`;
+  items.put(answer.largest, label);
+  showUnlike(answer.largest.unlike);
+  byId("rank").textContent = words.rank(answer.uncertainty_rank);
   choose();
-  drawHistogram();
-  byId("status").textContent = `Answered: ${byId("size").textContent}`;
+}
+
+/** The query's place among the calibration queries with a match. */
+function showUnlike(p) {
+  const seems = p <= UNLIKE;
+  byId("verdict").replaceChildren(
+    ...(seems ? [mark("odd")] : []),
+    document.createElement("b"),
+    ` ${words.unlike(p, seems)}`,
+  );
+  byId("verdict").querySelector("b").textContent = seems ? "It seems so." : "No.";
+  document.body.classList.toggle("odd", seems);
+  byId("gauge").firstElementChild.style.left = `${p * 100}%`;
+  byId("gauge").setAttribute("aria-label", words.unlike(p, seems));
+  byId("gauge-queries").textContent = words.count(server.n_calibration, "calibration query", "calibration queries");
 }
 
 /** Show the set at the chosen alpha, of what was answered already. */
 function choose() {
-  const size = shown === null || place() < 0 ? null : shown.sizes[place()];
-  sayLevels(size);
-  if (shown === null) return;
+  const size = answer === null || place() < 0 ? null : answer.sizes[place()];
+  showLevels(size);
+  if (answer === null) return;
+  const certified = size !== null;
   items.show(size ?? 0);
-  feedback.choose(size === null ? null : shown.alphas[place()], size);
-  byId("size").textContent = size === null ? "Not certified" : sized(size);
-  byId("chance").textContent = likely(size);
-  byId("matches").textContent = matches(size);
-  byId("sentence").textContent =
-    size === null
-      ? `Nothing certifies alpha = ${level(alpha())} at delta = ${delta()}: of the alphas here, ` +
-        `the smallest possible is ${level(shown.alphas[0])}.`
-      : shown.sentences[place()];
-  byId("sentence").classList.toggle("refused", size === null);
-  if (shown.fixed) return;
-  byId("simultaneous").hidden = size === null;
-  drawCurve(size);
+  byId("label-not-calibrated").hidden = !size || answer.largest.label_calibrated !== false;
+  const alpha = certified ? answer.alphas[place()] : null;
+  feedback.choose(answer, server.feedback ? alpha : null, size);
+  byId("size").textContent = certified ? sized(size) : "Not certified";
+  byId("chance").replaceChildren(...(certified ? chance(size) : []));
+  byId("matches").replaceChildren(...(certified ? matches(size) : []));
+  byId("promise").textContent = certified
+    ? promise(alpha)
+    : `Nothing certifies alpha = ${words.level(value("alpha"))} at delta = ${delta()}: of the ` +
+      `alphas here, the smallest possible is ${words.level(answer.alphas[0])}.`;
+  byId("sentence").textContent = certified ? answer.sentences[place()] : "";
+  byId("simultaneous").hidden = answer.fixed || !certified;
+  if (byId("background").open) drawCharts();
 }
 
-function likely(size) {
-  if (size === null) return "";
-  if (size === 0) return "The set is empty. The guarantee says how often that is wrong.";
-  return `Holds a true match with probability ${chance(shown.match_probabilities[place()])}.`;
+/** The probability that the set holds a true match. */
+function chance(size) {
+  if (size === 0) return ["The guarantee says how often an empty set is wrong."];
+  const sure = document.createElement("b");
+  sure.textContent = words.percent(answer.match_probabilities[place()]);
+  const right = size === 1 ? "that it is right" : "that one of them is right";
+  if (!document.body.classList.contains("odd")) return [sure, ` ${right}`];
+  const match = answer.largest.labels === null ? "it has a match" : "its kind is";
+  return [mark("odd"), sure, ` ${right}, if ${match} in the gallery`];
 }
 
-function sayLevels(size) {
-  byId("alpha-value").textContent = level(alpha());
-  const [kind, beta] = [byId("kind").value, Number(byId("beta").value)];
-  byId("alpha-hint").textContent =
-    `Share of queries ${kind === "beta" ? "with a match " : ""}whose set may hold no true match: ` +
-    `${share(alpha())}.`;
-  byId("kind-hint").textContent = KINDS[kind].hint;
-  byId("beta-field").hidden = kind !== "beta";
-  byId("beta-value").textContent = level(beta);
-  byId("beta-hint").textContent =
-    `Share of queries without a match in the gallery that may get a set: ${share(beta)}.`;
-  const words = size === null ? "" : `, ${sized(size)}`;
-  byId("alpha").setAttribute("aria-valuetext", level(alpha()) + words);
+function promise(alpha) {
+  const images = !document.body.classList.contains("plain");
+  const short = words.promise(answer.terms, alpha, { images, encounters: server.encounters });
+  const mean = answer.fixed ? "" : `; mean size ${answer.mean_sizes[place()].toFixed(2)}`;
+  const odd = document.body.classList.contains("odd");
+  return `${short}${mean}.${odd ? " Dashed bars: the probability if its kind were in the gallery." : ""}`;
+}
+
+/** How many items of the set are true matches, where that is known. */
+function matches(size) {
+  const inside = items.candidates.slice(0, size);
+  if (size === 0 || inside[0].right === null) return [];
+  const right = inside.filter((item) => item.right).length;
+  if (right === 0) return [mark("no"), "Missed: no item of the set has this label."];
+  return [mark("yes"), `${right} of ${sized(size)} with this label.`];
+}
+
+function showLevels(size) {
+  const alpha = value("alpha");
+  byId("alpha-value").textContent = words.level(alpha);
+  byId("alpha-hint").textContent = `At most ${words.share(alpha)} missed`;
+  const result = size === null ? "" : `: ${sized(size)}`;
+  byId("alpha-size").textContent = result;
+  byId("alpha").setAttribute("aria-valuetext", words.level(alpha) + result);
   byId("delta-value").textContent = String(delta());
   byId("delta").setAttribute("aria-valuetext", String(delta()));
-  byId("delta-hint").textContent =
-    `Chance that the guarantee fails, because the calibration queries misled: ${share(delta())}.`;
+  byId("delta-hint").textContent = `Chance that it fails: ${delta() * 100}%`;
+  byId("beta-field").hidden = !on("empty");
+  byId("beta-value").textContent = words.level(value("beta"));
+  byId("beta-hint").textContent = `Without a match, ${words.share(value("beta"))} get a set`;
+  for (const id of SLIDERS) {
+    const { min, max } = byId(id);
+    byId(id).style.setProperty("--filled", `${((value(id) - min) / (max - min)) * 100}%`);
+  }
 }
 
-function matches(size) {
-  const { label } = shown.given;
-  if (label === null || !size || shown.largest.labels === null) return "";
-  const found = shown.largest.labels.slice(0, size).filter((own) => String(own) === String(label));
-  if (found.length === 0) return `No true match: no item has the query's label, ${label}.`;
-  return `${found.length} of ${count(size, "item")} with the query's label, ${label}.`;
-}
-
-function drawCurve(size) {
-  const mean = size === null ? null : shown.mean_sizes[place()];
-  const words =
-    size === null
-      ? `At alpha ${level(alpha())} nothing is certified.`
-      : `At alpha ${level(alpha())}: ${count(size, "item")}; the mean of calibration queries is ` +
-        `${mean.toFixed(2)}.`;
-  byId("curve-words").textContent = words;
-  const { alphas, sizes, mean_sizes: means } = shown;
-  const most = Number(byId("alpha").max);
-  byId("uncertified").hidden = alphas[0] < 0.011;
-  curve(byId("curve"), { alphas, sizes, means, alpha: alpha(), size, mean, most, words });
-}
-
-function drawHistogram() {
+function drawCharts() {
+  if (answer === null) return;
   histogram(
     byId("histogram"),
     server.histogram,
-    shown.largest.uncertainty,
-    `Histogram of the uncertainty of calibration queries. ${rank(shown.uncertainty_rank)}`,
+    answer.largest.uncertainty,
+    `Histogram of the uncertainty of calibration queries. ${words.rank(answer.uncertainty_rank)}`,
   );
+  if (answer.fixed) return;
+  const [alpha, size] = [value("alpha"), place() < 0 ? null : answer.sizes[place()]];
+  const mean = size === null ? null : answer.mean_sizes[place()];
+  const text =
+    size === null
+      ? `At alpha ${words.level(alpha)} nothing is certified.`
+      : `At alpha ${words.level(alpha)}: ${words.count(size, "item")}; the mean of calibration ` +
+        `queries is ${mean.toFixed(2)}.`;
+  byId("curve-words").textContent = text;
+  const { alphas, sizes, mean_sizes: means } = answer;
+  byId("uncertified").hidden = alphas[0] < 0.011;
+  const most = Number(byId("alpha").max);
+  curve(byId("curve"), { alphas, sizes, means, alpha, size, mean, most, words: text });
 }
 
-/** Say why there is no answer; what was shown before answers something else. */
+/** Say why there is no answer; what was shown before belongs to another query. */
 function refuse(error) {
-  asking?.abort();
-  asking = shown = null;
-  byId("answer").hidden = byId("charts").hidden = true;
-  byId("status").textContent = "";
-  byId("empty").textContent = "There is no set to show.";
-  byId("empty").hidden = false;
+  request?.abort();
+  request = answer = null;
+  items.put({ ids: [], probabilities: [], distances: [] }, null);
+  items.show(0);
+  byId("size").textContent = "No set";
+  byId("chance").textContent = byId("promise").textContent = "";
+  byId("matches").textContent = byId("alpha-size").textContent = "";
+  for (const id of ["unlike", "background", "feedback", "label-not-calibrated", "truth"]) byId(id).hidden = true;
   byId("error").hidden = false;
-  byId("error-words").textContent = wordsOf(error);
+  byId("error-words").textContent = words.wordsOf(error);
   byId("again").hidden = !(error.retryAfter || error.status === 401);
   byId("set").setAttribute("aria-busy", "false");
 }
 
-/** Ask what the server can certify, and offer that. */
+/** Learn what the server can certify, and offer that. */
 async function learn() {
-  const known = await api.json("guarantees");
-  items.forget(known.version);
-  query.take(known.takes, known.encounters);
-  const queries = count(known.n_calibration, "calibration query", "calibration queries");
-  byId("gallery").textContent =
-    `· ${count(known.n_items, "item")} · calibrated on ${queries}`;
-  byId("labels").textContent = known.labels?.uncalibrated ? `${known.labels.sentence}.` : "";
-  const kind = byId("kind").value;
-  const kinds = Object.keys(KINDS).filter((name) => name === "" || known[name]);
-  byId("kind").replaceChildren(...kinds.map((name) => new Option(KINDS[name].name, name)));
-  byId("kind").value = kinds.includes(kind) ? kind : "";
-  byId("kind-field").hidden = kinds.length === 1;
-  byId("distinct-field").hidden = !known.distinct.includes("label");
-  offer("group", known.groups, 1);
-  offer("key", known.keys, 0);
-  byId("key-label").textContent = known.key;
-  return known;
+  const offers = await api.json("guarantees");
+  document.body.classList.remove("plain");
+  byId("no-pictures").hidden = true;
+  pictures.reset(offers.version, offers.pictures);
+  field.offer(offers);
+  const queries = words.count(offers.n_calibration, "calibration query", "calibration queries");
+  byId("gallery").textContent = `${words.count(offers.n_items, "item")}, ${queries}`;
+  byId("labels").textContent = offers.labels?.uncalibrated ? `${offers.labels.sentence}.` : "";
+  byId("balance-field").hidden = !offers.balance;
+  byId("empty-field").hidden = !offers.beta;
+  byId("distinct-field").hidden = !offers.distinct.includes("label");
+  offer("group", offers.groups, 1);
+  offer("key", offers.keys, 0);
+  byId("key-label").textContent = offers.key;
+  return offers;
 }
 
-/** Offer names in a menu behind its first `fixed` options; what was chosen stays chosen. */
-function offer(id, names, fixed) {
+/** Offer names in a menu behind its first `kept` options; what was chosen stays chosen. */
+function offer(id, names, kept) {
   const [menu, before] = [byId(id), byId(id).value];
   byId(`${id}-field`).hidden = names.length === 0;
-  menu.length = fixed;
+  menu.length = kept;
   for (const name of names) menu.add(new Option(name, name));
   menu.value = names.includes(before) ? before : (menu.options[0]?.value ?? "");
 }
@@ -253,8 +280,9 @@ async function watch() {
     const response = await fetch("ready");
     const ready = await response.json();
     if (response.ok) {
-      banner(trouble(ready));
-      byId("source").textContent = `${ready.source}, version ${ready.version}`;
+      banner(words.trouble(ready));
+      byId("source").textContent = `${ready.source}, version ${ready.version.slice(0, 12)}`;
+      byId("source").title = ready.version;
       if (server !== null && server.version !== ready.version) {
         server = await learn();
         ask();
@@ -268,44 +296,68 @@ async function watch() {
   setTimeout(watch, POLL);
 }
 
-function banner(words) {
-  if (byId("banner").textContent !== words) byId("banner").textContent = words;
-  byId("banner").hidden = words === "";
+function banner(text) {
+  if (byId("banner").textContent !== text) byId("banner").textContent = text;
+  byId("banner").hidden = text === "";
 }
 
+/** Begin with a random query, or repeat the present one. */
 async function start() {
   try {
     server ??= await learn();
     byId("error").hidden = true;
-    ask();
+    if (field.query === null) await field.sample();
+    else ask();
   } catch (error) {
     refuse(error);
   }
 }
 
 function soon() {
-  if (fixed()) sayLevels(null);
+  if (fixed()) showLevels(null);
   else choose();
   clearTimeout(waiting);
   waiting = setTimeout(ask, REST);
 }
 
-byId("alpha").addEventListener("input", () => (fixed() ? soon() : choose()));
+const changeAlpha = () => (fixed() ? soon() : choose());
+const KEYS = {
+  r: () => byId("random").click(),
+  o: () => byId("open").hidden || byId("open").click(),
+  a: () => byId("add").hidden || byId("add").click(),
+  "[": () => (byId("alpha").stepDown(), changeAlpha()),
+  "]": () => (byId("alpha").stepUp(), changeAlpha()),
+  ArrowLeft: (event) => items.list.contains(event.target) && items.step(-1),
+  ArrowRight: (event) => items.list.contains(event.target) && items.step(1),
+};
+
+addEventListener("keydown", (event) => {
+  const typing = event.target.matches("textarea, select, [type=password]");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (document.querySelector("dialog[open]") === null) KEYS[event.key]?.(event);
+});
+byId("alpha").addEventListener("input", changeAlpha);
 byId("delta").addEventListener("input", soon);
 byId("beta").addEventListener("input", soon);
-byId("kind").addEventListener("change", () => {
-  sayLevels(null);
-  ask();
-});
-byId("distinct").addEventListener("change", ask);
-byId("group").addEventListener("change", ask);
-byId("key").addEventListener("change", ask);
+for (const id of SWITCHES) {
+  byId(id).addEventListener("change", () => {
+    for (const other of SWITCHES) byId(other).checked &&= other === id;
+    showLevels(null);
+    ask();
+  });
+}
+for (const id of ["distinct", "group", "key"]) byId(id).addEventListener("change", ask);
+byId("guarantee").addEventListener("submit", (event) => event.preventDefault());
 byId("again").addEventListener("click", start);
-addEventListener("resize", () => {
-  if (shown === null) return;
-  choose();
-  drawHistogram();
-});
-sayLevels(null);
+byId("background").addEventListener("toggle", drawCharts);
+addEventListener("resize", () => byId("background").open && drawCharts());
+
+const narrow = matchMedia("(max-width: 47.5rem)");
+const fold = () => {
+  byId("more").open = !narrow.matches;
+};
+narrow.addEventListener("change", fold);
+fold();
+showLevels(null);
 start();
 watch();

@@ -1,124 +1,119 @@
-// The items of a set, with their pictures where there are any.
+// The candidates in one grid: those in the set, a boundary, and those outside.
 
-import { make } from "./elements.js";
-import { chance } from "./words.js";
+import { byId, make, mark, unseen } from "./elements.js";
+import { load } from "./pictures.js";
+import { labelName, percent } from "./words.js";
 
-const TRIES = 2; // pictures that are missing before the items are taken to have none
-const SMALL = 64; // pixels; smaller pictures are shown as they are, not blurred
+export const FIRST = 12; // candidates that are shown before others are requested by a button
+const BEHIND = 3; // candidates behind a set that is shown as a whole
 
-/** Pictures of items, fetched when they come into view: also with a token, which img has not. */
-class Pictures {
-  /** `none()` is called if there are none. */
-  constructor(api, none) {
-    this.api = api;
-    this.none = none;
-    this.forget();
-    this.watch = new IntersectionObserver(
-      (seen) => {
-        for (const { target, isIntersecting } of seen) {
-          if (!isIntersecting) continue;
-          this.watch.unobserve(target);
-          this.fill(target);
-        }
-      },
-      { rootMargin: "200px" },
-    );
-  }
+const rows = ({ ids, labels, distances, probabilities }) =>
+  ids.map((id, place) => ({
+    id,
+    label: labels?.[place] ?? null,
+    distance: distances[place],
+    probability: probabilities[place],
+  }));
 
-  /** Those of another version may be others. */
-  forget(version = null) {
-    this.version = version;
-    for (const url of this.urls ?? []) URL.revokeObjectURL(url);
-    this.urls = [];
-    this.known = new Map();
-    this.missing = 0;
-    this.last = Promise.resolve();
-  }
-
-  async fill(picture) {
-    const url = await this.url(picture.dataset.item);
-    if (url === null) return;
-    const image = picture.querySelector("img");
-    image.onload = () => {
-      image.classList.toggle("small", image.naturalWidth < SMALL);
-      image.hidden = false;
-    };
-    image.src = url;
-  }
-
-  url(item) {
-    if (!this.known.has(item)) {
-      // One after the other, until there is one: a gallery without pictures is not asked for all.
-      const found = this.urls.length ? this.fetched(item) : this.last.then(() => this.fetched(item));
-      this.last = found;
-      this.known.set(item, found);
-    }
-    return this.known.get(item);
-  }
-
-  async fetched(item) {
-    if (!this.urls.length && this.missing >= TRIES) return null;
-    try {
-      const place = `items/${encodeURIComponent(item)}/image`;
-      const response = await this.api.send(`${place}?version=${encodeURIComponent(this.version)}`);
-      if (response.ok) {
-        this.urls.push(URL.createObjectURL(await response.blob()));
-        return this.urls.at(-1);
-      }
-      this.missing += 1;
-      if (!this.urls.length && this.missing >= TRIES) this.none();
-    } catch {
-      this.known.delete(item); // the server is away: it may come back
-    }
-    return null;
-  }
-}
-
-/** The grid of items. */
 export class Items {
-  constructor(list, api) {
-    this.list = list;
-    this.pictures = new Pictures(api, () => list.classList.add("plain"));
+  constructor(list, pictures) {
+    Object.assign(this, { list, pictures, candidates: [], size: 0, expanded: false });
+    list.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) this.compare(Number(button.dataset.place));
+    });
+    byId("further").addEventListener("click", () => {
+      this.expanded = true;
+      this.show(this.size);
+      this.buttons[FIRST].focus();
+    });
   }
 
-  /** Put all items of the largest set there; `label` is the query's, or null. */
+  /** Put the candidates of an answer into the grid; `label` is the query's, or null. */
   put(answer, label) {
     this.pictures.watch.disconnect();
-    const distances = answer.distances.map((distance) => distance.toPrecision(3));
-    const items = answer.ids.map((id, place) => {
-      const own = answer.labels?.[place] ?? null;
-      const image = make("img", { alt: "", hidden: true });
-      const picture = make("div", { className: "picture" }, [make("span", {}, id), image]);
-      picture.dataset.item = id;
-      this.pictures.watch.observe(picture);
-      const match = label === null ? null : String(own) === String(label);
-      return make("li", { hidden: true }, [
-        picture,
-        make("p", { className: "rank" }, `#${place + 1}`),
-        own === null ? null : make("p", { className: "label" }, `label ${own}`),
-        make("p", { className: "quiet id", title: id }, id),
-        make("p", { className: "chance" }, `probability ${chance(answer.probabilities[place])}`),
-        make("p", { className: "quiet" }, `distance ${distances[place]}`),
-        match === null ? null : make("p", { className: match ? "yes" : "no" }, truth(match)),
-      ]);
-    });
-    this.list.replaceChildren(...items);
+    this.expanded = false;
+    this.candidates = [...rows(answer), ...(answer.outside ? rows(answer.outside) : [])];
+    for (const item of this.candidates) {
+      item.right = label === null || item.label === null ? null : String(item.label) === String(label);
+    }
+    this.list.replaceChildren(...this.candidates.map((item, place) => this.cell(item, place)));
   }
 
-  /** Of another version, look for pictures anew. */
-  forget(version) {
-    this.pictures.forget(version);
-    this.list.classList.remove("plain");
+  cell(item, place) {
+    const image = make("img", { alt: "", hidden: true });
+    const picture = make("span", { className: "picture" }, [make("span", {}, item.id), image]);
+    this.pictures.later(picture, item.id);
+    const bar = make("i");
+    bar.style.width = `${Math.max(item.probability * 100, 0.5)}%`;
+    const name = item.label === null ? item.id : labelName(item.label);
+    const button = make("button", { type: "button", title: item.id }, [
+      picture,
+      make("span", { className: "bar-track", ariaHidden: "true" }, bar),
+      make("span", { className: "line" }, [
+        make("span", { className: "name" }, [make("span", { className: "truth" }), name]),
+        make("b", {}, percent(item.probability)),
+      ]),
+      make("span", { className: "soft id" }, item.label === null ? "" : item.id),
+      make("span", { className: "soft place" }),
+    ]);
+    button.dataset.place = place;
+    const cell = make("li", {}, button);
+    cell.dataset.item = item.id;
+    return cell;
   }
 
-  /** Show the first ones only. */
+  get buttons() {
+    return [...this.list.querySelectorAll("li:not([hidden]) button")];
+  }
+
+  /** Mark the first ones as the set, and the others as outside. */
   show(size) {
-    [...this.list.children].forEach((item, place) => {
-      item.hidden = place >= size;
+    this.size = size;
+    const visible = this.expanded ? Math.max(FIRST, size + BEHIND) : FIRST;
+    [...this.list.children].forEach((cell, place) => {
+      const inside = place < size;
+      const { right } = this.candidates[place];
+      cell.hidden = place >= visible;
+      cell.className = inside ? "in" : place === size ? "out first" : "out";
+      cell.querySelector(".place").textContent = inside ? "" : "outside the set";
+      const truth = right === null || !(inside || right) ? [] : verdict(right, inside);
+      cell.querySelector(".truth").replaceChildren(...truth);
     });
-    const { scrollHeight, clientHeight } = this.list;
-    this.list.tabIndex = scrollHeight > clientHeight ? 0 : -1; // what scrolls is reached by keys
+    byId("further").hidden = size <= visible;
+    byId("further").textContent = `${size - FIRST} more in the set`;
+  }
+
+  /** Move the focus to a neighbour of the focused item. */
+  step(by) {
+    const { buttons } = this;
+    const place = buttons.indexOf(document.activeElement) + by;
+    buttons[Math.min(buttons.length - 1, Math.max(0, place))]?.focus();
+  }
+
+  compare(place) {
+    const { id, label, distance, probability, right } = this.candidates[place];
+    const image = byId("compare-item");
+    image.hidden = true;
+    this.pictures.show(image, id);
+    const query = document.querySelector("#query-pictures img");
+    byId("compare-query").hidden = query === null;
+    if (query !== null) load(byId("compare-query").firstElementChild, query.src);
+    const inside = place < this.size;
+    byId("compare-words").replaceChildren(
+      ...(right === null ? [] : verdict(right, inside)),
+      make("b", {}, label === null ? id : `${labelName(label)}, ${percent(probability)}`),
+      make("br"),
+      make("span", { className: "soft" }, [
+        `${inside ? "In the set" : "Outside the set"}, rank ${place + 1}, `,
+        `distance ${distance.toPrecision(3)}${label === null ? "" : `, ${id}`}`,
+      ]),
+    );
+    byId("compare").showModal();
   }
 }
 
-const truth = (match) => (match ? "✓ true match" : "✗ no match");
+function verdict(right, inside) {
+  if (!right) return [mark("other"), unseen("not a match: ")];
+  return [mark(inside ? "yes" : "ring"), unseen("true match: ")];
+}

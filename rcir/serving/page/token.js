@@ -7,8 +7,8 @@ const field = document.getElementById("token");
 /** The token that is typed, or null if the question is dismissed. */
 export function askToken(again) {
   document.getElementById("token-words").textContent = again
-    ? "The server does not take that token. Give the right one."
-    : "This server answers those who have its token.";
+    ? "The server refused that token. Enter the right one."
+    : "This server requires a token.";
   field.value = "";
   dialog.showModal();
   return new Promise((resolve) => {
