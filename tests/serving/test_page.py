@@ -1,15 +1,15 @@
 """The page of a server in a browser: sets, refusals, feedback, and use by everybody."""
 
-import io
+import itertools
 import re
 import shutil
+from copy import copy
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import rcir
-from tests.serving.conftest import running
+from tests.serving.conftest import png, running
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -92,6 +92,7 @@ def visit(chromium, address):
         before(page)
         page.goto(place)
         expect(page.locator("#source")).not_to_be_empty()
+        expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
         return page
 
     yield visit
@@ -103,9 +104,7 @@ def visit(chromium, address):
 @pytest.fixture(scope="module")
 def picture(splits):
     """A hard query, as a file."""
-    file = io.BytesIO()
-    Image.fromarray(splits.test.images[3]).save(file, "PNG")
-    return file.getvalue()
+    return png(splits.test.images[3])
 
 
 def upload(page, content, name="query.png"):
@@ -113,23 +112,30 @@ def upload(page, content, name="query.png"):
 
 
 def answered(page, content=None):
-    """Ask the query of a picture, or a random one, and wait for its answer."""
-    if content is None:
-        page.click("#sample")
-    else:
+    """Send the query of a picture, or wait for the first, random one; wait for its answer."""
+    if content is not None:
         upload(page, content)
-    expect(page.locator("#answer")).to_be_visible()
+        expect(page.locator("#query-note")).to_have_text("your picture")
+    expect(page.locator("#background")).to_be_visible()
+    expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
     return page
 
 
-def ids(page):
-    return page.locator("#items li:visible .id").all_text_contents()
+def search(page, vector):
+    page.locator("#vector-input").evaluate("details => { details.open = true }")
+    page.fill("#vector", str(vector))
+    page.get_by_role("button", name="Search this vector").click()
 
 
-def chance(probability):
+def ids(page, kind="in"):
+    items = page.locator(f"#items li.{kind}")
+    return items.evaluate_all("items => items.map(item => item.dataset.item)")
+
+
+def percent(probability):
     if 0.005 <= probability <= 0.995:
-        return f"{probability:.2f}"
-    return "< 0.01" if probability < 0.5 else "> 0.99"
+        return f"{probability * 100:.0f}%"
+    return "<1%" if probability < 0.5 else ">99%"
 
 
 def slide(page, name, value):
@@ -147,15 +153,19 @@ def test_a_picture_gets_the_set_of_each_alpha_without_another_request(visit, pic
         slide(page, "alpha", alpha)
         answer = retriever.retrieve(picture, alpha, 0.1, simultaneous=True)
         assert ids(page) == list(answer.ids)
-        assert page.inner_text("#sentence") == str(answer.guarantee)
-        assert page.inner_text("#size") == f"{answer.size} item{'s' * (answer.size > 1)}"
-        assert page.inner_text("#chance").endswith(
-            f"probability {chance(answer.match_probability)}."
-        )
+        assert page.locator("#sentence").text_content() == str(answer.guarantee)
+        assert page.inner_text("#size") == f"{answer.size} image{'s' * (answer.size > 1)}"
+        assert page.inner_text("#chance b") == percent(answer.match_probability)
         # Those of further items are of the largest set, see `AtLevels`.
-        likely = page.locator("#items li:visible .chance").all_inner_texts()
-        assert len(likely) == answer.size
-        assert likely[0] == f"probability {chance(answer.probabilities[0])}"
+        likely = page.locator("#items li.in .line b").first
+        assert likely.text_content() == percent(answer.probabilities[0])
+        # The others follow in the order of larger sets, behind the boundary.
+        outside = ids(page, "out")
+        larger = retriever.retrieve(picture, 0.04, 0.5, simultaneous=True).ids
+        assert (ids(page) + outside)[: len(larger)] == list(larger)
+        assert ids(page, "first") == outside[:1]
+        expect(page.locator("#items li:visible")).to_have_count(12)
+        expect(page.locator("#further")).to_be_visible(visible=answer.size > 12)
         sizes.add(answer.size)
     assert len(sizes) > 2
     page.wait_for_timeout(400)  # longer than changes of delta wait
@@ -193,34 +203,36 @@ def test_distinct_labels_and_groups_are_requested(visit, pictures, picture):
         assert ids(page) == list(answer.ids)
 
 
-def test_a_random_query_shows_pictures_and_which_are_matches(visit):
+def test_a_random_query_is_answered_at_once_with_pictures_and_marks(visit):
     page = answered(visit())
-    slide(page, "alpha", 0.1)
-    label = page.inner_text("#known").removeprefix("Its label: ")
-    matches = []
-    for row in page.locator("#items li:visible").all():
-        matches.append(row.locator(".label").inner_text() == f"label {label}")
-        assert row.locator("p").last.inner_text().startswith("✓" if matches[-1] else "✗")
+    slide(page, "alpha", 0.05)
+    label, matches = page.inner_text("#truth").removeprefix("True label: "), []
+    for row in page.locator("#items li.in").all():
+        mark, name = row.locator(".name").text_content().split(": ")
+        matches.append(name == f"label {label}")
+        assert mark == ("true match" if matches[-1] else "not a match")
     count = page.inner_text("#matches")
-    assert count.startswith(f"{sum(matches)} of {len(matches)} " if any(matches) else "No true")
+    assert count.startswith(f"{sum(matches)} of {len(matches)} " if any(matches) else "Missed")
     first = page.locator("#items li:visible img").first
     expect(first).to_be_visible()
     assert first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 8]
+    first.click()
+    expect(page.get_by_role("dialog").get_by_role("img")).to_have_count(2)
 
 
 def test_a_vector_gets_its_set_and_other_text_is_refused(visit, few, vector_address):
-    page, retriever = visit(vector_address, refusals=[400, 404]), rcir.load(few)
+    page, retriever = answered(visit(vector_address, refusals=[400])), rcir.load(few)
     vector = np.random.default_rng(5).standard_normal(8).astype(np.float32).tolist()
-    page.fill("#vector", str(vector))
-    page.get_by_role("button", name="Ask this vector").click()
-    expect(page.locator("#answer")).to_be_visible()
+    with page.expect_response("**/explore"):
+        search(page, vector)
+    answered(page)
     slide(page, "alpha", 0.3)
     answer = retriever.retrieve(np.asarray(vector, np.float32), 0.3, 0.1, simultaneous=True)
     assert ids(page) == list(answer.ids)  # as text, whatever they hold
+    assert page.locator("#items li.in .id").all_inner_texts() == ids(page)
     assert page.locator("#items img:visible").count() == 0
     for text, word in (("[1, 2", "JSON"), ('{"a": 1}', "no vector"), ("[1, 2]", "8")):
-        page.fill("#vector", text)
-        page.get_by_role("button", name="Ask this vector").click()
+        search(page, text)
         expect(page.locator("#error-words")).to_contain_text(word)
 
 
@@ -243,29 +255,29 @@ def strangers(tmp_path_factory):
 
 def test_sets_can_be_empty_and_risk_equal_where_they_are_offered(visit, strangers, tmp_path):
     folder, queries = strangers
-    retriever, sizes = rcir.load(folder), set()
+    retriever, sizes, unlike = rcir.load(folder), set(), set()
     with running(folder, poll=0, store=tmp_path / "feedback.db") as port:
-        page = visit(f"http://127.0.0.1:{port}", refusals=[404])
-        expect(page.locator("#kind option")).to_have_count(3)
-        for kind, options in (("beta", {"beta": 0.3}), ("balance", {"balance": "uncertainty"})):
-            page.select_option("#kind", kind)
+        page = answered(visit(f"http://127.0.0.1:{port}", refusals=[409]))
+        for kind, options in (("empty", {"beta": 0.3}), ("balance", {"balance": "uncertainty"})):
             slide(page, "alpha", 0.3)
-            expect(page.locator("#beta")).to_be_visible(visible=kind == "beta")
-            if kind == "beta":
+            page.get_by_role("switch", name=kind if kind == "empty" else "equal risk").click()
+            expect(page.locator("#beta")).to_be_visible(visible=kind == "empty")
+            if kind == "empty":
                 slide(page, "beta", 0.3)
             for vector in queries:
-                page.fill("#vector", str(vector))
                 with page.expect_response("**/retrieve"):
-                    page.get_by_role("button", name="Ask this vector").click()
+                    search(page, vector)
                 expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
                 answer = retriever.retrieve(np.asarray(vector, np.float32), 0.3, 0.1, **options)
                 words = f"{answer.size} item{'s' * (answer.size > 1)}"
-                words = words if answer.size else "Probably no match in the gallery"
-                expect(page.locator("#unlike")).to_contain_text(f"(p = {answer.unlike:#.2g})")
-                expect(page.locator("#status")).to_have_text(f"Answered: {words}")
+                words = words if answer.size else "Probably no match"
+                left = page.locator("#gauge i").evaluate("mark => parseFloat(mark.style.left)")
+                assert left == pytest.approx(100 * answer.unlike, abs=0.01)
+                unlike.add(page.locator("body.odd").count() == (answer.unlike <= 0.05))
                 expect(page.locator("#sentence")).to_have_text(str(answer.guarantee))
                 assert page.inner_text("#size") == words
                 assert ids(page) == list(answer.ids)
+                assert len(ids(page) + ids(page, "out")) == 6  # one of each label
                 sizes.add(answer.size)
             expect(page.locator("#curve-section")).to_be_hidden()
             with page.expect_request("**/retrieve") as request:
@@ -279,29 +291,53 @@ def test_sets_can_be_empty_and_risk_equal_where_they_are_offered(visit, stranger
             )
         page.context.close()
     assert {0, 1, 2} <= sizes
+    assert unlike == {True}
 
 
 def test_options_that_the_calibration_does_not_allow_are_not_offered(visit, vector_address):
-    page = visit(vector_address)
-    expect(page.locator("#vector")).to_be_visible()
-    values = page.locator("#kind option").evaluate_all("options => options.map(o => o.value)")
-    assert "beta" not in values  # every calibration query has a match
+    page = answered(visit(vector_address))
+    expect(page.locator("#delta")).to_be_visible()
+    for name in ("empty", "key", "group", "add", "open", "feedback"):
+        expect(page.locator(f"#{name}")).to_be_hidden()
+
+
+def test_added_pictures_belong_to_one_query(visit, retriever, splits, tmp_path):
+    labels = np.repeat(splits.calibration.labels[::2], 2)
+    visits = np.repeat(np.arange(len(labels) // 2), 2).astype(str)
+    made = copy(retriever)
+    made.calibrate(list(splits.calibration.images[: len(visits)]), labels, encounters=visits)
+    pictures = list(splits.test.images[:3])
+    with running(made.save(tmp_path / "encounters"), poll=0) as port:
+        page = visit(f"http://127.0.0.1:{port}", refusals=[404])
+        expect(page.locator("#error-words")).to_contain_text("random query")
+        upload(page, png(pictures[0]))
+        slide(answered(page), "alpha", 0.5)
+        for number, picture in enumerate(pictures[1:], 2):
+            page.click("#add")
+            upload(page, png(picture))
+            expect(page.locator("#query-note")).to_have_text(f"{number} pictures")
+        expect(page.locator("#query-pictures img")).to_have_count(3)
+        expect(page.locator("#set")).to_have_attribute("aria-busy", "false")
+        answer = made.retrieve(pictures, 0.5, 0.1, simultaneous=True, together=True)
+        assert ids(page) == list(answer.ids)
+        page.context.close()
 
 
 # Refusals
 
 
 def test_an_unattainable_alpha_is_reported_with_the_smallest_possible(visit, few, vector_address):
-    page = answered(visit(vector_address, refusals=[404]))
+    page = answered(visit(vector_address))
     slide(page, "alpha", 0.01)
     retriever = rcir.load(few)
     vector = retriever.calibration.calibration_queries.vectors[0]
     with pytest.raises(rcir.RiskUnattainable) as refused:
         retriever.retrieve(vector, 0.01, 0.1, simultaneous=True)
     smallest = np.ceil(refused.value.minimum_alpha * 100) / 100
-    expect(page.locator("#sentence")).to_contain_text(f" {smallest:.2f}.")
-    expect(page.locator("#items li:visible")).to_have_count(0)
-    expect(page.locator("#feedback")).to_be_hidden()
+    expect(page.locator("#promise")).to_contain_text(f" {smallest:.2f}.")
+    expect(page.locator("#items li.in")).to_have_count(0)
+    slide(page, "alpha", smallest)
+    assert len(ids(page)) >= 1
 
 
 REFUSALS = {
@@ -315,7 +351,7 @@ REFUSALS = {
 
 
 def test_refusals_are_shown_in_words_and_can_be_tried_again(visit, picture):
-    page = visit(refusals=[400, *REFUSALS])
+    page = answered(visit(refusals=[400, *REFUSALS]))
     error, again = page.locator("#error"), page.locator("#again")
 
     def refuse(status, body):
@@ -330,10 +366,10 @@ def test_refusals_are_shown_in_words_and_can_be_tried_again(visit, picture):
             expect(again).to_be_hidden()  # the outcome would be the same
         else:
             again.click()
-            expect(page.locator("#answer")).to_be_visible()
+            answered(page)
     upload(page, b"This is a text.", "text.txt")
-    expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("no picture")
-    expect(page.locator("#answer")).to_be_hidden()  # it was of another query
+    expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("not a picture")
+    expect(page.locator("#items li")).to_have_count(0)  # they were those of another query
     answered(page, picture)
     expect(error).to_be_hidden()
 
@@ -344,7 +380,7 @@ def test_a_token_is_requested_and_kept(visit, pictures, picture):
         dialog = page.get_by_role("dialog", name="Token")
         dialog.get_by_label("Token").fill("a-wrong-one")
         page.keyboard.press("Enter")
-        expect(dialog).to_contain_text("not take that token")
+        expect(dialog).to_contain_text("refused that token")
         dialog.get_by_label("Token").fill(TOKEN)
         dialog.get_by_role("button", name="Use this token").click()
         expect(dialog).to_be_hidden()
@@ -361,7 +397,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(chromium, addres
     page = context.new_page()
     page.on("request", lambda request: requests.append(request.url))
     page.goto(address)
-    expect(page.locator("#drop")).to_be_visible()
+    expect(page.locator("#items img:visible").first).to_be_visible()
     assert {url.split("/")[2] for url in requests} == {address.split("/")[2]}
     violation = page.evaluate(
         """() => new Promise((resolve) => {
@@ -379,8 +415,8 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_no_text(chromium, addres
 # Feedback
 
 
-def test_feedback_arrives_once(visit, address, vector_address, picture):
-    page = answered(visit(refusals=[404, 409]), picture)
+def test_feedback_arrives_once(visit, address, picture):
+    page = answered(visit(), picture)
     slide(page, "alpha", 0.42)
 
     def feedback():
@@ -398,12 +434,6 @@ def test_feedback_arrives_once(visit, address, vector_address, picture):
     expect(page.locator("#match")).to_be_enabled()
     slide(page, "alpha", 0.42)
     expect(page.locator("#match")).to_be_disabled()  # the same query tells nothing new
-
-    page = answered(visit(vector_address))
-    slide(page, "alpha", 0.3)
-    page.click("#match")
-    expect(page.locator("#feedback-words")).to_contain_text("no feedback")
-    expect(page.locator("#match")).to_be_hidden()
 
 
 def test_an_alarm_and_a_refused_version_are_shown(visit):
@@ -429,23 +459,21 @@ PUT = """([way, bytes]) => {
 
 @pytest.mark.parametrize("way", ["drop", "paste"])
 def test_pictures_are_dropped_and_pasted(visit, picture, way):
-    page = visit()
-    expect(page.locator("#drop")).to_be_visible()
+    page = answered(visit())
     page.evaluate(PUT, [way, list(picture)])
-    expect(page.locator("#answer")).to_be_visible()
+    expect(page.locator("#query-note")).to_have_text("your picture")
+    answered(page)
 
 
 FOCUS = """() => {
     const element = document.activeElement;
-    const ring = element.closest(".drop") ?? element;
-    return [element.id, getComputedStyle(ring).outlineStyle !== "none"];
+    const name = element.id || element.dataset.place || element.parentElement.id;
+    return [name, getComputedStyle(element).outlineStyle !== "none"];
 }"""
 
 
 def test_everything_works_by_keyboard_and_the_focus_is_visible(visit):
-    page = visit()
-    expect(page.locator("#drop")).to_be_visible()
-    visited = []
+    page, visited = answered(visit()), []
 
     def tab_to(name):
         while visited[-1:] != [name]:
@@ -454,9 +482,15 @@ def test_everything_works_by_keyboard_and_the_focus_is_visible(visit):
             assert visible, element
             visited.append(element)
 
-    tab_to("sample")
-    page.keyboard.press("Enter")
-    expect(page.locator("#answer")).to_be_visible()
+    page.evaluate("document.getElementById('file').onclick = () => { window.opened = true }")
+    page.keyboard.press("o")
+    assert page.evaluate("window.opened")
+    for key in ("r", "Enter"):
+        with page.expect_response("**/explore"):
+            page.keyboard.press(key)
+        expect(page.locator("#random")).to_be_enabled()
+        if key == "r":
+            tab_to("random")
     tab_to("alpha")
     for key, value in (("ArrowLeft", "0.09"), ("Home", "0.01"), ("End", "0.50")):
         page.keyboard.press(key)
@@ -465,9 +499,18 @@ def test_everything_works_by_keyboard_and_the_focus_is_visible(visit):
     tab_to("delta")
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#sentence")).to_contain_text("at least 0.95")
-    tab_to("none")
-    levels = ["alpha", "delta", "kind", "distinct", "group"]
-    assert visited == ["file", "sample", *levels, "match", "none"]
+    page.keyboard.press("]")
+    expect(page.locator("#alpha-value")).to_have_text("0.50")
+    page.keyboard.press("[")
+    expect(page.locator("#alpha-value")).to_have_text("0.49")
+    tab_to("0")
+    levels = ["alpha", "delta", "distinct", "group", "balance"]
+    assert visited == ["random", "open", *levels, "0"]
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(FOCUS) == ["1", True]
+    tab_to("background")
+    assert visited[-4:] == ["11", "match", "none", "background"]
+    page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator("#feedback-words")).to_contain_text("Thank you")
 
@@ -478,22 +521,47 @@ def test_small_screens_do_not_scroll_sideways_and_motion_is_reduced(visit, pictu
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     right = "[...document.querySelectorAll('main *')].map(x => x.getBoundingClientRect().right)"
     assert max(page.evaluate(right)) <= 360
+    bar = page.locator("#guarantee").bounding_box()
+    assert bar["y"] + bar["height"] == 640  # alpha and the size stay in view
+    expect(page.locator("#alpha-size")).to_contain_text(page.inner_text("#size"))
+    expect(page.locator("#delta")).to_be_hidden()
+    page.get_by_text("More", exact=False).first.click()
+    expect(page.locator("#delta")).to_be_visible()
     moves = "x => [getComputedStyle(x).animationName, getComputedStyle(x).transitionDuration]"
-    assert page.locator("#items li").first.evaluate(moves) == ["none", "0s"]
+    assert page.locator("#items img").first.evaluate(moves) == ["none", "0s"]
 
 
-@pytest.mark.parametrize("kind", ["address", "vector_address"])
-def test_all_controls_have_accessible_names(visit, kind, request):
-    page = answered(visit(request.getfixturevalue(kind), refusals=[404]))
-    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
-    roles = {"button", "slider", "combobox", "textbox", "image", "list", "region"}
-    controls = [
-        (node["role"]["value"], node["name"]["value"])
-        for node in tree
-        if not node["ignored"] and node["role"]["value"] in roles
-    ]
-    assert [pair for pair in controls if not pair[1]] == []
-    assert {role for role, _ in controls} >= {"button", "slider", "list", "region"}
-    names = {name for _, name in controls}
-    assert {"Alpha", "Delta", "Random query", "A true match is in this set"} <= names
-    assert kind == "address" or "Vector, as JSON" in names
+def test_no_state_of_the_page_breaks_the_rules_of_axe(visit, vector_address, strangers):
+    axe = pytest.importorskip("axe_core_python.sync_playwright").Axe()
+
+    def check(page, state):
+        for scheme, width in itertools.product(("light", "dark"), (1280, 390)):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 800})
+            violations = axe.run(page)["violations"]
+            assert {each["impact"] for each in violations} <= {"minor"}, (state, violations)
+
+    page = answered(visit(refusals=[400]))
+    page.locator("#background").evaluate("details => { details.open = true }")
+    for alpha in (0.5, 0.05):
+        slide(page, "alpha", alpha)
+        check(page, f"alpha {alpha}")
+    page.locator("#items button").first.click()
+    check(page, "comparison")
+    page.keyboard.press("Escape")
+    upload(page, b"a text", "text.txt")
+    expect(page.locator("#error")).to_be_visible()
+    check(page, "refused")
+    check(answered(visit(vector_address)), "without pictures")
+    with running(strangers[0], poll=0) as port:
+        page = answered(visit(f"http://127.0.0.1:{port}"))
+        search(page, strangers[1][-1])
+        expect(page.locator("body.odd")).to_be_visible()
+        check(page, "unlike")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        slide(page, "alpha", 0.3)
+        page.locator("#beta").evaluate("slider => { slider.value = 0.3 }")
+        page.get_by_role("switch", name="empty sets").click()
+        expect(page.locator("#size")).to_have_text("Probably no match")
+        check(page, "empty")
+        page.context.close()

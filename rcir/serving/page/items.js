@@ -94,7 +94,7 @@ export class Items {
   compare(place) {
     const { id, label, distance, probability, right } = this.candidates[place];
     const image = byId("compare-item");
-    image.hidden = true;
+    Object.assign(image, { hidden: true, alt: id });
     this.pictures.show(image, id);
     const query = document.querySelector("#query-pictures img");
     byId("compare-query").hidden = query === null;

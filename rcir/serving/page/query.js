@@ -138,7 +138,8 @@ export class QueryField {
         this.set(new JsonQuery(fields, label), "a calibration query: an example, not counted");
       }
     } catch (error) {
-      this.refuse(error);
+      const none = "This server has no test pictures for a random query. Open a picture.";
+      this.refuse(error.kind === "not-found" ? wrong(none) : error);
     } finally {
       byId("random").disabled = false;
     }
