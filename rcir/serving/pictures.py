@@ -13,7 +13,7 @@ import numpy as np
 
 from rcir.data.listing import require_images
 from rcir.errors import DataUnavailable, InvalidConfig, RcirError
-from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.retriever import PICTURES, Retriever
 
 if TYPE_CHECKING:  # retrievers of vectors need neither Pillow nor torch
     from rcir.data.images import ImageLike
@@ -31,7 +31,7 @@ class ItemPictures:
     """
 
     def __init__(self, retriever: Retriever, folder: Path | None) -> None:
-        pictures = folder or retriever.origin.get("pictures")
+        pictures = folder or retriever.origin.get(PICTURES)
         self._retriever, self._folder = retriever, Path(pictures) if pictures else None
         self.expected = Path(pictures).is_dir() if pictures else "data" in retriever.origin
         self._lock = threading.Lock()

@@ -87,7 +87,7 @@ class Served:
     ) -> Queries:
         """Return vectors as queries."""
         searcher = self.retriever.searcher
-        if searcher.encoder is not None:
+        if not searcher.takes_vectors:
             raise InvalidConfig(
                 "this retriever takes pictures, not vectors: send multipart/form-data with a file "
                 "in the field picture"
@@ -251,6 +251,7 @@ class Served:
             "uncertainty": calibration.uncertainty,
             "depth": self.retriever.depth,
             "takes": "vector" if self.retriever.encoder is None else "picture",
+            "takes_vectors": self.retriever.searcher.takes_vectors,
             "risks": list(RISKS),
             "distinct": [name for name in calibration.distinct if name is not None],
             "groups": miss_rule.evidence.population.group_names,

@@ -139,8 +139,7 @@ class Service:
     def sample(self, rng: np.random.Generator) -> dict[str, Any]:
         """Return a query to try: a test picture in base64, or what `Served.sample` returns."""
         live = self.live
-        searcher = live.served.retriever.searcher
-        if searcher.encoder is None or searcher.options.leave_one_out:
+        if live.served.retriever.searcher.takes_vectors:
             return live.served.sample(rng)
         picture, label = live.pictures.query(rng)
         return {"picture": b64encode(picture).decode(), "label": label, "new": True, "key": None}

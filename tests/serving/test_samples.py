@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rcir.data import Preprocessing
+from rcir.encoders import EncoderConfig
+from rcir.encoders.batches import embed
+from rcir.retrieval.fingerprints import model_digest
 from rcir.retrieval.retriever import Retriever
-from tests.serving.conftest import drawn
+from rcir.serving.served import Served
+from tests.encoders.small import build
+from tests.serving.conftest import drawn, png
 
 IDS = [f"a/{n}.png" for n in range(900)]
 VISITS = np.arange(900) // 3  # three pictures of each
@@ -61,9 +67,7 @@ def test_candidates_outside_follow_in_the_order_of_the_search(vectors, place, se
     following = rows[answer["size"] :][:7]
     assert answer["outside"]["ids"] == vectors.ids[following].tolist()
     assert answer["outside"]["labels"] == vectors.labels[following].tolist()
-    probabilities = np.array(answer["probabilities"][:1] + answer["outside"]["probabilities"])
-    assert (np.diff(probabilities) <= 0).all()
-    assert 0 < probabilities.min() < probabilities.max() < 1
+    assert (np.diff(answer["outside"]["probabilities"]) <= 0).all()
     first = vectors.ids[rows[: largest["size"] + 5]].tolist()
     assert largest["ids"] + largest["outside"]["ids"] == first
     assert statuses == [400, 400, 400]
@@ -72,14 +76,24 @@ def test_candidates_outside_follow_in_the_order_of_the_search(vectors, place, se
     assert (sample["label"], sample["new"]) == (calibration.population.labels[row], False)
 
 
-def test_large_pictures_become_small_and_small_ones_stay_as_they_are(items, place, serving):
-    with serving(items, store=None) as client:
-        offers = client.get("/guarantees").json()
+def test_large_pictures_become_small_and_small_ones_stay_as_they_are(items, serving):
+    with serving(items) as client:
+        assert client.get("/guarantees").json()["pictures"]
         large, small, none = (client.get(f"/items/a%2F{n}.png/image") for n in range(3))
-    assert (offers["pictures"], offers["feedback"], none.status_code) == (True, False, 404)
-    assert large.headers["content-type"] == "image/jpeg"
+    assert (large.headers["content-type"], none.status_code) == ("image/jpeg", 404)
     assert Image.open(io.BytesIO(large.content)).size == (480, 320)
     assert np.array_equal(Image.open(io.BytesIO(small.content)), SHADES[:8, :16])
-    with serving(place) as client:
-        offers = client.get("/guarantees").json()
-    assert (offers["pictures"], offers["feedback"]) == (False, True)
+
+
+def test_vectors_and_pictures_of_one_model_are_answered_together():
+    encoder, preprocessing = build(EncoderConfig("deterministic")).eval(), Preprocessing()
+    pictures = SHADES[:200, :128, 0].reshape(-1, 8, 16)
+    vectors = embed(encoder, preprocessing, pictures).vectors.numpy()
+    model = f"small@{model_digest(encoder, preprocessing)}"
+    made = Retriever.from_embeddings(vectors, model=model)
+    made.attach_encoder(encoder, preprocessing)
+    served = Served(made, version="", manifest="")
+    files = served.pictures([png(picture) for picture in pictures[1:3]], 1000, np.inf)
+    embedded, first = served.queries([files, made.searcher.prepare(vectors[:1])])
+    found = np.concatenate([first.vectors, embedded.vectors])
+    np.testing.assert_allclose(found, vectors[:3], atol=1e-5)

@@ -81,14 +81,14 @@ export class QueryField {
   }
 
   /** Offer what the server takes: pictures or vectors, or several pictures of one query. */
-  offer({ takes, encounters }) {
+  offer({ takes, takes_vectors: vectors, encounters }) {
     const images = takes === "picture";
     const several = images && encounters;
     Object.assign(this, { images, several });
     byId("file").multiple = several;
     for (const id of ["open", "drop-hint", "key-open"]) byId(id).hidden = !images;
     for (const id of ["add", "key-add"]) byId(id).hidden = !several;
-    byId("vector-input").hidden = images;
+    byId("vector-input").hidden = !vectors;
     byId("drop-hint").textContent = "Drop or paste a picture anywhere.";
     if (several) byId("drop-hint").textContent += " Add pictures of the same encounter: the set gets smaller.";
   }
