@@ -19,16 +19,16 @@ from playwright.sync_api import Page, expect, sync_playwright
 ROOT = Path(__file__).parents[2]
 QUERIES = ROOT / "runs" / "demo" / "queries"
 OUTPUT = Path(__file__).with_suffix(".png")
-VIEWPORT = {"width": 1000, "height": 640}
+VIEWPORT = {"width": 1280, "height": 560}
 COLOURS = 128  # of the palette
 
 
 def screenshot(page: Page, query: Path) -> Image.Image:
-    """Ask the query and return the visible part of the page."""
+    """Open the query and return the visible part of the page."""
     page.set_input_files("#file", query)
-    expect(page.locator("#answer")).to_be_visible()
+    expect(page.locator("#query-note")).to_have_text("your picture")
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(1000)  # new items fade in
+    page.wait_for_timeout(1000)  # candidates fade in or out
     return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 
 

@@ -28,8 +28,7 @@ def items(tmp_path_factory):
     options = {"metric": "cosine", "leave_one_out": True, "depth": 150}
     visits, folder = VISITS.astype(str), tmp_path_factory.mktemp("items")
     made = Retriever.from_embeddings(VECTORS, IDS, LABELS, clusters=visits, **options)
-    half = slice(450)
-    made.calibrate(VECTORS[half], LABELS[half], "quantile", clusters=visits[half])
+    made.calibrate(VECTORS[:450], LABELS[:450], "quantile", clusters=visits[:450])
     (folder / "pictures" / "a").mkdir(parents=True)
     Image.fromarray(SHADES).save(folder / "pictures" / IDS[0])
     Image.fromarray(SHADES[:8, :16]).save(folder / "pictures" / IDS[1])

@@ -18,6 +18,7 @@ const POLL = 10_000;
 const SLIDERS = ["alpha", "delta", "beta"];
 const SWITCHES = ["balance", "empty"]; // of guarantees that exclude each other
 const EMPTY = "Probably no match";
+const ITSELF = 1e-3; // of the farthest distance; an item that is nearer is the query itself
 
 const api = new Api(askToken);
 const pictures = new Pictures(api, () => {
@@ -119,6 +120,8 @@ function show(body) {
   byId("truth").hidden = label === null;
   if (label !== null) byId("truth").textContent = `True label: ${words.readable(label)}`;
   items.put(answer.largest, label);
+  const distances = items.candidates.map((item) => item.distance);
+  byId("itself").hidden = !(Math.min(...distances) < ITSELF * Math.max(...distances));
   showUnlike(answer.largest.unlike);
   byId("rank").textContent = words.rank(answer.uncertainty_rank);
   choose();
@@ -240,7 +243,9 @@ function refuse(error) {
   byId("size").textContent = "No set";
   byId("chance").textContent = byId("promise").textContent = "";
   byId("matches").textContent = byId("alpha-size").textContent = "";
-  for (const id of ["unlike", "background", "feedback", "label-not-calibrated", "truth"]) byId(id).hidden = true;
+  for (const id of ["unlike", "background", "feedback", "label-not-calibrated", "itself", "truth"]) {
+    byId(id).hidden = true;
+  }
   byId("error").hidden = false;
   byId("error-words").textContent = words.wordsOf(error);
   byId("again").hidden = !(error.retryAfter || error.status === 401);
