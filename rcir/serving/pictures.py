@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from functools import lru_cache
 from io import BytesIO
@@ -20,6 +19,7 @@ if TYPE_CHECKING:  # retrievers of vectors need neither Pillow nor torch
     from rcir.data.records import Splits
 
 THUMBNAIL_SIDE = 480  # pixels of the longer side
+EXACT_SIDE = 128  # up to which a thumbnail is PNG, with the very pixels; others are JPEG
 MAX_THUMBNAILS = 1000  # in memory
 
 
@@ -33,7 +33,7 @@ class ItemPictures:
     def __init__(self, retriever: Retriever, folder: Path | None) -> None:
         pictures = folder or retriever.origin.get(PICTURES)
         self._retriever, self._folder = retriever, Path(pictures) if pictures else None
-        self.expected = Path(pictures).is_dir() if pictures else "data" in retriever.origin
+        self.expected = Path(pictures).is_dir() if pictures else bool(retriever.origin.get("data"))
         self._lock = threading.Lock()
         self._splits: Splits | RcirError | None = None
         self._positions: dict[str, int] = {}
@@ -41,7 +41,7 @@ class ItemPictures:
 
     def _thumbnail(self, item: str) -> tuple[bytes, str]:
         """Return the thumbnail of an item, and its media type."""
-        return _encoded(self._picture(item), THUMBNAIL_SIDE)
+        return _encoded(self._picture(item), thumbnail=True)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
         """Return a random test picture of the data set as PNG, and its label or None."""
@@ -96,16 +96,16 @@ class ItemPictures:
         return splits
 
 
-def _encoded(picture: ImageLike, side: float = math.inf) -> tuple[bytes, str]:
-    """Return a picture as a PNG file, or as a smaller JPEG file if a side is longer than `side`."""
+def _encoded(picture: ImageLike, thumbnail: bool = False) -> tuple[bytes, str]:
+    """Return a picture, or its thumbnail, as a file, and the media type."""
     from PIL import Image
 
     from rcir.data.images import read_image
 
     image, file = Image.fromarray(read_image(picture, 3)), BytesIO()
-    if max(image.size) <= side:
+    if not thumbnail or max(image.size) <= EXACT_SIDE:
         image.save(file, "PNG")
         return file.getvalue(), "image/png"
-    image.thumbnail((side, side))
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     image.save(file, "JPEG")
     return file.getvalue(), "image/jpeg"
