@@ -55,8 +55,7 @@ class Retrieval:
             None if items have no single label, or the set is empty. If it is False, the guarantee
             for queries of the calibrated labels may not cover this query. True does not mean that
             it does: a query of an unknown label has a likeliest item, too.
-        outside: the candidates that a larger set would hold next, as plain values; None unless they
-            were requested. Nothing is guaranteed of them.
+        outside: the candidates that a larger set would hold next, as plain values, if requested.
     """
 
     ids: tuple[str, ...]
@@ -264,9 +263,8 @@ class State:
             return []
         many = many and request.together is not True
         answers: list[Retrieval] = []
-        sets = self._sets(queries, guarantee, request, outside, **described)
-        for results, ranking, sizes in sets:
-            answers += self._retrievals(results, ranking, sizes, guarantee, outside)
+        for batch, ranking, sizes in self._sets(queries, guarantee, request, outside, **described):
+            answers += self._retrievals(batch, ranking, sizes, guarantee, outside)
         return answers if many else answers[0]
 
     def answer_at_levels(

@@ -221,8 +221,7 @@ class Served:
             query = {"item": str(gallery.ids[row]), "new": not used[row], "left_out": left_out}
             labels, keys = gallery.labels, gallery.keys
         else:
-            if queries.uncertainty is not None:
-                uncertainty = float(queries.uncertainty[row])
+            uncertainty = None if queries.uncertainty is None else float(queries.uncertainty[row])
             query = {"vector": queries.vectors[row].tolist(), "new": False}
             labels, keys = queries.population.single_labels, queries.keys
         number = None if labels is None or gallery.labels is None else int(labels[row])

@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from itertools import repeat
 from typing import Any
 
@@ -61,6 +62,8 @@ class Service:
         self._retry_at: dict[str, float] = {}  # by refused version
         self._polling: asyncio.Task[None] | None = None
         self._take(self._new_live())
+        if self.live.pictures.expected:  # the first picture does not wait for the import
+            self.decoders.submit(import_module, "rcir.data.images")
 
     def _new_live(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
