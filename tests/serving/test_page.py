@@ -13,6 +13,7 @@ from tests.serving.conftest import png, running
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
+expect.set_options(timeout=30_000)
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.distributed,
