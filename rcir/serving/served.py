@@ -137,7 +137,7 @@ class Served:
         size = len(pixels) if len(pixels) <= SMALL_BATCH else batch_within(encoder, first, BATCH)
         batches = (preprocessing.normalise(batch.to(device)) for batch in torch.split(pixels, size))
         embedded = Embedding.concatenate([encoder.embed(batch) for batch in batches])
-        queries = self.retriever.searcher.prepare(embedded)
+        queries = self.retriever.searcher.prepare(embedded).with_population()
         if not self.retriever.searcher.takes_vectors:  # whose digests are those of vectors
             population = Population(len(pixels), np.concatenate(part_digests))
             queries = replace(queries, population=population)
