@@ -55,15 +55,12 @@ def test_a_random_item_did_not_calibrate_and_is_searched_without_its_cluster(ite
 def test_candidates_outside_follow_in_the_order_of_the_search(vectors, place, serving):
     query = drawn(1, 5)[0]
     rows = vectors.search(query).positions[0]
-    body, refused = (
-        {"vector": query[0].tolist()},
-        ({"outside": 101}, {"item": "0"}, {"vector": None}),
-    )
+    body = {"vector": query[0].tolist()}
     with serving(place) as client:
         assert "outside" not in client.post("/retrieve", json=body | {"alpha": 0.5}).json()
         answer = client.post("/retrieve", json=body | {"alpha": 0.5, "outside": 7}).json()
         largest = client.post("/explore", json=body | {"outside": 5}).json()["largest"]
-        for more in refused:
+        for more in ({"outside": 101}, {"item": "0"}, {"vector": None}):
             assert client.post("/explore", json=body | more).status_code == 400
         sample = client.get("/sample").json()
     following = rows[answer["size"] :][:7]
