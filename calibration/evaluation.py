@@ -86,7 +86,7 @@ class Part:
 
     Attributes:
         kind: "uncertainty", "class" or "group".
-        name: of the decile (1 is the most certain), class or group.
+        name: of the fifth (1 is the most certain), class or group.
         n: number of queries.
         missed: number of queries that got a set without a true match.
         low, high: exact 95% interval of their miss rate (Clopper-Pearson); None for queries that

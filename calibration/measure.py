@@ -35,7 +35,7 @@ from rcir.risk.options import Distinct
 from rcir.risk.results import widen
 
 CURVE_ALPHAS = tuple(round(0.02 * step, 2) for step in range(1, 21))
-DECILES = 10
+FIFTHS = 5
 SHOWN_CLASSES = 10  # classes, those that are missed most
 
 
@@ -234,7 +234,7 @@ def _bins(
 
 
 def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
-    """Count misses by decile of uncertainty, class (those missed most) and group."""
+    """Count misses by fifth of uncertainty, class (those missed most) and group."""
     test, images = splits.test, splits.images
     population = test.population
     sizes = splits.scored_test.sizes(threshold)
@@ -255,9 +255,9 @@ def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
         return parts
 
     order = np.argsort(test.results.uncertainty, kind="stable")
-    decile = np.empty(len(order), np.int64)
-    decile[order] = np.arange(len(order)) * min(DECILES, len(order)) // len(order) + 1
-    parts = count("uncertainty", decile)
+    fifth = np.empty(len(order), np.int64)
+    fifth[order] = np.arange(len(order)) * min(FIFTHS, len(order)) // len(order) + 1
+    parts = count("uncertainty", fifth)
     classes = images.attributes.get("class", images.labels)
     if classes is not None:
         by_class = count("class", np.asarray(classes))

@@ -226,7 +226,7 @@ def publish(
     with step("report"):
         drawings = draw_figures(evaluation, splits)
         pictures = {name: figures.to_svg(figure) for name, figure in drawings.items()}
-        text = render(evaluation, pictures)
+        text = render(evaluation, splits, pictures)
     page, results = output / PAGE, output / RESULTS
     output.mkdir(parents=True, exist_ok=True)
     # Results first: `check_output` recognises a page by them.

@@ -1,36 +1,36 @@
-"""The page of an evaluation: its figures, and the HTML that shows them."""
+"""The page of an evaluation: its figures, and the HTML that shows them with queries."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from platform import python_version
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from calibration import sentences
 from calibration.evaluation import Evaluation, RiskResult
+from calibration.examples import Gathered, class_names, gather
 from calibration.quality import KS
 from calibration.splits import SearchedSplits
 from rcir import figures
-from rcir.data import ImageSet
 from rcir.errors import printable
-from rcir.retrieval.label_ranking import nearest_of_labels
+from rcir.retrieval.answer import UNLIKE
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
-from rcir.risk import ScoredResults, SetRule
+from rcir.risk import LabelScore, ScoredResults, SetRule, make_request
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
-from rcir.risk.results import set_sizes
 
-SHOWN_QUERIES = 4
-SET_COLUMNS = 8
 PROJECTED = 600
 CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
+# Fields of `RiskResult`, and their names on the chart of sizes.
+SIZES = {"mean_size": "rcir", "logistic_size": "logistic regression", "constant_size": "one size"}
+X_TICKS, LABEL_GAP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), 0.09
 # Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
     **{f"recall_at_{k}": f"R@{k}" for k in KS},
@@ -61,11 +61,7 @@ NUMBER_TITLES = {
 
 def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
     """Draw all figures, by name, in the order in which the page shows them."""
-    return (
-        _draw_sizes(evaluation, splits)
-        | _draw_uncertainty(evaluation, splits)
-        | _draw_queries(evaluation, splits)
-    )
+    return _draw_sizes(evaluation, splits) | _draw_uncertainty(evaluation, splits)
 
 
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
@@ -135,79 +131,110 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
     n, dim = results.require("vectors").shape
     if n >= 4 and dim >= 2:
         points, rows = figures.project(results.require("vectors"), limit=PROJECTED)
-        names = _class_names(splits.images)
+        names = class_names(splits.images)
         drawn["projection"] = figures.draw_projection(
             points, None if names is None else names[rows], results.uncertainty[rows]
         )
     return drawn
 
 
-def _draw_queries(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
-    """Draw the most and least certain queries with their sets, at the level nearest to `ALPHA`."""
-    row, images, test = evaluation.headline, splits.images, splits.arranged_test
-    if row is None or splits.data is None or not images.pictures:
-        return {}
-    from rcir.data import read_image
+@dataclass(frozen=True)
+class Curve:
+    """A curve of mean set sizes over alpha on the first chart.
 
-    gallery, retriever = splits.data.gallery, splits.retriever
-    order = np.argsort(test.results.uncertainty, kind="stable")
-    queries = np.concatenate([order[:SHOWN_QUERIES], order[-SHOWN_QUERIES:]])
-    test = test[queries]
-    ranking = retriever.require_calibration().miss_rule.score_function.rank(test.results)
-    sizes = set_sizes(ranking.scores, float(row.threshold or 0))
-    positions = ranking.take(test.results.require("positions"))
-    unknown = (positions < 0) & (np.arange(positions.shape[1]) < sizes[:, None])
-    if unknown.any():  # no candidate has the label
-        labels = ranking.take(test.results.require("labels"))[unknown]
-        rows = np.nonzero(unknown)[0]
-        nearest, _ = nearest_of_labels(retriever.searcher, test.results, rows, labels)
-        positions = positions.copy()
-        positions[unknown] = nearest
-    relevant = ranking.take(test.relevant)
-    classes = _class_names(images)
-    names: Any = images.ids if classes is None else classes
-    sets = []
-    for place, (query, size) in enumerate(zip(queries.tolist(), sizes.tolist(), strict=True)):
-        uncertainty = test.results.uncertainty[place]
-        items = [gallery.images[item] for item in positions[place, :size][:SET_COLUMNS]]
-        sets.append(
-            figures.QuerySet(
-                read_image(images.images[query], channels=3),
-                f"query: {printable(names[query])}\nu = {uncertainty:.2g}, size {size}",
-                [read_image(image, channels=3) for image in items],
-                relevant[place, :size].tolist(),
-            )
-        )
-    return {
-        "most_certain": figures.draw_query_sets(sets[:SHOWN_QUERIES], SET_COLUMNS),
-        "least_certain": figures.draw_query_sets(sets[-SHOWN_QUERIES:], SET_COLUMNS),
+    Attributes:
+        name: its label.
+        points: (x, y), each in [0, 1]; sizes are on a logarithmic scale.
+        label_y: height of its label, so far from the others that none overlap.
+    """
+
+    name: str
+    points: list[tuple[float, float]]
+    label_y: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves, and ticks (place, text) of both axes; `now` is the x of the headline's alpha."""
+
+    curves: list[Curve]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    now: float
+
+
+def chart_sizes(evaluation: Evaluation) -> Chart | None:
+    """Return the chart of sizes over alpha; None unless two levels are certified."""
+    curve, headline = evaluation.curve, evaluation.headline
+    if headline is None or len(curve) < 2:
+        return None
+    named = {
+        name: [(row.alpha, size) for row in curve if (size := getattr(row, field)) is not None]
+        for field, name in SIZES.items()
     }
+    widest = max(row.alpha for row in curve)
+    every_size = [size for points in named.values() for _, size in points]
+    low, high = min(1.0, *every_size), max(2.0, *every_size)
+
+    def height(size: float) -> float:
+        return float(np.log(size / low) / np.log(high / low))
+
+    scaled = {
+        name: [(alpha / widest, height(size)) for alpha, size in points]
+        for name, points in named.items()
+        if points
+    }
+    curves, lowest = [], 0.0
+    for name in sorted(scaled, key=lambda name: scaled[name][-1][1]):
+        place = max(scaled[name][-1][1], lowest)
+        curves.append(Curve(name, scaled[name], place))
+        lowest = place + LABEL_GAP
+    steps = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    x_ticks = [(tick / widest, f"{tick:g}") for tick in X_TICKS if tick <= widest]
+    y_ticks = [(height(step), f"{step:g}") for step in steps if low <= step <= high]
+    return Chart(curves, x_ticks, y_ticks, headline.alpha / widest)
 
 
-def _class_names(images: ImageSet) -> NDArray[Any] | None:
-    """Return the class of each image; None without classes."""
-    return images.attributes.get("class", images.labels)
-
-
-def render(evaluation: Evaluation, figures_by_name: dict[str, str]) -> str:
-    """Return the HTML page of an evaluation, which contains the figures (SVG, by name)."""
-    pictures = {
+def render(
+    evaluation: Evaluation, splits: SearchedSplits, figures_by_name: Mapping[str, str]
+) -> str:
+    """Return the HTML page of an evaluation, which contains pictures and figures (SVG, by name)."""
+    drawings = {
         name: "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
         for name, svg in figures_by_name.items()
     }
+    calibration, gathered = splits.retriever.require_calibration(), Gathered()
+    if (headline := evaluation.headline) is not None:
+        options = calibration.required_options
+        request = make_request(headline.alpha, evaluation.delta, **options)
+        labels = [part.name for part in evaluation.parts if part.kind == "class" and part.missed]
+        gathered = gather(splits, calibration.guarantee(request), labels)
+    packages = {name: version(name) for name in ("rcir", "numpy", "scipy", "scikit-learn")}
     return _template().render(
         evaluation=evaluation,
+        headline=headline,
+        gathered=gathered,
+        chart=chart_sizes(evaluation),
         summary=sentences,
         titles={
             name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
             for name, kind in QUERY_UNCERTAINTIES.items()
         },
         delta=evaluation.rows[0].delta,
-        figures=pictures,
+        figures=drawings,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
+        one_per_label=calibration.miss_rule.score_function.name == LabelScore.name,
+        depth=splits.retriever.depth,
+        unlike=UNLIKE,
         numbers={
             NUMBER_TITLES.get(name, name.replace("_", " ")): value
             for name, value in evaluation.quality.numbers.items()
+        },
+        about={
+            "versions": f"Python {python_version()}, "
+            + ", ".join(" ".join(pair) for pair in packages.items()),
+            **{name.replace("_", " "): value for name, value in vars(calibration.options).items()},
+            **{f"digest of {name}": value for name, value in calibration.fingerprints.items()},
         },
     )
 
@@ -219,6 +246,7 @@ def _template() -> Template:
         autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["printable"] = printable
     return environment.get_template("report.html")

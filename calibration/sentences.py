@@ -131,7 +131,7 @@ def remarks(evaluation: Evaluation) -> list[str]:
         if not row.certified and evaluation.certified:
             sentences.append(f"{level} is not certified: {row.refusal}.")
         elif row.test_risk is not None and row.test_risk > row.alpha:
-            reason = _why_above(evaluation, row)
+            reason = why_above(evaluation, row)
             sentences.append(
                 f"{level}: the measured risk {row.test_risk:.4f} is above alpha, {reason}."
             )
@@ -149,6 +149,20 @@ def remarks(evaluation: Evaluation) -> list[str]:
     return sentences
 
 
+def why_above(evaluation: Evaluation, row: RiskResult) -> str:
+    """Return the reason of a measured risk above alpha."""
+    tested = f"{evaluation.n_test} test queries"
+    if evaluation.cluster:
+        tested = f"{evaluation.n_test_clusters} clusters of test queries"
+    if row.risk_low is not None and row.risk_low <= row.alpha:
+        return f"but within the noise of the {tested}"
+    return (
+        f"by more than the noise of the {tested}: this is one of the calibrations that the "
+        f"guarantee allows to fail (probability {row.delta:g}), or the test queries differ "
+        "from the calibration queries"
+    )
+
+
 def _open_set(evaluation: Evaluation) -> list[str]:
     """State what is certified of queries with and without a match in the gallery."""
     unknown, sentences = evaluation.open_set, []
@@ -163,20 +177,6 @@ def _open_set(evaluation: Evaluation) -> list[str]:
             f"each pair by itself, beta with the smallest alpha: {pairs}."
         )
     return sentences
-
-
-def _why_above(evaluation: Evaluation, row: RiskResult) -> str:
-    """Return the reason of a measured risk above alpha."""
-    tested = f"{evaluation.n_test} test queries"
-    if evaluation.cluster:
-        tested = f"{evaluation.n_test_clusters} clusters of test queries"
-    if row.risk_low is not None and row.risk_low <= row.alpha:
-        return f"but within the noise of the {tested}"
-    return (
-        f"by more than the noise of the {tested}: this is one of the calibrations that the "
-        f"guarantee allows to fail (probability {row.delta:g}), or the test queries differ "
-        "from the calibration queries"
-    )
 
 
 def _depth_advice(evaluation: Evaluation) -> list[str]:
