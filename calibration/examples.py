@@ -20,7 +20,7 @@ from rcir.risk import Guarantee
 
 SIDE, SMALL_SIDE = 320, 96  # pixels of the longer side of a thumbnail
 QUALITIES = (80, 60, 40)  # of JPEG: the first with which a thumbnail has at most `MAX_BYTES`
-MAX_BYTES, MAX_PAGE_BYTES = 20_000, 1_400_000  # of a thumbnail, and of all; base64 adds a third
+MAX_BYTES, MAX_PAGE_BYTES = 20_000, 1_300_000  # of a thumbnail, and of all; base64 adds a third
 SHOWN_ITEMS, SHOWN_FIRST = 12, 3  # of a set, in a row and in the list of missed queries
 SHOWN_MISSED, MAX_PICTURED = 200, 30  # missed queries, and those with pictures
 SHOWN_LABELS = 6  # of those missed most

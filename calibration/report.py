@@ -25,6 +25,7 @@ from rcir.retrieval.answer import UNLIKE
 from rcir.retrieval.query_uncertainty import QUERY_UNCERTAINTIES
 from rcir.risk import LabelScore, ScoredResults, SetRule, make_request
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
+from rcir.runs.results import digest_names
 
 PROJECTED = 600
 CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
@@ -235,6 +236,8 @@ def render(
             + ", ".join(" ".join(pair) for pair in packages.items()),
             **{name.replace("_", " "): value for name, value in vars(calibration.options).items()},
             **{f"digest of {name}": value for name, value in calibration.fingerprints.items()},
+            "digest of calibration queries": digest_names(splits.calibration_ids),
+            "digest of test queries": digest_names(splits.images.ids),
         },
     )
 

@@ -1,4 +1,4 @@
-"""Figures from arrays: guarantees, uncertainties, embeddings, query sets. They open no window."""
+"""Figures from arrays: guarantees, uncertainties, embeddings. They open no window."""
 
 from __future__ import annotations
 

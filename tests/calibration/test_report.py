@@ -2,26 +2,43 @@
 
 import base64
 import html
+import io
 import re
+import shutil
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from calibration import RiskResult, report, screen, sentences
+import rcir
+from calibration import (
+    CertificationConfig,
+    RiskResult,
+    certify,
+    examples,
+    report,
+    screen,
+    sentences,
+)
 from rcir.terminal import console
 
 SVG = "{http://www.w3.org/2000/svg}"
-ALPHAS = (0.001, 0.2, 0.3)
+CHROMIUM = shutil.which("chromium")
 
 
 def tables_of(text):
-    """The cells of each row of each table of a page."""
-    tables = re.findall("<table>(.*?)</table>", text, re.DOTALL)
-    rows = [re.findall("<tr>(.*?)</tr>", table, re.DOTALL) for table in tables]
+    """The cells of each row of each table in the details of a page, by its name."""
+    tables = re.findall('aria-label="([^"]*)"><table>(.*?)</table>', text, re.DOTALL)
     cells = re.compile("<t[dh][^>]*>(.*?)</t[dh]>", re.DOTALL)
-    return [[[html.unescape(cell) for cell in cells.findall(row)] for row in each] for each in rows]
+    return {
+        name: [
+            [html.unescape(re.sub("<wbr>", "", cell)) for cell in cells.findall(row)]
+            for row in re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
+        ]
+        for name, table in tables
+    }
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +47,10 @@ def text(outcome):
 
 
 @pytest.fixture(scope="module")
-def pictures(text):
-    """Sources by alternative text."""
-    return {alt: source for source, alt in re.findall('<img src="(.*?)" alt="(.*?)">', text)}
+def drawings(text):
+    """The sources of figures by their alternative text."""
+    found = re.findall('<img src="(data:image/svg[^"]*)" alt="(.*?)">', text)
+    return {alt: source for source, alt in found}
 
 
 @pytest.fixture(scope="module")
@@ -40,51 +58,145 @@ def tables(text):
     return tables_of(text)
 
 
-def drawing(source):
-    """The SVG of a picture, with its texts in comments: letters are paths."""
-    prefix, _, encoded = source.partition(",")
-    assert prefix == "data:image/svg+xml;base64"
-    builder = ElementTree.TreeBuilder(insert_comments=True)
-    parser = ElementTree.XMLParser(target=builder)
-    return ElementTree.fromstring(base64.b64decode(encoded, validate=True), parser)
+def content(source):
+    """The bytes of a picture in the page."""
+    kind, _, encoded = source.partition(";base64,")
+    assert kind in ("data:image/svg+xml", "data:image/jpeg")
+    return base64.b64decode(encoded, validate=True)
 
 
-def test_nothing_is_fetched_from_anywhere(text, pictures):
+def test_nothing_is_fetched_from_anywhere(text, drawings):
     assert not re.search(r"https?://|@import|url\(|<(script|link|iframe|object|embed)", text)
-    assert len(re.findall(r"\b(?:src|href)\s*=", text)) == len(pictures)
-    for source in pictures.values():
-        for element in drawing(source).iter():
+    assert all(
+        place.startswith(("#", "data:")) for place in re.findall('(?:src|href)="(.*?)"', text)
+    )
+    for source in drawings.values():
+        for element in ElementTree.fromstring(content(source)).iter():
             for name, value in element.attrib.items():
                 if name.endswith("href"):
                     assert value.startswith(("#", "data:"))
 
 
-def test_every_figure_is_drawn_and_the_extreme_queries_are_named(outcome, pictures):
-    assert len(pictures) == 9
-    drawn = [drawing(source) for source in pictures.values()]
-    assert all(len(list(svg.iter(f"{SVG}path"))) > 5 for svg in drawn)
-    shown = {e.text.strip() for svg in drawn for e in svg.iter() if e.tag is ElementTree.Comment}
-    uncertainty = outcome.splits.test.results.uncertainty
-    for end in (uncertainty.min(), uncertainty.max()):
-        assert any(each.startswith(f"u = {end:.4f}") for each in shown)
-    assert len(list(drawn[-1].iter(f"{SVG}image"))) >= 8, "pictures are in the sets"
+def test_every_figure_is_drawn(drawings):
+    assert len(drawings) == 7
+    for source in drawings.values():
+        assert len(list(ElementTree.fromstring(content(source)).iter(f"{SVG}path"))) > 5
 
 
-def test_items_of_labels_without_candidates_are_drawn(chosen, monkeypatch):
+def gathered(outcome, **changes):
+    """What the page shows of single queries, after changes of the splits."""
+    evaluation, calibration = outcome.evaluation, outcome.retriever.calibration
+    request = rcir.risk.make_request(evaluation.headline.alpha, evaluation.delta)
+    splits = replace(outcome.splits, **changes)
+    labels = [part.name for part in evaluation.parts if part.kind == "class"]
+    return examples.gather(splits, calibration.guarantee(request), labels)
+
+
+def test_rows_are_answers_to_queries_that_a_rule_chooses(outcome):
+    images, evaluation = outcome.splits.data.test, outcome.evaluation
+    alpha, uncertainty = evaluation.headline.alpha, outcome.splits.test.results.uncertainty
+    answers = outcome.retriever.retrieve(list(images.images), alpha, evaluation.delta)
+    found = [label in one.labels for label, one in zip(images.labels, answers, strict=True)]
+    order = sorted(range(300), key=lambda row: (answers[row].size, uncertainty[row]))
+    shown = gathered(outcome)
+    ids = {example.kind: example.id for example in shown.rows}
+    for kind, place in {"easy": 0.05, "typical": 0.5, "hard": 0.95, "missed": 0.5}.items():
+        group = [row for row in order if found[row] == (kind != "missed")]
+        chosen = group[round(place * (len(group) - 1))]
+        assert ids[kind] == images.ids[chosen]
+        order.remove(chosen)
+    for example in (*shown.rows, *shown.missed):
+        row = images.ids.index(example.id)
+        answer, size = answers[row], len(example.items)
+        assert (example.is_found, example.size) == (found[row], answer.size)
+        assert [item.id for item in example.items] == list(answer.ids[:size])
+        likely = [item.probability for item in example.items]
+        np.testing.assert_allclose(likely, answer.probabilities[:size])
+        matches = [item.name == example.name for item in example.items]
+        assert [item.is_match for item in example.items] == matches
+        assert size == min(answer.size, 12 if example in shown.rows else 3)
+        if example.match is not None:
+            assert example.match.name == example.name
+            assert example.place > example.size
+    assert shown.n_missed == found.count(False) == len(shown.missed)
+
+
+def test_pictures_are_those_of_queries_and_items(outcome):
+    data, (easy, *_) = outcome.splits.data, gathered(outcome).rows
+    pairs = [(data.test, easy), *((data.gallery, item) for item in easy.items)]
+    for images, shown in pairs:
+        picture = Image.open(io.BytesIO(content(shown.picture.source)))
+        expected = images.images[images.ids.index(shown.id)]
+        assert (picture.width, picture.height) == (shown.picture.width, shown.picture.height)
+        errors = np.asarray(picture.convert("L"), float) - np.asarray(expected, float)
+        assert np.abs(errors).mean() < 12, "JPEG loses some"
+
+
+def test_items_of_labels_without_candidates_are_shown(chosen):
     """Such labels have the position -1; the nearest candidate of each label is its nearest item."""
-    drawn = []
-    monkeypatch.setattr(
-        "calibration.report.figures.draw_query_sets", lambda *row: drawn.append(row)
-    )
     splits, arranged = replace(chosen.splits), chosen.splits.arranged_test
-    for positions in (arranged.results.positions, np.full_like(arranged.results.positions, -1)):
-        results = replace(arranged.results, positions=positions)
-        splits.__dict__["arranged_test"] = replace(arranged, results=results)
-        report._draw_queries(chosen.evaluation, splits)
-    for (known, _), (found, _) in zip(drawn[:2], drawn[2:], strict=True):
-        for before, after in zip(known, found, strict=True):
-            np.testing.assert_array_equal(after.images, before.images)
-            assert len(after.images) == min(8, len(after.matches)) > 0
+    known = gathered(chosen).rows
+    results = replace(arranged.results, positions=np.full_like(arranged.results.positions, -1))
+    splits.__dict__["arranged_test"] = replace(arranged, results=results)
+    assert gathered(replace(chosen, splits=splits)).rows == known
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A calibration of vectors of noisy pictures, of which some are damaged and some missing."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("photographs")
+    labels = rng.integers(40, size=500)
+    vectors = rng.standard_normal((40, 8))[labels] + 2 * rng.standard_normal((500, 8))
+    ids = np.array([f"a/{row}.png" for row in range(500)])
+    np.savez(folder / "gallery.npz", vector=vectors.astype(np.float32), label=labels, id=ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
+        gallery, output = folder / "gallery.npz", folder / "out"
+        outcome = certify(CertificationConfig(gallery=str(gallery), output=str(output)))
+    (folder / "a").mkdir()
+    for row in range(2, 500):
+        pixels = rng.integers(256, size=(400, 500, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / ids[row], compress_level=0)
+    (folder / ids[1]).write_bytes((folder / ids[2]).read_bytes()[:5000])
+    outcome.retriever.origin["pictures"] = str(folder)
+    return outcome
+
+
+def test_the_page_is_small_whatever_the_pictures_which_may_be_missing(photographs):
+    splits = photographs.splits
+    pictures = examples.Pictures(splits)
+    assert pictures.of_item(0) is pictures.of_item(1) is None
+    assert (pictures.of_item(2).width, pictures.of_item(2).height) == (320, 256)
+    row = splits.images.ids.index(next(name for name in splits.images.ids if name[2:] > "2"))
+    assert pictures.of_query(row) is not None
+    page = report.render(photographs.evaluation, splits, {})
+    assert 1_500_000 < len(page.encode()) < 2_100_000, "there is no room for all pictures"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_and_prints_its_details(photographs, tmp_path, scheme):
+    playwright = pytest.importorskip("playwright.sync_api")
+    file = tmp_path / "report.html"
+    file.write_text(report.render(photographs.evaluation, photographs.splits, {}))
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+        problems, requests = [], []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("request", lambda request: requests.append(request.url.partition(":")[0]))
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        table = page.get_by_role("region", name="numbers for each alpha")
+        assert not table.is_visible()
+        page.emulate_media(media="print")
+        assert table.is_visible()
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) < 300) == (scheme == "dark")
+        browser.close()
+    assert problems == []
+    assert set(requests) <= {"file", "data"}
 
 
 def assert_cells(cells, values, **tolerances):
@@ -106,8 +218,8 @@ def assert_measured(cells, row):
     assert_cells(cells[3:], sizes, abs=6e-3, rel=1e-3)
 
 
-def test_the_first_tables_state_what_was_measured(outcome, tables):
-    rows, others, *_ = tables
+def test_tables_state_what_was_measured(outcome, tables):
+    rows, others = tables["numbers for each alpha"], tables["other guarantees"]
     for cells, row in zip(rows[1:], outcome.evaluation.rows, strict=True):
         assert_cells(cells[:1], [row.alpha])
         assert_measured(cells[1:7], row)
@@ -120,29 +232,29 @@ def test_the_first_tables_state_what_was_measured(outcome, tables):
 
 
 def test_a_table_states_the_sizes_by_each_uncertainty(chosen):
-    _, uncertainties, *_ = tables_of(chosen.report.read_text(encoding="utf-8"))
+    tables = tables_of(chosen.report.read_text(encoding="utf-8"))
     for cells, sizes in zip(
-        uncertainties[1:], chosen.evaluation.uncertainties.values(), strict=True
+        tables["sizes by uncertainty"][1:], chosen.evaluation.uncertainties.values(), strict=True
     ):
         assert_cells(cells[1:], sizes.values(), abs=6e-3)
 
 
 def test_a_table_states_which_subgroups_are_missed_more_often(outcome, tables, text):
-    _, _, rows, *_ = tables
-    parts = outcome.evaluation.parts
+    rows, parts = tables["parts of the test queries"], outcome.evaluation.parts
     for cells, part in zip(rows[1:], parts, strict=True):
         assert cells[1] == part.name
         low, high = cells[5].split(" to ")
         numbers = [*cells[2:5], low, high, cells[6]]
         values = [part.n, part.missed, part.missed / part.n, part.low, part.high, part.mean_size]
         assert_cells(numbers, values, abs=6e-4, rel=1e-3)
-    section = text.partition("<h2>Which queries are missed more often</h2>")[2].partition("<h2>")[0]
+    section = text.partition('aria-label="parts of the test queries"')[2].partition("</table>")[0]
     assert section.count('<td class="no">') == sum(part.low > 0.2 for part in parts) > 0
 
 
 def test_a_table_has_every_number_once(outcome, tables):
     numbers = dict(outcome.evaluation.quality.numbers)
-    shown = {title: float(value) for title, value in tables[-1]}
+    rows = tables["quality of rankings and uncertainties"]
+    shown = {title: float(value) for title, value in rows}
     for title, name in {
         "R@5": "recall_at_5",
         "MAP@R": "map_at_r",
@@ -151,6 +263,18 @@ def test_a_table_has_every_number_once(outcome, tables):
     }.items():
         assert shown[title] == pytest.approx(numbers[name], abs=5e-4)
     assert sorted(shown.values()) == pytest.approx(sorted(numbers.values()), abs=5e-4)
+
+
+def test_the_first_screen_states_the_headline(outcome, text):
+    row = outcome.evaluation.headline
+    first = html.unescape(text.partition('<section aria-labelledby="queries">')[0])
+    missed = round(row.test_risk * outcome.evaluation.n_test)
+    assert f"<b>at least {100 - 100 * row.alpha:g} of 100</b>" in first
+    assert f"{missed} of {outcome.evaluation.n_test}; 95% interval" in first
+    for size in (row.mean_size, row.logistic_size, row.constant_size):
+        assert f">{size:.2f}</dd>" in first
+    assert first.count('class="lost"') == round(100 * row.test_risk)
+    assert first.count('class="found"') + first.count('class="lost"') == 100
 
 
 def test_the_screen_shows_the_same_numbers(outcome, capsys, monkeypatch):

@@ -22,22 +22,22 @@ def assert_counted(part, missed, sizes):
     assert (part.low, part.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_parts_are_deciles_of_uncertainty_classes_missed_most_and_groups(outcome):
+def test_parts_are_fifths_of_uncertainty_classes_missed_most_and_groups(outcome):
     evaluation, images = outcome.evaluation, outcome.splits.data.test
     assert evaluation.parts_alpha == 0.2  # of the certified levels, 0.2 and 0.3, nearest to 0.1
     answers = rcir.load(outcome.folder).retrieve(list(images.images), 0.2, DELTA)
     pairs = zip(images.labels, answers, strict=True)
     missed = np.array([label not in answer.labels for label, answer in pairs])
     sizes = np.array([answer.size for answer in answers])
-    deciles, classes, groups = (
+    fifths, classes, groups = (
         [part for part in evaluation.parts if part.kind == kind]
         for kind in ("uncertainty", "class", "group")
     )
-    assert len(deciles) + len(classes) + len(groups) == len(evaluation.parts)
-    assert [part.name for part in deciles] == [str(number) for number in range(1, 11)]
+    assert len(fifths) + len(classes) + len(groups) == len(evaluation.parts)
+    assert [part.name for part in fifths] == [str(number) for number in range(1, 6)]
     order = sorted(range(300), key=lambda row: answers[row].uncertainty)
-    for number, part in enumerate(deciles):  # from the most certain
-        rows = order[30 * number : 30 * (number + 1)]
+    for number, part in enumerate(fifths):  # from the most certain
+        rows = order[60 * number : 60 * (number + 1)]
         assert_counted(part, missed[rows], sizes[rows])
     for part in classes:
         rows = images.labels == int(part.name)
@@ -74,7 +74,7 @@ def test_no_interval_is_claimed_for_queries_in_clusters(outcome):
     assert clustered == [replace(part, low=None, high=None) for part in plain]
 
 
-def test_each_of_fewer_queries_than_ten_is_a_part(outcome):
+def test_each_of_fewer_queries_than_five_is_a_part(outcome):
     images = outcome.splits.data.test.subset(np.arange(4))
     test = outcome.retriever.search_labelled(images)
     parts = count_subgroups(replace(outcome.splits, test=test, images=images), 10.0)

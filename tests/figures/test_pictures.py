@@ -1,4 +1,4 @@
-"""Figures of pictures and points show the arrays they are given."""
+"""Maps of points show the arrays they are given."""
 
 from xml.etree import ElementTree
 
@@ -8,37 +8,6 @@ from matplotlib.colors import to_hex
 
 from rcir import figures
 from rcir.errors import InvalidData
-
-
-def frame(axes):
-    return {to_hex(spine.get_edgecolor()) for spine in axes.spines.values()}
-
-
-def row(matches, pixel=10):
-    images = [np.full((4, 8), pixel + rank, np.uint8) for rank in range(len(matches))]
-    return figures.QuerySet(np.full((4, 8), 200, np.uint8), "a query", images, matches)
-
-
-def test_query_sets_show_the_pictures_in_order_framed_by_whether_they_match(drawn):
-    figure = figures.draw_query_sets([row([True, False, True]), row([False], 90)], columns=4)
-    first, second = figure.axes[:4], figure.axes[4:]
-    assert [text.get_text() for text in figure.texts] == ["a query"] * 2
-    assert first[0].images[0].get_array().min() == 200
-    shown = [axes.images[0].get_array().max() for axes in first[1:]]
-    assert shown == [10, 11, 12]
-    colours = [figures.GREEN, figures.RED, figures.GREEN]
-    assert [frame(axes) for axes in first[1:]] == [{colour} for colour in colours]
-    match, other = ({spine.get_linestyle() for spine in one.spines.values()} for one in first[1:3])
-    assert match == {"-"} != other, "frames differ in greyscale, too"
-    assert second[1].images[0].get_array().max() == 90
-    assert len(second) == 2
-    drawn(figure)
-
-
-def test_a_set_that_is_wider_than_the_page_says_how_much_is_left_out():
-    figure = figures.draw_query_sets([row([True] * 7)], columns=3)
-    assert [len(axes.images) for axes in figure.axes] == [1, 1, 1, 1]
-    assert figure.axes[3].get_xlabel() == "+ 4 more"
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +89,3 @@ def test_names_are_no_formulas_and_none_is_left_out_of_the_legend(drawn):
     assert sorted(shown) == sorted([*(NAMES[k] for k in (0, 1, 2, 5)), r"p\udcffr", r"two\nlines"])
     drawn(figure)
     ElementTree.fromstring(figures.to_svg(figure))
-
-
-def test_a_title_is_not_a_formula(drawn):
-    picture = np.zeros((4, 4), np.uint8)
-    rows = [figures.QuerySet(picture, f"query: {name}", [], []) for name in NAMES]
-    figure = figures.draw_query_sets(rows)
-    drawn(figure)
-    ElementTree.fromstring(figures.to_svg(figure).encode())
