@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,11 @@ QUALITIES = (80, 60, 40)  # of JPEG: the first with which a thumbnail has at mos
 MAX_BYTES, MAX_PAGE_BYTES = 20_000, 1_300_000  # of a thumbnail, and of all; base64 adds a third
 SHOWN_ITEMS, SHOWN_FIRST = 12, 3  # of a set, in a row and in the list of missed queries
 SHOWN_MISSED, MAX_PICTURED = 200, 30  # missed queries, and those with pictures
-SHOWN_LABELS = 6  # of those missed most
 # The places of queries that are found, in the order of set size and uncertainty.
 PLACES = {"easy": 0.05, "typical": 0.5, "hard": 0.95}
 
 
-@dataclass(frozen=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """A small picture: its address, which holds the picture itself, and its size in pixels."""
 
     source: str
@@ -37,10 +35,10 @@ class Thumbnail:
     height: int
 
 
-@dataclass(frozen=True)
-class Item:
-    """A gallery item: its id, its label, or again its id, and how probably it is a match."""
+class Item(NamedTuple):
+    """A gallery item at a place of the ranking; its name is its label, or its id without one."""
 
+    place: int
     id: str
     name: str
     probability: float
@@ -61,7 +59,6 @@ class Example:
         size: of the set.
         is_found: True if the set holds a match.
         match: the first match, if it is outside the set and among the candidates.
-        place: of that match, from 1 on.
         unlike: p-value, small for queries unlike the calibration queries.
         at_most, at_least: shares of the test queries with at most, or at least, this size.
     """
@@ -75,7 +72,6 @@ class Example:
     size: int
     is_found: bool
     match: Item | None
-    place: int | None
     unlike: float
     at_most: float
     at_least: float
@@ -89,7 +85,7 @@ class Gathered:
         rows: one query of each kind that exists.
         missed: the first missed queries, those with the largest sets first.
         n_missed: number of all missed queries.
-        labels: a gallery picture of each label that is missed most; None if there is none.
+        labels: a gallery picture of each label to show; None if there is none.
         n_labels, n_never_missed: number of labels of test queries.
         called_unlike: how many test queries without a match, and with one, are unlike the
             calibration queries.
@@ -111,28 +107,27 @@ class Pictures:
     """
 
     def __init__(self, splits: SearchedSplits) -> None:
-        self._gallery = self._queries = None
-        self._room = MAX_PAGE_BYTES
-        self._searcher, self._images = splits.retriever.searcher, splits.images
-        self._folder = splits.retriever.origin.get("pictures")
+        self._images, self._retriever, self._room = splits.images, splits.retriever, MAX_PAGE_BYTES
+        self._gallery = None
         if splits.data is not None and splits.images.pictures:
-            self._gallery, self._queries = splits.data.gallery.images, splits.images.images
+            self._gallery = splits.data.gallery.images
 
     def of_item(self, position: int, side: int = SIDE) -> Thumbnail | None:
         """Return the picture of a gallery item; None if there is none that can be read."""
         if self._gallery is not None:
             return self._thumbnail(self._gallery[position], side)
-        return self._from_folder(self._searcher.ids[position], side)
+        return self._of_id(self._retriever.ids[position], side)
 
     def of_query(self, row: int, side: int = SIDE) -> Thumbnail | None:
         """Return the picture of a test query; None if there is none that can be read."""
-        if self._queries is not None:
-            return self._thumbnail(self._queries[row], side)
-        is_item = self._searcher.options.leave_one_out  # other queries are not in the folder
-        return self._from_folder(self._images.ids[row], side) if is_item else None
+        if self._gallery is not None:
+            return self._thumbnail(self._images.images[row], side)
+        is_item = self._retriever.searcher.options.leave_one_out  # others are not in the folder
+        return self._of_id(self._images.ids[row], side) if is_item else None
 
-    def _from_folder(self, name: str, side: int) -> Thumbnail | None:
-        return None if self._folder is None else self._thumbnail(Path(self._folder) / name, side)
+    def _of_id(self, name: str, side: int) -> Thumbnail | None:
+        folder = self._retriever.origin.get("pictures")
+        return None if folder is None else self._thumbnail(Path(folder) / name, side)
 
     def _thumbnail(self, source: Any, side: int) -> Thumbnail | None:
         try:
@@ -159,27 +154,26 @@ class Pictures:
 def gather(splits: SearchedSplits, guarantee: Guarantee, labels: list[str]) -> Gathered:
     """Choose test queries, and answer them with the sets of a guarantee of the miss risk.
 
-    `labels` are those that are missed most.
+    `labels` are those of which to show a picture.
     """
     test, pictures = splits.scored_test, Pictures(splits)
     sizes, unlike = test.sizes(guarantee.threshold), splits.arranged_test.results.require("unlike")
     missed, low = test.require("match_rank") > sizes, unlike <= UNLIKE
-    chosen = _choose(splits, sizes)
-    rows = _answer(splits, guarantee, chosen, pictures, SIDE, SHOWN_ITEMS)
-    shown = {name: _label_picture(splits, pictures, name) for name in labels[:SHOWN_LABELS]}
+    rows = _answer(splits, guarantee, _choose(splits, sizes), pictures, SIDE, SHOWN_ITEMS)
+    shown = {name: _label_picture(splits, pictures, name) for name in labels}
     lost = np.flatnonzero(missed)
-    lost = lost[np.lexsort((lost, -sizes[lost]))][:SHOWN_MISSED]
+    lost = lost[np.argsort(-sizes[lost], kind="stable")][:SHOWN_MISSED]
     in_list = [("missed" if test.matchable[row] else "unmatched", row) for row in lost.tolist()]
-    classes = class_names(splits.images)
-    unique = np.zeros(0) if classes is None else np.unique(classes)
-    missed_labels = unique if classes is None else np.unique(np.asarray(classes)[missed])
+    if (classes := class_names(splits.images)) is None:
+        classes = np.zeros(len(missed))
+    n_labels = len(np.unique(classes))
     return Gathered(
         rows,
         _answer(splits, guarantee, in_list, pictures, SMALL_SIDE, SHOWN_FIRST),
         n_missed=int(missed.sum()),
         labels=shown,
-        n_labels=len(unique),
-        n_never_missed=len(unique) - len(missed_labels),
+        n_labels=n_labels,
+        n_never_missed=n_labels - len(np.unique(classes[missed])),
         called_unlike=(int(low[~test.matchable].sum()), int(low[test.matchable].sum())),
     )
 
@@ -253,6 +247,7 @@ def _answer(
         places = [*range(min(size, most)), *([last - 1] if outside[number] else [])]
         items = [
             Item(
+                place + 1,
                 ids[cell],
                 str(labels[cell]),
                 float(likely[cell]),
@@ -273,7 +268,6 @@ def _answer(
                 size=size,
                 is_found=bool(ranks[number] <= size),
                 match=items[-1] if outside[number] else None,
-                place=last if outside[number] else None,
                 unlike=float(unlike[number]),
                 at_most=float((every_size <= size).mean()),
                 at_least=float((every_size >= size).mean()),

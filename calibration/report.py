@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.metadata import version
+from math import log
 from pathlib import Path
 from platform import python_version
 
@@ -27,11 +27,8 @@ from rcir.risk import LabelScore, ScoredResults, SetRule, make_request
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.runs.results import digest_names
 
-PROJECTED = 600
+PROJECTED, SHOWN_LABELS = 600, 6
 CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
-# Fields of `RiskResult`, and their names on the chart of sizes.
-SIZES = {"mean_size": "rcir", "logistic_size": "logistic regression", "constant_size": "one size"}
-X_TICKS, LABEL_GAP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), 0.09
 # Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
     **{f"recall_at_{k}": f"R@{k}" for k in KS},
@@ -66,8 +63,7 @@ def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fi
 
 
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
-    calibration = splits.retriever.require_calibration()
-    rule, drawn = calibration.miss_rule, {}
+    drawn = {}
     if evaluation.open_set is not None and evaluation.open_set.trade_off:
         pairs = evaluation.open_set.trade_off
         beta, alpha = (
@@ -75,15 +71,10 @@ def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Fig
         )
         drawn["open_set"] = figures.draw_trade_off(beta, alpha)
     if evaluation.curve:
-        alphas, risk, lows, highs, constant = (
+        alphas, risk, lows, highs = (
             np.array([getattr(row, name) for row in evaluation.curve], np.float64)
-            for name in ("alpha", "test_risk", "risk_low", "risk_high", "constant_size")
+            for name in ("alpha", "test_risk", "risk_low", "risk_high")
         )
-        sizes = estimate_curve_sizes(
-            rule, splits.scored_test, evaluation.curve, sequential=calibration.sequential
-        )
-        size, low, high = np.array([astuple(size) for size in sizes], np.float64).T
-        drawn["size"] = figures.draw_size_curve(alphas, size, low, high, constant)
         drawn["risk"] = figures.draw_risk_curve(alphas, risk, lows, highs)
     sets = {
         f"alpha = {row.alpha:g}": splits.scored_test.sizes(float(row.threshold or 0))
@@ -139,63 +130,6 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
     return drawn
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A curve of mean set sizes over alpha on the first chart.
-
-    Attributes:
-        name: its label.
-        points: (x, y), each in [0, 1]; sizes are on a logarithmic scale.
-        label_y: height of its label, so far from the others that none overlap.
-    """
-
-    name: str
-    points: list[tuple[float, float]]
-    label_y: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves, and ticks (place, text) of both axes; `now` is the x of the headline's alpha."""
-
-    curves: list[Curve]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    now: float
-
-
-def chart_sizes(evaluation: Evaluation) -> Chart | None:
-    """Return the chart of sizes over alpha; None unless two levels are certified."""
-    curve, headline = evaluation.curve, evaluation.headline
-    if headline is None or len(curve) < 2:
-        return None
-    named = {
-        name: [(row.alpha, size) for row in curve if (size := getattr(row, field)) is not None]
-        for field, name in SIZES.items()
-    }
-    widest = max(row.alpha for row in curve)
-    every_size = [size for points in named.values() for _, size in points]
-    low, high = min(1.0, *every_size), max(2.0, *every_size)
-
-    def height(size: float) -> float:
-        return float(np.log(size / low) / np.log(high / low))
-
-    scaled = {
-        name: [(alpha / widest, height(size)) for alpha, size in points]
-        for name, points in named.items()
-        if points
-    }
-    curves, lowest = [], 0.0
-    for name in sorted(scaled, key=lambda name: scaled[name][-1][1]):
-        place = max(scaled[name][-1][1], lowest)
-        curves.append(Curve(name, scaled[name], place))
-        lowest = place + LABEL_GAP
-    steps = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
-    x_ticks = [(tick / widest, f"{tick:g}") for tick in X_TICKS if tick <= widest]
-    y_ticks = [(height(step), f"{step:g}") for step in steps if low <= step <= high]
-    return Chart(curves, x_ticks, y_ticks, headline.alpha / widest)
-
-
 def render(
     evaluation: Evaluation, splits: SearchedSplits, figures_by_name: Mapping[str, str]
 ) -> str:
@@ -205,17 +139,19 @@ def render(
         for name, svg in figures_by_name.items()
     }
     calibration, gathered = splits.retriever.require_calibration(), Gathered()
+    rule = calibration.miss_rule
     if (headline := evaluation.headline) is not None:
-        options = calibration.required_options
-        request = make_request(headline.alpha, evaluation.delta, **options)
+        request = make_request(headline.alpha, evaluation.delta, **calibration.required_options)
         labels = [part.name for part in evaluation.parts if part.kind == "class" and part.missed]
-        gathered = gather(splits, calibration.guarantee(request), labels)
-    packages = {name: version(name) for name in ("rcir", "numpy", "scipy", "scikit-learn")}
+        gathered = gather(splits, calibration.guarantee(request), labels[:SHOWN_LABELS])
+    curve_sizes = estimate_curve_sizes(
+        rule, splits.scored_test, evaluation.curve, sequential=calibration.sequential
+    )
     return _template().render(
         evaluation=evaluation,
         headline=headline,
         gathered=gathered,
-        chart=chart_sizes(evaluation),
+        curve_sizes=curve_sizes,
         summary=sentences,
         titles={
             name: f"{name}: {kind.title}" if name != "encoder" else "the encoder's uncertainty"
@@ -224,7 +160,7 @@ def render(
         delta=evaluation.rows[0].delta,
         figures=drawings,
         labelled=any("labels" in row.guarantee for row in evaluation.others),
-        one_per_label=calibration.miss_rule.score_function.name == LabelScore.name,
+        one_per_label=rule.score_function.name == LabelScore.name,
         depth=splits.retriever.depth,
         unlike=UNLIKE,
         numbers={
@@ -232,8 +168,8 @@ def render(
             for name, value in evaluation.quality.numbers.items()
         },
         about={
-            "versions": f"Python {python_version()}, "
-            + ", ".join(" ".join(pair) for pair in packages.items()),
+            "Python": python_version(),
+            **{name: version(name) for name in ("rcir", "numpy", "scipy", "scikit-learn")},
             **{name.replace("_", " "): value for name, value in vars(calibration.options).items()},
             **{f"digest of {name}": value for name, value in calibration.fingerprints.items()},
             "digest of calibration queries": digest_names(splits.calibration_ids),
@@ -252,4 +188,5 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["printable"] = printable
+    environment.globals["log"] = log
     return environment.get_template("report.html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle, product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,19 +52,15 @@ def add_labels(axes: Axes, x: str, y: str, title: str) -> Axes:
     return axes
 
 
-def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis of a finished panel logarithmic, with a few plain numbers."""
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axis.get_view_interval()
-    if not 0 < low < high:  # the panel is empty
-        low, high = 1.0, 10.0
-        axes.set(**{f"{which}lim": (low, high)})
+def log_scale(axes: Axes) -> None:
+    """Make the x axis of a finished panel logarithmic, with a few plain numbers."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
     decades = np.log10(high / low)
     subs = (1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def to_svg(figure: Figure) -> str:
@@ -94,30 +90,9 @@ def draw_risk_curve(alpha: Floats, risk: Floats, low: Floats, high: Floats) -> F
     """
     figure, axes = one_panel("alpha", "measured risk", "Risk")
     axes.plot(alpha, alpha, color=GREY, linestyle="--", label="risk = alpha")
-    _draw_band(axes, alpha, risk, low, high, "measured risk")
+    axes.fill_between(alpha, low, high, color=BLUE, alpha=0.2, linewidth=0, label="95% interval")
+    axes.plot(alpha, risk, color=BLUE, marker="o", markersize=4, label="measured risk")
     axes.set(xlim=(0, None), ylim=(0, None))
-    axes.legend(frameon=False)
-    return figure
-
-
-def draw_size_curve(
-    alpha: Floats, size: Floats, low: Floats, high: Floats, constant: Floats
-) -> Figure:
-    """Draw mean set size against alpha, and the size if all sets were equally large.
-
-    Args:
-        alpha: (m,) levels, ascending.
-        size: (m,) mean set sizes.
-        low, high: (m,) ends of their 95% intervals; NaN where there is none.
-        constant: (m,) size of all sets if they were equally large; NaN where none is certified.
-    """
-    figure, axes = one_panel("alpha", "mean set size", "Set size")
-    _draw_band(axes, alpha, size, low, high, "mean size")
-    axes.plot(
-        alpha, constant, color=AMBER, marker="s", markersize=4, label="one size for all queries"
-    )
-    log_scale(axes, "y")
-    axes.set_xlim(0, None)
     axes.legend(frameon=False)
     return figure
 
@@ -152,14 +127,9 @@ def draw_size_distributions(sizes: Mapping[str, NDArray[np.integer[Any]]]) -> Fi
         curves[f"{name}: mean {values.mean():.3g}"] = steps
     draw_curves(axes, curves, drawstyle="steps-post")
     axes.set(xlim=(start, end), ylim=(0, 1.02))
-    log_scale(axes, "x")
+    log_scale(axes)
     axes.legend(frameon=False, loc="lower right")
     return figure
-
-
-def _draw_band(axes: Axes, x: Floats, values: Floats, low: Floats, high: Floats, name: str) -> None:
-    axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, label="95% interval")
-    axes.plot(x, values, color=BLUE, marker="o", markersize=4, label=name)
 
 
 def draw_reliability(diagram: Reliability) -> Figure:
@@ -245,7 +215,7 @@ def draw_in_and_out(inside: Floats, outside: Floats) -> Figure:
             values, edges.tolist(), weights=weights, histtype="stepfilled", label=name, **style
         )
     if logarithmic:
-        log_scale(left, "x")
+        log_scale(left)
     else:
         left.locator_params(axis="x", nbins=4)  # small numbers have many digits
     left.legend(frameon=False)

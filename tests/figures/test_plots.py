@@ -9,22 +9,17 @@ from rcir.metrics import reliability
 ALPHA = np.array([0.1, 0.2, 0.4])
 
 
-def test_risk_and_size_are_curves_over_alpha_with_intervals(lines, heights_at, drawn):
+def test_risk_is_a_curve_over_alpha_with_intervals(lines, heights_at, drawn):
     values = np.array([0.07, 0.15, 0.31])
     low, high = values - 0.01, values + np.array([0.02, 0.03, 0.04])
     low[0] = high[0] = np.nan  # one has no interval
-    risk = figures.draw_risk_curve(ALPHA, values, low, high)
-    size = figures.draw_size_curve(ALPHA, 10 * values, 10 * low, 10 * high, 20 * values)
-    for figure, name, scale in ((risk, "measured risk", 1), (size, "mean size", 10)):
-        (axes,) = figure.axes
-        np.testing.assert_allclose(lines(axes)[name], np.c_[ALPHA, scale * values])
-        (band,) = axes.collections
-        np.testing.assert_allclose(heights_at(band, 0.4), [scale * low[2], scale * high[2]])
-        drawn(figure)
-    np.testing.assert_array_equal(lines(risk.axes[0])["risk = alpha"], np.c_[ALPHA, ALPHA])
-    constant = lines(size.axes[0])["one size for all queries"]
-    np.testing.assert_allclose(constant, np.c_[ALPHA, 20 * values])
-    assert size.axes[0].get_yscale() == "log"
+    figure = figures.draw_risk_curve(ALPHA, values, low, high)
+    (axes,) = figure.axes
+    np.testing.assert_allclose(lines(axes)["measured risk"], np.c_[ALPHA, values])
+    np.testing.assert_array_equal(lines(axes)["risk = alpha"], np.c_[ALPHA, ALPHA])
+    (band,) = axes.collections
+    np.testing.assert_allclose(heights_at(band, 0.4), [low[2], high[2]])
+    drawn(figure)
 
 
 def test_distributions_of_sizes_are_cumulative_shares():
