@@ -162,7 +162,7 @@ def test_mlflow_finds_calibrations_by_the_numbers_of_results_json(trained, outco
     assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
     assert (run.info.status, run.data.params["alphas"]) == ("FINISHED", "(0.001, 0.2, 0.3)")
     figures = {item.path for item in client.list_artifacts(run.info.run_id, "figures")}
-    assert {f"figures/{name}.svg" for name in ("risk", "size", "sizes", "reliability")} <= figures
+    assert {f"figures/{name}.svg" for name in ("risk", "sizes", "reliability")} <= figures
     params = client.get_run(trained.mlflow_run).data.params
     for name in ("data.options.train", "encoder.dim", "mining.positive", "optimizer.lr", "seed"):
         assert run.data.params[name] == params[name]
