@@ -16,6 +16,7 @@ from calibration.splits import SearchedSplits
 from rcir.data import ImageSet
 from rcir.errors import RcirError
 from rcir.retrieval.answer import UNLIKE, items_of
+from rcir.retrieval.retriever import PICTURES
 from rcir.risk import Guarantee
 
 SIDE, SMALL_SIDE = 320, 96  # pixels of the longer side of a thumbnail
@@ -120,13 +121,13 @@ class Pictures:
 
     def of_query(self, row: int, side: int = SIDE) -> Thumbnail | None:
         """Return the picture of a test query; None if there is none that can be read."""
-        if self._gallery is not None:
+        if self._images.pictures:
             return self._thumbnail(self._images.images[row], side)
         is_item = self._retriever.searcher.options.leave_one_out  # others are not in the folder
         return self._of_id(self._images.ids[row], side) if is_item else None
 
     def _of_id(self, name: str, side: int) -> Thumbnail | None:
-        folder = self._retriever.origin.get("pictures")
+        folder = self._retriever.origin.get(PICTURES)
         return None if folder is None else self._thumbnail(Path(folder) / name, side)
 
     def _thumbnail(self, source: Any, side: int) -> Thumbnail | None:
