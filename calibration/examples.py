@@ -237,7 +237,8 @@ def _answer(
     outside = np.isfinite(ranks) & (ranks > sizes)
     reach = np.where(outside, ranks, sizes).astype(np.int64)
     positions, _ = items_of(searcher, results, ranking, reach)
-    likely, _ = calibration.match_probabilities(ranking, reach, guarantee)
+    fitted = calibration.match_probabilities(guarantee)
+    likely, _ = fitted.of_sets(ranking, reach, guarantee)
     ids = searcher.ids[positions].tolist()
     labels, classes = searcher.named_labels(positions) or ids, class_names(splits.images)
     names = splits.images.ids if classes is None else classes
