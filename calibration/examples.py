@@ -16,7 +16,7 @@ from calibration.splits import SearchedSplits
 from rcir.data import ImageSet
 from rcir.errors import RcirError
 from rcir.retrieval.answer import UNLIKE, items_of
-from rcir.retrieval.retriever import PICTURES
+from rcir.retrieval.pictures import PICTURES
 from rcir.risk import Guarantee
 
 SIDE, SMALL_SIDE = 320, 96  # pixels of the longer side of a thumbnail

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from calibration.config import CalibrationConfig, CertificationConfig
 from rcir.data.catalogue import DataConfig
 from rcir.errors import InvalidConfig
-from rcir.retrieval.retriever import PICTURES, Retriever
+from rcir.retrieval.pictures import PICTURES
+from rcir.retrieval.retriever import Retriever
 from rcir.terminal import console
 
 if TYPE_CHECKING:  # vectors need no torch

@@ -26,7 +26,13 @@ _ADVICE = {
 
 
 class RcirError(Exception):
-    """Base class of every error that rcir raises on purpose."""
+    """Base class of every error that rcir raises on purpose.
+
+    IPython and notebooks show the message alone; `traceback.print_last()` prints the traceback.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {printable(self)}"]
 
 
 class InvalidImage(RcirError):

@@ -63,7 +63,12 @@ vectors = np.eye(5)[labels] + 0.2 * rng.standard_normal((700, 5))
 retriever = rcir.Retriever.from_embeddings(vectors[:300], labels=labels[:300])
 retriever.calibrate(vectors[300:], labels[300:])
 retriever.save("retriever")
-rcir.load("retriever").retrieve(vectors[0] + 0.1, alpha=0.1, delta=0.1)
+loaded = rcir.load("retriever")
+loaded.origin["pictures"] = "."
+answer = loaded.retrieve(vectors[0] + 0.1, alpha=0.1, delta=0.1)
+from PIL import Image
+Image.new("RGB", (9, 9)).save(answer.ids[0], "JPEG")
+assert "data:image" in answer._repr_html_()
 """
 
 

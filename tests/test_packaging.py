@@ -52,7 +52,7 @@ def wheel_file(tmp_path_factory):
 
 @pytest.mark.slow
 def test_distributions_contain_the_packages_and_their_metadata_is_valid(wheel_file, tmp_path):
-    files = sources() | {"rcir/py.typed", "calibration/report.html"}
+    files = sources() | {"rcir/py.typed", "rcir/notebook.html", "calibration/report.html"}
     files |= {f"rcir/serving/page/{path.name}" for path in (ROOT / "rcir/serving/page").iterdir()}
     with zipfile.ZipFile(wheel_file) as archive:
         names = set(archive.namelist())

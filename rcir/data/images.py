@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,17 +17,17 @@ from datetime import datetime
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from rcir.errors import ImageTooLarge, InvalidImage, MissingPackage
 from rcir.imports import naming_extras
+
+if TYPE_CHECKING:  # pictures that keep their size need no torch
+    from torch import Tensor
 
 MAX_PIXELS = 200_000_000  # of a picture by default; the largest sensors of phones have as many
 Interpolation = Literal["bilinear", "bicubic", "nearest", "pillow-bilinear", "pillow-bicubic"]
@@ -137,6 +138,9 @@ def resize(
     images: NDArray[np.uint8], size: tuple[int, int], interpolation: Interpolation
 ) -> Tensor:
     """Resize uint8 (n, H, W) or (n, H, W, 3) to (n, channels, *size); see `Resizing`."""
+    import torch
+    from torch.nn.functional import interpolate
+
     if interpolation.startswith("pillow-"):
         method = Image.Resampling[interpolation.removeprefix("pillow-").upper()]
         pictures = (Image.fromarray(image).resize(size[::-1], method) for image in images)
@@ -203,6 +207,10 @@ def _jpeg_pixels(
     file: BinaryIO, image: JpegImagePlugin.JpegImageFile, channels: int
 ) -> NDArray[np.uint8] | None:
     """Decode by torchvision: the same values, faster. None if it refuses: Pillow decides then."""
+    if "torch" not in sys.modules:  # which takes seconds to import
+        return None
+    import torch
+
     length = file.seek(0, os.SEEK_END)
     if length > MAX_BYTES or image.mode not in ("L", "RGB"):  # CMYK has two conventions
         return None
@@ -328,6 +336,8 @@ def read_images(
 
     def work(row: int) -> None:
         images[row] = _read(sources[row], channels, resizing, max_pixels)
+
+    import torch
 
     # A PIL image is decoded when it is first used, and may come twice: not in two threads.
     are_paths = all(isinstance(source, str | os.PathLike) for source in sources)

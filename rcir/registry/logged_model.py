@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rcir import tracking
-from rcir.errors import DataUnavailable, InvalidData, RiskUnattainable, StaleCalibration, printable
+from rcir.errors import InvalidData, RiskUnattainable, StaleCalibration, printable
 from rcir.imports import EXTRAS
 from rcir.index import IndexConfig
-from rcir.retrieval.retriever import PICTURES, Retriever
+from rcir.retrieval.pictures import PICTURES, ItemPictures, encode
+from rcir.retrieval.retriever import Retriever
 from rcir.risk import make_request, request_options
 from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import MANIFEST, current_version, read_manifest
@@ -123,19 +123,7 @@ def answer_table(retriever: Retriever, table: DataFrame, params: Mapping[str, An
             options["uncertainty"] = table[UNCERTAINTY].to_numpy(np.float64)
     answers = retriever.retrieve(queries, **options)
     rows = [
-        {
-            "ids": list(answer.ids),
-            "labels": None if answer.labels is None else list(answer.labels),
-            "distances": [float(distance) for distance in answer.distances],
-            "probabilities": answer.probabilities.tolist(),
-            "match_probability": answer.match_probability,
-            "size": answer.size,
-            "abstained": answer.abstained,
-            "label_calibrated": answer.label_calibrated,
-            UNCERTAINTY: float(answer.uncertainty),
-            "unlike": answer.unlike,
-            "guarantee": str(answer.guarantee),
-        }
+        answer.own_values() | {"guarantee": str(answer.guarantee)}
         for answer in (answers if isinstance(answers, list) else [answers])
     ]
     return DataFrame(
@@ -316,14 +304,7 @@ def make_image_example(image: ImageLike) -> dict[str, Any]:
         return {IMAGE: Path(image).read_bytes()}
     if isinstance(image, bytes):
         return {IMAGE: image}
-    from PIL import Image
-
-    from rcir.data.images import read_image
-
-    buffer = io.BytesIO()
-    channels = 1 if getattr(image, "ndim", 3) == 2 else 3
-    Image.fromarray(read_image(image, channels)).save(buffer, "PNG")
-    return {IMAGE: buffer.getvalue()}
+    return {IMAGE: encode(image)[0]}
 
 
 def make_vector_example(retriever: Retriever) -> dict[str, Any]:
@@ -333,25 +314,6 @@ def make_vector_example(retriever: Retriever) -> dict[str, Any]:
     if queries.uncertainty is not None:
         row[UNCERTAINTY] = float(queries.uncertainty[0])
     return row
-
-
-def make_example(retriever: Retriever) -> dict[str, Any]:
-    """Return a query of a calibrated retriever: a calibration vector, or a test image."""
-    if retriever.encoder is None:
-        return make_vector_example(retriever)
-    from rcir.config import from_plain
-    from rcir.data import DataConfig, load_splits
-
-    if folder := retriever.origin.get(PICTURES):
-        return make_image_example(Path(folder) / retriever.ids[0])
-    if "data" not in retriever.origin:
-        raise DataUnavailable(
-            "the retriever does not name its data set: calibrate it with `rcir calibrate`"
-        )
-    data, rejects = retriever.origin["data"], retriever.origin.get("rejects", ())
-    return make_image_example(
-        load_splits(from_plain(DataConfig, data), rejects=rejects).test.images[0]
-    )
 
 
 def register(reference: str, name: str, alias: str | None = None) -> tracking.RegisteredVersion:
@@ -448,7 +410,13 @@ def _log(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
     if run is not None and model is not None:
         return run, model
     folder, retriever = calibration.folder, calibration.retriever
-    example = make_example(retriever)
+    pictures = ItemPictures(retriever.origin)
+    if retriever.encoder is None:
+        example = make_vector_example(retriever)
+    elif PICTURES in retriever.origin:
+        example = make_image_example(pictures.picture(retriever.ids[0]))
+    else:
+        example = make_image_example(pictures.data_set().test.images[0])
     if run is not None:
         return run, log_calibration(run, folder, retriever, example)
     from rcir.runs.folder import FOLDER_TAG  # imports torch

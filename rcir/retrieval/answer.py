@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, StaleCalibration, printable
+from rcir.imports import naming_extras
+from rcir.notebook import MAX_TILES, as_html
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.label_ranking import nearest_of_labels
+from rcir.retrieval.pictures import thumbnails
 from rcir.retrieval.queries import Queries, require_alike
 from rcir.retrieval.query_uncertainty import Results, with_uncertainty
 from rcir.retrieval.search import Searcher
 from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 UNLIKE = 0.05  # p-values up to it are stated in words
 
@@ -56,6 +62,7 @@ class Retrieval:
             for queries of the calibrated labels may not cover this query. True does not mean that
             it does: a query of an unknown label has a likeliest item, too.
         outside: the candidates that a larger set would hold next, as plain values, if requested.
+        origin: of the retriever that answered; notebooks find the pictures of the items by it.
     """
 
     ids: tuple[str, ...]
@@ -69,6 +76,7 @@ class Retrieval:
     labels: tuple[int, ...] | tuple[str, ...] | None = None
     label_calibrated: bool | None = None
     outside: Mapping[str, Any] | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         labels = self.ids if self.labels is None else self.labels
@@ -89,17 +97,40 @@ class Retrieval:
     def __str__(self) -> str:
         return f"{self.table()}\n{self.guarantee}"
 
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.ids[:3])) + ", ..." * (self.size > 3)
+        return f"Retrieval({self._summary()}{': ' * (not self.abstained)}{names})"
+
+    def _repr_html_(self) -> str:
+        ids = self.ids[:MAX_TILES]
+        labels, likely = self.labels or (None,) * self.size, self.probabilities
+        columns = zip(ids, labels, likely, thumbnails(self.origin, ids), strict=False)
+        tiles = [
+            {"id": name, "label": label, "likely": _rounded(p), "share": p, "picture": picture}
+            for name, label, p, picture in columns
+        ]
+        return as_html(self._summary(), tiles=tiles, n_items=self.size, notes=[str(self.guarantee)])
+
+    def to_frame(self) -> DataFrame:
+        """Return the items as a pandas frame, with their rank as index.
+
+        One frame of several answers, in which the query is a level of the index:
+        `pd.concat([answer.to_frame() for answer in answers], keys=range(len(answers)))`.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+        """
+        with naming_extras():
+            from pandas import DataFrame, RangeIndex
+        values = {"id": self.ids, "label": self.labels, "distance": self.distances}
+        ranks = RangeIndex(1, self.size + 1, name="rank")
+        return DataFrame(values | {"probability": self.probabilities}, index=ranks)
+
     def table(self) -> str:
         """Return the items as text, without the guarantee, which answers share."""
+        head = self._summary()
         if self.abstained:
-            unknown = self.guarantee.request.beta is not None
-            reason = "the gallery seems to hold no match" if unknown else "too uncertain"
-            return f"no answer: {reason}, uncertainty {self.uncertainty:.4g}{self._unlikeness()}"
-        head = (
-            f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
-            f"{_rounded(self.match_probability or 0.0)}, uncertainty {self.uncertainty:.4g}"
-            f"{self._unlikeness()}"
-        )
+            return head
         names = ["id", *map(printable, self.ids)]
         labels = self.labels or ()
         if any(isinstance(label, str) for label in labels):  # numbers would tell a reader nothing
@@ -113,11 +144,20 @@ class Retrieval:
         )
         return "\n".join([head, f"rank  distance  probability  {names[0]}", *rows])
 
-    def _unlikeness(self) -> str:
-        """State that the query is unlike most calibration queries, if it is."""
-        if self.unlike > UNLIKE:
-            return ""
-        return f", unlike the calibration queries with a match (p = {self.unlike:.2g})"
+    def _summary(self) -> str:
+        """State the size, or that there is no answer, and what is known of the query."""
+        if self.abstained:
+            unknown = self.guarantee.request.beta is not None
+            reason = "the gallery seems to hold no match" if unknown else "too uncertain"
+            found = f"no answer: {reason}"
+        else:
+            likely = _rounded(self.match_probability or 0.0)
+            found = f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
+            found += likely
+        found += f", uncertainty {self.uncertainty:.4g}"
+        if self.unlike <= UNLIKE:
+            found += f", unlike the calibration queries with a match (p = {self.unlike:.2g})"
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -203,10 +243,11 @@ def items_of(
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A search and its calibration, which answer each request from its start to its end."""
+    """A search and its calibration, which answer each request; answers carry the origin."""
 
     searcher: Searcher
     calibration: Calibration | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def require_calibration(self) -> Calibration:
         """Return the calibration, stale or not; `StaleCalibration` if there is none."""
@@ -365,6 +406,7 @@ class State:
                     None if labels is None else labels[part],
                     label_calibrated if size else None,
                     others if outside else None,
+                    self.origin,
                 )
             )
         return retrievals

@@ -20,6 +20,7 @@ from rcir.errors import (
     warn,
 )
 from rcir.label_model import LabelModel
+from rcir.notebook import Report
 from rcir.retrieval.acceptance import Acceptance, Likeness
 from rcir.retrieval.label_ranking import list_items, rank_labels
 from rcir.retrieval.queries import Queries
@@ -170,6 +171,13 @@ class Calibration:
         if min(self.chosen_among, self.attempts) < 1:
             numbers = f"chosen_among is {self.chosen_among} and attempts {self.attempts}"
             raise InvalidData(f"{numbers}; both must be at least 1")
+
+    def __str__(self) -> str:
+        queries, name = len(self.calibration_queries), self.miss_rule.score_function.name
+        return f"{queries} calibration queries, {name} sizes, delta = {self.options.delta:g}"
+
+    def __repr__(self) -> str:
+        return f"Calibration({self})"
 
     @property
     def miss_rule(self) -> SetRule:
@@ -529,6 +537,28 @@ class Calibration:
         rule = self.rule_for(request)
         return float(rule.evidence.sizes(threshold).mean())
 
+    @cached_property
+    def rows(self) -> tuple[CertifiedSize, ...]:
+        """The miss risk at each alpha that it was made for."""
+        return tuple(map(self.certified_size, self.options.alphas))
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The header and the rows of a table of `rows`."""
+        new_labels = any(row.new_labels_size is not None for row in self.rows)
+        lines = [["alpha", "mean size", "one size", *["new labels"] * new_labels, ""]]
+        for row in self.rows:
+            note, least = "", row.minimum_alpha
+            if row.mean_size is None:
+                note = "not certified"
+                if least is not None:
+                    note += (
+                        f"; the smallest alpha to certify on new queries is {rounded_up(least):g}"
+                    )
+            lines.append([f"{row.alpha:g}", _size(row.mean_size), _size(row.constant_size, ".4g")])
+            lines[-1] += [*[_size(row.new_labels_size)] * new_labels, note]
+        return lines
+
     def with_queries(
         self, searcher: Searcher, queries: LabelledResults, added: Queries, recurring: bool
     ) -> Calibration:
@@ -569,8 +599,8 @@ class CertifiedSize:
     new_labels_size: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class CalibrationReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class CalibrationReport(Report):
     """The outcome of a calibration; `str` gives a sentence and a table.
 
     `rows`, `comparison` and `str` fit the rules that they need, see `Rules`.
@@ -611,10 +641,10 @@ class CalibrationReport:
             return None
         return self.calibration.sentence_of(self.coverage)
 
-    @cached_property
+    @property
     def rows(self) -> tuple[CertifiedSize, ...]:
         """The miss risk at each requested alpha."""
-        return tuple(map(self.calibration.certified_size, self.calibration.options.alphas))
+        return self.calibration.rows
 
     @cached_property
     def comparison(self) -> Mapping[Distinct, ComparedSizes]:
@@ -626,7 +656,7 @@ class CalibrationReport:
             if kind.tuned_on == tuned_on
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> tuple[list[str], list[list[str]], list[str]]:
         calibration = self.calibration
         queries = f"{self.n_calibration} calibration queries"
         if calibration.left_out is not None:
@@ -637,41 +667,21 @@ class CalibrationReport:
             number, kind = population.n_units, population.cluster_word
             queries += f" in {number} clusters ({kind}), each counted alike"
         others = "items of the gallery" if calibration.tuned_on_gallery else "others"
-        new_labels = any(row.new_labels_size is not None for row in self.rows)
         how = f"{self.score_function} sizes, {queries}"
         if self.n_tuning:
             how += f"; {self.n_tuning} {others} fitted the sizes"
-        lines = [
-            at_every_level(
-                calibration.options.delta,
-                how,
-                anytime=calibration.sequential,
-                chosen_among=calibration.chosen_among,
-            ),
-            f"{'alpha':>6}  {'mean size':>9}  {'one size':>8}" + "  new labels" * new_labels,
-        ]
-        for row in self.rows:
-            size = "-" if row.mean_size is None else f"{row.mean_size:.2f}"
-            constant = "-" if row.constant_size is None else f"{row.constant_size:.4g}"
-            line = f"{row.alpha:>6g}  {size:>9}  {constant:>8}"
-            if new_labels:
-                line += (
-                    f"  {'-' if row.new_labels_size is None else f'{row.new_labels_size:.2f}':>10}"
-                )
-            if row.mean_size is None:
-                least = row.minimum_alpha
-                line += "  not certified"
-                line += (
-                    ""
-                    if least is None
-                    else f"; the smallest alpha to certify on new queries is {rounded_up(least):g}"
-                )
-            lines.append(line)
-        if self.coverage_sentence is not None:
-            lines.append(self.coverage_sentence)
-        if calibration.shift is not None:
-            lines.append(str(calibration.shift))
-        return "\n".join(lines)
+        sentence = at_every_level(
+            calibration.options.delta,
+            how,
+            anytime=calibration.sequential,
+            chosen_among=calibration.chosen_among,
+        )
+        remarks = [str(text) for text in (self.coverage_sentence, calibration.shift) if text]
+        return [sentence], calibration.table, remarks
+
+
+def _size(size: float | None, form: str = ".2f") -> str:
+    return "-" if size is None else format(size, form)
 
 
 def coverage(searcher: Searcher, queries: Queries) -> Coverage | None:

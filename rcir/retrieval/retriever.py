@@ -32,6 +32,7 @@ from rcir.index import (
     lengths,
 )
 from rcir.metrics.ranking import Floats
+from rcir.notebook import as_html
 from rcir.options import ALPHA, DELTA
 from rcir.retrieval import storage
 from rcir.retrieval.answer import AtLevels, Retrieval, State
@@ -76,7 +77,6 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder, Images
     from rcir.encoders.batches import Embed
 
-PICTURES = "pictures"  # key of `Retriever.origin`
 _SWAP = threading.RLock()  # held while a state is replaced
 QueryBatch: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 
@@ -84,12 +84,12 @@ QueryBatch: TypeAlias = list[Any] | tuple[Any, ...] | Embedding | Queries
 class Retriever:
     """Answers queries with sets of gallery items whose risk is certified.
 
-    A search finds candidates, and a calibration decides how many of them an answer needs.
+    Make one of vectors by `from_embeddings`, of images by `build`, or read one by `rcir.load`.
+    Then `calibrate` it on labelled queries (`plan` says how many), `retrieve`, and `save`. When the
+    gallery changes, use `add`, `remove` and `recalibrate`, or `update`. `query_monitor` and `check`
+    watch queries.
 
     Attributes:
-        searcher: finds the candidates; it has further attributes of the gallery and the encoder.
-        calibration: everything that calibration made; None until calibrated. It is replaced as a
-            whole, and `update` replaces both together.
         origin: where the retriever comes from, as plain values: the configuration of its data set
             ("data"), the folder in which each item's picture has the item's id as its path
             ("pictures"), and the MLflow run of its training ("run"), if known. No answer depends
@@ -101,6 +101,26 @@ class Retriever:
         self._state = State(searcher, calibration)
         self.origin: dict[str, Any] = {}
         self.version_folder: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Retriever({'; '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        calibration = self.calibration
+        table = () if calibration is None or self.changes() else calibration.table
+        return as_html("Retriever", facts=self._facts(), table=table)
+
+    def _facts(self) -> dict[str, str]:
+        """Return what it consists of, in words."""
+        classes, changed = self.classes, self.calibration is not None and self.changes()
+        encoder = "vectors" if self.encoder is None else type(self.encoder).__name__
+        stale = f"stale calibration: {', '.join(changed)} changed" if changed else ""
+        return {
+            "gallery": f"{len(self.ids)} items" + (f" of {len(classes)} labels" if classes else ""),
+            "encoder": self.searcher.options.model or encoder,
+            "index": f"{type(self.index).__name__}, {self.depth} candidates per query",
+            "calibration": stale or str(self.calibration or "not calibrated"),
+        }
 
     @classmethod
     def build(
@@ -731,7 +751,8 @@ class Retriever:
             True
         """
         request = make_request(alpha, delta, **options)
-        return self._state.answer(
+        state = replace(self._state, origin=self.origin)
+        return state.answer(
             query, request, uncertainty=uncertainty, model=model, probabilities=probabilities
         )
 
@@ -830,7 +851,8 @@ class Retriever:
             )
             for alpha in sorted(check_levels(alphas))
         ]
-        return self._state.answer_at_levels(
+        state = replace(self._state, origin=self.origin)
+        return state.answer_at_levels(
             query, requests, uncertainty=uncertainty, model=model, probabilities=probabilities
         )
 

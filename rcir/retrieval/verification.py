@@ -85,6 +85,9 @@ class CertifiedVerifier:
     calibration: VerifiedResults
     certified: tuple[Calibration, str, str]
 
+    def __repr__(self) -> str:
+        return f"CertifiedVerifier({self.verifier.name}: {self.certificate})"
+
     @cached_property
     def fixed(self) -> VerifierCertificate | None:
         """The same levels with shortlists of one size, all verified; None if not certified."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
 
 from rcir.errors import printable
+from rcir.notebook import as_html
 from rcir.risk.bounds import Certificate, corrected
 from rcir.risk.losses import MISS, find_risk
 from rcir.risk.options import Alpha
@@ -152,6 +153,11 @@ class Guarantee:
             f"returned to {self._covered_queries()}{self._unmatchable()} ({self.score_function} "
             f"sizes, {self.bound} bound, {parameter}{seed}).{again}"
         )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html("Guarantee", notes=[str(self)])
 
     def _unmatchable(self) -> str:
         """State what is limited of queries without a match in the gallery."""

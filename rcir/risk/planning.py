@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
+from rcir.notebook import Report
 from rcir.risk.bounds import Bound
 from rcir.risk.exact import counting_rule
 from rcir.risk.losses import RISKS
@@ -50,8 +51,8 @@ class PlannedSize:
     beyond: float
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Report):
     """How many queries to label for a request; `str` gives a table and advice.
 
     Attributes:
@@ -69,25 +70,26 @@ class Plan:
     n_unmatched: int = 0
     rows: tuple[PlannedSize, ...] = ()
 
-    def __str__(self) -> str:
+    def _parts(self) -> tuple[list[str], list[list[str]], list[str]]:
         (alpha,), delta = self.request.levels.values(), self.request.delta
         counted = "with a match " if self.request.counted == "matchable" else ""
         level = "on average" if delta is None else f"at delta = {delta:g}"
-        lines = [
+        sentences = [
             f"alpha = {alpha:g} {level} needs at least {self.required} labelled queries {counted}"
             "to calibrate."
         ]
         if not self.rows:
-            return lines[0]
-        lines += [
+            return sentences, [], []
+        sentences.append(
             f"Mean sizes with {LEVEL:.0%} intervals, from a pilot of {self.n_pilot} queries, "
             f"{self.n_unmatched} of them without a match among their candidates:",
-            "queries     size          interval  unattainable  beyond pilot",
-        ]
+        )
+        table = [["queries", "   size", "        interval", "unattainable", "beyond pilot"]]
         for row in self.rows:
             ends = f"{row.low:.2f} to {row.high:.2f}"
-            line = f"{row.n:>7}  {row.size:>7.2f}  {ends:>16}  {row.unattainable:>12.1%}"
-            lines.append(f"{line}  {row.beyond:>12.1%}".replace("inf", "  -"))
+            shares = [f"{row.unattainable:.1%}", f"{row.beyond:.1%}"]
+            cells = [str(row.n), f"{row.size:.2f}", ends, *shares]
+            table.append([cell.replace("inf", "  -") for cell in cells])
         advice = (
             f"{row.n} labelled queries: {row.size:.2f} items per query ({row.low:.2f} to "
             f"{row.high:.2f}); unattainable in {row.unattainable:.0%} of draws."
@@ -98,9 +100,8 @@ class Plan:
             f"None of these numbers is certified within the pilot's scores in {LIKELY:.0%} of "
             "draws: label more, label a larger pilot, or request a larger alpha."
         )
-        lines.append(next(advice, nothing))
-        lines.append("Calibrate on new queries: those of the pilot may tune, and must not certify.")
-        return "\n".join(lines)
+        new = "Calibrate on new queries: those of the pilot may tune, and must not certify."
+        return sentences, table, [next(advice, nothing), new]
 
 
 def plan_calibration(

@@ -127,6 +127,9 @@ class SearchResults:
     def __len__(self) -> int:
         return len(self.uncertainty)
 
+    def __repr__(self) -> str:
+        return f"SearchResults({len(self)} queries, {self.depth} candidates each)"
+
     def __getitem__(self, rows: Rows) -> Self:
         """Return the results of some queries."""
         queries = None if self.queries is None else self.queries[rows]

@@ -63,7 +63,7 @@ class Served:
             if preprocessing is not None:
                 kind, remedy = "sequences of features", "embed them in Python"
             raise InvalidConfig(f"this retriever takes {kind}, not pictures: {remedy}")
-        from rcir.data.images import UntrustedImage, image_size, read_image  # imports torch
+        from rcir.data.images import UntrustedImage, image_size, read_image
 
         images = [UntrustedImage(file, deadline) for file in files]
         sizes = [image_size(image, most_pixels) for image in images]

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from rcir.retrieval.answer import AtLevels, Retrieval, State
+from rcir.retrieval.pictures import ItemPictures
 from rcir.risk import make_request
 from rcir.serving.batching import Batcher, PreparedRequest, answer_batch
 from rcir.serving.errors import StoreUnavailable
 from rcir.serving.middleware import Metrics, Shared
 from rcir.serving.monitoring import Drift, Evidence
-from rcir.serving.pictures import ItemPictures
 from rcir.serving.schemas import ExploreTerms, Feedback, Query, Terms
 from rcir.serving.served import Served
 from rcir.serving.settings import Settings
@@ -67,7 +67,7 @@ class Service:
 
     def _new_live(self, version: str | None = None) -> Live:
         served = ready_to_serve(self.source, version)
-        pictures = ItemPictures(served.retriever, self.settings.pictures)
+        pictures = ItemPictures(served.retriever.origin, self.settings.pictures)
         wait = self.settings.feedback_days * SECONDS_PER_DAY
         evidence = Evidence(served, self.store, wait)
         return Live(served, pictures, evidence, Drift(served))

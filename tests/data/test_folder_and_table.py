@@ -15,7 +15,7 @@ from rcir.data import DataConfig, ImageSet, Preprocessing, load_splits, read_cla
 from rcir.data.datasets.user_images import list_pictures
 from rcir.encoders import EncoderConfig, build_encoder
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from rcir.serving.pictures import ItemPictures
+from rcir.retrieval.pictures import ItemPictures
 from tests.data.small_sets import labels_of, read, touch
 
 FORMS = ("csv", "parquet")
@@ -555,8 +555,7 @@ def test_a_gallery_with_names_that_are_not_utf8_is_refused_before_it_is_embedded
 def test_pictures_of_items_are_found_by_names_of_another_unicode_form(tmp_path):
     Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / f"{DECOMPOSED}.png")
     ids = [f"{COMPOSED}.png", "nowhere.png"]
-    retriever = Retriever.from_embeddings(np.eye(2), ids=ids, labels=[0, 1])
-    pictures = ItemPictures(retriever, tmp_path)
+    pictures = ItemPictures({"pictures": str(tmp_path)})
     assert Image.open(BytesIO(pictures.thumbnail(ids[0]))).getpixel((0, 0)) == (9, 99, 199)
     for name in ("nowhere.png", f"../{tmp_path.name}x/{COMPOSED}.png"):
         with pytest.raises(DataUnavailable):

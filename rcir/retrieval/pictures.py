@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -12,28 +15,29 @@ import numpy as np
 
 from rcir.data.listing import require_images
 from rcir.errors import DataUnavailable, InvalidConfig, RcirError
-from rcir.retrieval.retriever import PICTURES, Retriever
 
 if TYPE_CHECKING:  # retrievers of vectors need neither Pillow nor torch
     from rcir.data.images import ImageLike
     from rcir.data.records import Splits
 
+PICTURES = "pictures"  # key of `Retriever.origin`
 THUMBNAIL_SIDE = 480  # pixels of the longer side
-EXACT_SIDE = 128  # up to which a thumbnail is PNG, with the very pixels; others are JPEG
+EXACT_SIDE = 64  # up to which a thumbnail is PNG, with the very pixels; others are JPEG
+SMALL_SIDE = 144  # of those inside an answer's HTML
 MAX_THUMBNAILS = 1000  # in memory
 
 
 class ItemPictures:
     """Thumbnails of the items of a retriever, and pictures to query it with.
 
-    `folder` has a picture of each item, named by its id; by default the retriever names a folder
-    or a data set. `expected` is False if there are none.
+    `folder` has a picture of each item, named by its id; by default that in `Retriever.origin`, or
+    else the images of its data set. `expected` is False if there are none.
     """
 
-    def __init__(self, retriever: Retriever, folder: Path | None) -> None:
-        pictures = folder or retriever.origin.get(PICTURES)
-        self._retriever, self._folder = retriever, Path(pictures) if pictures else None
-        self.expected = Path(pictures).is_dir() if pictures else bool(retriever.origin.get("data"))
+    def __init__(self, origin: Mapping[str, Any], folder: Path | None = None) -> None:
+        pictures = folder or origin.get(PICTURES)
+        self._origin, self._folder = origin, Path(pictures) if pictures else None
+        self.expected = Path(pictures).is_dir() if pictures else bool(origin.get("data"))
         self._lock = threading.Lock()
         self._splits: Splits | RcirError | None = None
         self._positions: dict[str, int] = {}
@@ -41,19 +45,20 @@ class ItemPictures:
 
     def _thumbnail(self, item: str) -> tuple[bytes, str]:
         """Return the thumbnail of an item, and its media type."""
-        return _encoded(self._picture(item), thumbnail=True)
+        return encode(self.picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
         """Return a random test picture of the data set as PNG, and its label or None."""
-        test = self._data_set().test
+        test = self.data_set().test
         row = int(rng.integers(len(test)))
         label: Any = None
         if test.labels is not None:
             number = int(test.labels[row])
-            label = self._retriever.label_names.get(number, str(number))
-        return _encoded(test.images[row])[0], label
+            label = test.label_names.get(number, str(number))
+        return encode(test.images[row])[0], label
 
-    def _picture(self, item: str) -> ImageLike:
+    def picture(self, item: str) -> ImageLike:
+        """Return the picture of an item, or raise `DataUnavailable`."""
         if self._folder is not None:
             try:
                 path = self._folder / item
@@ -66,12 +71,12 @@ class ItemPictures:
             if not inside:
                 raise DataUnavailable(f"there is no picture {item} in the folder of pictures")
             return path
-        gallery = self._data_set().gallery
+        gallery = self.data_set().gallery
         if item not in self._positions:
             raise DataUnavailable(f"the data set has no picture of {item}")
         return gallery.images[self._positions[item]]
 
-    def _data_set(self) -> Splits:
+    def data_set(self) -> Splits:
         """Return the data set, which is read once; if that failed, raise why."""
         with self._lock:
             if self._splits is None:
@@ -84,9 +89,9 @@ class ItemPictures:
             return self._splits
 
     def _read(self) -> Splits:
-        origin = self._retriever.origin
+        origin = self._origin
         if origin.get("data") is None:
-            raise InvalidConfig("the retriever names no data set: give a folder with --pictures")
+            raise InvalidConfig("the retriever names no data set: name a folder with --pictures")
         from rcir.config import from_plain
         from rcir.data import DataConfig, load_splits
 
@@ -96,16 +101,32 @@ class ItemPictures:
         return splits
 
 
-def _encoded(picture: ImageLike, thumbnail: bool = False) -> tuple[bytes, str]:
-    """Return a picture, or its thumbnail, as a file, and the media type."""
+def thumbnails(origin: Mapping[str, Any], ids: Sequence[str]) -> Iterator[str | None]:
+    """Yield small pictures of items as data URIs; None for those without a readable picture."""
+    pictures = _pictures_of(json.dumps(dict(origin), default=str))
+    for item in ids:
+        try:
+            small, media_type = encode(pictures.picture(item), SMALL_SIDE)
+            yield f"data:{media_type};base64,{b64encode(small).decode()}"
+        except (RcirError, OSError, ImportError):
+            yield None
+
+
+@lru_cache(4)
+def _pictures_of(origin: str) -> ItemPictures:
+    return ItemPictures(json.loads(origin))
+
+
+def encode(picture: ImageLike, side: int | None = None) -> tuple[bytes, str]:
+    """Return a picture, or its thumbnail of a longer side, as a file, and the media type."""
     from PIL import Image
 
     from rcir.data.images import read_image
 
     image, file = Image.fromarray(read_image(picture, 3)), BytesIO()
-    if not thumbnail or max(image.size) <= EXACT_SIDE:
+    if side is None or max(image.size) <= EXACT_SIDE:
         image.save(file, "PNG")
         return file.getvalue(), "image/png"
-    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    image.thumbnail((side, side))
     image.save(file, "JPEG")
     return file.getvalue(), "image/jpeg"
