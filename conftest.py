@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name in SETTINGS:
         os.environ.pop(name, None)
+    os.environ["RCIR_PROGRESS"] = "0"  # lines that depend on how fast a test is
     if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)

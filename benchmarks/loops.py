@@ -29,9 +29,10 @@ from rcir.losses import (
     vmf_tuple_loss,
 )
 from rcir.mining import label_batches
+from rcir.terminal import Work
 from training import TrainingConfig
 from training.trainer import Trainer
-from training.workers import EpochBar, Workers
+from training.workers import Workers
 
 Loss = Callable[[Encoder, TrainingConfig, Embedding, Tensor], Tensor]
 STEPS = sized(9, 2)  # of a bare loop; the first one warms up
@@ -64,10 +65,10 @@ def compare_loops(
         encoder, optimizer = fresh(config, device)
         trainer = Trainer(config, encoder, encoder, optimizer, images, Workers(0, 1, device))
         started = time.perf_counter()
-        with Mined() as bar:
-            trained = per_tuple * trainer.epoch(1, bar)["tuples"]
+        mined = Mined("epoch")
+        trained = per_tuple * trainer.epoch(1, mined)["tuples"]
         ended = time.perf_counter()  # its loss was read: the GPU is done
-        measured |= {"ours": ended - started, "steps": ended - bar.time}
+        measured |= {"ours": ended - started, "steps": ended - mined.time}
         if number:  # the first round warms up
             for name, value in measured.items():
                 times[name].append(value)
@@ -96,14 +97,12 @@ def compare_loops(
     }
 
 
-class Mined(EpochBar):
-    """No progress bar, but the time when mining was done."""
+class Mined(Work):
+    """The time when mining was done."""
 
-    def __init__(self) -> None:
-        super().__init__(1, 1, visible=False)
-        self.time = 0.0
+    time = 0.0
 
-    def start(self, steps: int) -> None:
+    def become(self, name: str, total: int | None = None, done: int = 0) -> None:
         self.time = time.perf_counter()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from calibration.config import CalibrationConfig, EvaluationConfig
-from calibration.progress import embedding, step
 from calibration.splits import SearchedSplits, warn_of_other_labels
 from rcir import api, tracking
 from rcir.config import from_plain
@@ -39,7 +38,7 @@ from rcir.index import dropped_on_error
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import QUERIES, RunFolder, TrainedOn, list_classes
 from rcir.runs.results import digest_names
-from rcir.terminal import console
+from rcir.terminal import console, working
 
 CALIBRATION_REJECTS = "calibration-rejects.csv"  # the folder of a run has the training's own table
 
@@ -71,8 +70,7 @@ def search_run(
     outside = load_outside(run.data, config.ood)
     sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
     sets += [] if outside is None else [outside]
-    with step("unreadable images"):
-        rejects |= (unread := find_unreadable(sets, run.preprocessing))
+    rejects |= (unread := find_unreadable(sets, run.preprocessing))
     table = output / CALIBRATION_REJECTS
     if line := tolerate(unread, sum(map(len, sets)), config.max_rejects, table):
         _print_line(printable(line))
@@ -83,15 +81,14 @@ def search_run(
         print(f"warning: {warning}", file=sys.stderr)
     if data.options.get("queries") == "new-labels":
         _warn_of_new_labels(splits, trained)
-    with embedding("gallery", splits.gallery, embedder) as watched:
-        retriever = Retriever.build(
-            encoder,
-            run.preprocessing,
-            splits.gallery,
-            config.depth,
-            embedder=watched,
-            index=config.index,
-        )
+    retriever = Retriever.build(
+        encoder,
+        run.preprocessing,
+        splits.gallery,
+        config.depth,
+        embedder=embedder,
+        index=config.index,
+    )
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
         "data": asdict(data),
@@ -162,16 +159,12 @@ def _search(
     with embedder.open() as opened:
         for name in QUERIES:
             images = getattr(splits, name)
-            with (
-                embedding(f"{name} queries", images, opened) as watched,
-                warnings.catch_warnings(),
-            ):
+            with warnings.catch_warnings():
                 # `search_run` has warned of all splits at once.
                 warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-                results.append(retriever.search_labelled(images, group, watched, cluster))
+                results.append(retriever.search_labelled(images, group, opened, cluster))
         if outside is not None:
-            with embedding("out-of-distribution queries", outside, opened) as watched:
-                searched_outside = retriever.search(outside.images, watched)
+            searched_outside = retriever.search(outside.images, opened)
     tuning, calibration, test = results
     return SearchedSplits(
         retriever,
@@ -234,7 +227,7 @@ def load_outside(data: DataConfig, name: str | None) -> ImageSet | None:
 
 def _without_duplicates(splits: Splits) -> Splits:
     """Return the splits without queries that duplicate other images, and print their numbers."""
-    with step("duplicate images"):
+    with working("finding duplicate images", logged=True):
         different, left_out = without_repeats(splits)
     if any(left_out.values()):
         counts = ", ".join(f"{n} of the {name} queries" for name, n in left_out.items() if n)

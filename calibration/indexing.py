@@ -23,6 +23,7 @@ from rcir.risk.bounds import check_levels
 from rcir.risk.losses import MISS
 from rcir.risk.selection import SCORE_FUNCTIONS, cross_fitted_sizes, mean_sizes
 from rcir.store.folder import check_place, locked
+from rcir.terminal import working
 
 MIN_TUNING_QUERIES = 5  # that compare indexes
 
@@ -82,6 +83,7 @@ class Reindexed:
         return "\n".join([*lines, str(self.report)])
 
 
+@working("comparing indexes", logged=True)
 def reindex(
     folder: Path,
     config: IndexConfig,

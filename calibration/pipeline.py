@@ -18,7 +18,6 @@ from calibration.config import (
 )
 from calibration.evaluation import Evaluation
 from calibration.measure import measure
-from calibration.progress import step
 from calibration.report import draw_figures, render
 from calibration.splits import SearchedSplits
 from calibration.vectors import search_vectors
@@ -32,6 +31,7 @@ from rcir.retrieval.storage import earlier_calibration
 from rcir.risk import Certified
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, digest_names
 from rcir.store.folder import check_place
+from rcir.terminal import working
 from rcir.tracking import TrackedRun
 
 PAGE = "report.html"
@@ -66,6 +66,7 @@ class Outcome:
         return self.splits.retriever
 
 
+@working("reading the run", logged=True)
 def calibrate(config: CalibrationConfig) -> Outcome:
     """Give a trained encoder a guarantee, measure it on test queries, and save and track both.
 
@@ -89,6 +90,7 @@ def calibrate(config: CalibrationConfig) -> Outcome:
     return outcome
 
 
+@working("reading the vectors", logged=True)
 def certify(config: CertificationConfig) -> Outcome:
     """Give vectors in files a guarantee, measure it, and save both; see `calibrate`.
 
@@ -122,7 +124,7 @@ def _calibrate(
     splits = search()
     retriever = splits.retriever
     with dropped_on_error(retriever.index):
-        with step("calibration"):
+        with working("calibrating", logged=True):
             retriever.calibration, report = fit_and_certify(
                 retriever.searcher,
                 splits.tuning,
@@ -131,9 +133,9 @@ def _calibrate(
                 after=after,
             )
         splits = splits.with_calibrated_uncertainty()
-        with step("evaluation"):
+        with working("measuring", logged=True):
             evaluation = measure(splits, config.alphas, config.delta, report)
-        tracked = _start_run(config, output, evaluation, splits.training) if is_tracked else None
+        tracked = _start_run(config, output, evaluation, splits) if is_tracked else None
     with tracked.active() if tracked else nullcontext():
         if tracked is not None:
             retriever.origin["calibration"] = tracked.id
@@ -147,6 +149,7 @@ def _calibrate(
     return Outcome(splits, place, page, evaluation, tracked.id if tracked else None)
 
 
+@working("reading the retriever", logged=True)
 def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     """Measure a calibrated retriever on its data set, publish and track the numbers.
 
@@ -165,30 +168,34 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     output = Path(config.output or folder.absolute().parent / "evaluation")
     check_output(output)
     splits = search_data_set(config)
-    with step("evaluation"):
+    with working("measuring", logged=True):
         evaluation = measure(splits, config.alphas, config.delta)
     tracked = None
     if splits.training is not None:
-        tracked = _start_run(config, output, evaluation, splits.training)
+        tracked = _start_run(config, output, evaluation, splits)
     with tracked.active() if tracked else nullcontext():
         page = publish(output, evaluation, splits, tracked, started)
     return Outcome(splits, folder, page, evaluation, tracked.id if tracked else None)
 
 
+@working("logging to MLflow", logged=True)
 def _start_run(
     config: CalibrationConfig | CertificationConfig | EvaluationConfig,
     output: Path,
     evaluation: Evaluation,
-    training: TrackedRun | None,
+    splits: SearchedSplits,
 ) -> TrackedRun:
     """Start a run in MLflow below that of the training, with the parameters of both."""
     from rcir.config import flatten  # imports jsonargparse
     from rcir.runs.folder import FOLDER_TAG  # imports torch
 
-    params, kind = training.params if training else {}, KINDS[type(config)]
+    training, kind = splits.training, KINDS[type(config)]
+    params = training.params if training else {}
     name = f"{output.resolve().name} ({kind})"
     if isinstance(config, CalibrationConfig) and config.output is None:
         name = f"{evaluation.encoder} {evaluation.dataset} seed {params.get('seed', 0)}"
+        if (number := splits.retriever.require_calibration().attempts) > 1:
+            name += f", calibration {number}"
     tags = {
         FOLDER_TAG: str(output.absolute()),
         tracking.KIND_TAG: kind,
@@ -223,7 +230,7 @@ def publish(
     started: float,
 ) -> Path:
     """Write report and numbers, and track them with every figure; return the page."""
-    with step("report"):
+    with working("drawing the report", logged=True):
         drawings = draw_figures(evaluation, splits)
         pictures = {name: figures.to_svg(figure) for name, figure in drawings.items()}
         text = render(evaluation, splits, pictures)
@@ -298,5 +305,5 @@ def _log_model(tracked: TrackedRun, output: Path, splits: SearchedSplits) -> Non
         if is_encoded
         else make_vector_example(retriever)
     )
-    with step("model"):
+    with working("logging the model to MLflow", logged=True):
         log_calibration(tracked, output, retriever, example)

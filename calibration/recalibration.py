@@ -22,8 +22,10 @@ from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import FOLDER_TAG
 from rcir.store.folder import current_version, locked
+from rcir.terminal import working
 
 
+@working("recalibrating", logged=True)
 def recalibrate(
     folder: Path,
     add: Path | None = None,

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from calibration.config import NO_CLUSTERS, CertificationConfig, calibration_options
 from calibration.models import PictureModel, embed_pictures_of, files_in
-from calibration.progress import step
 from calibration.splits import SearchedSplits, warn_of_other_labels
 from rcir.data import ImageSet
 from rcir.data.bursts import MOMENT_SECONDS
@@ -27,7 +26,7 @@ from rcir.retrieval.search import Searcher
 from rcir.retrieval.tuning import chosen_tuning, divide_rows
 from rcir.risk import required_calibration
 from rcir.risk.guarantee import in_plural
-from rcir.terminal import console
+from rcir.terminal import console, working
 
 SPLIT_NOTE = (
     "note: the column split of {} divides nothing here. If its parts are gallery and queries, "
@@ -58,7 +57,7 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
     table = read_all_vectors(file, **named, encounter=config.encounter)
     if "split" in table.columns:
         console.print(SPLIT_NOTE.format(table.file), soft_wrap=True)
-    with step("index"):
+    with working("building the index", logged=True):
         retriever = _build(config, table)
     if model is not None:
         model.attach(retriever)
@@ -70,7 +69,7 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         rows = distinct_rows(queries)
         queries, names = queries[rows], names[rows]
         *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
-        with step("search"):
+        with working("searching", logged=True):
             return SearchedSplits(
                 retriever,
                 name,

@@ -27,7 +27,7 @@ from rcir.retrieval.verification import (
     pairs_to_verify,
 )
 from rcir.retrieval.verifiers import LocalFeatures, TableVerifier, Verifier
-from rcir.terminal import console
+from rcir.terminal import console, working
 
 TUNING_SHARE = 0.3  # of the queries, unless more of them tuned the retriever
 
@@ -73,6 +73,7 @@ class VerificationConfig:
             raise InvalidConfig("pass either --scores or --images, or --pairs alone")
 
 
+@working("certifying the verifier", logged=True)
 def verify(config: VerificationConfig) -> CertifiedVerifier | None:
     """Certify a verifier, print the certificate, and write it; None if only pairs are written.
 

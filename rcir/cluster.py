@@ -6,8 +6,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rcir.errors import InvalidConfig
+from rcir.terminal import working
 
 LOCAL = "local"
 TOKEN_FILE = ".ray/auth_token"  # Ray lets all users of the machine read it
@@ -38,15 +38,25 @@ def join_cluster() -> None:
     if not ray.is_initialized():
         require_cluster()
         address = os.environ.get(ADDRESS_VARIABLE) or LOCAL
-        ray.init(
-            address,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        # It warns of its own default.
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+        with working("starting Ray" if address == LOCAL else f"joining Ray at {address}"):
+            ray.init(
+                address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
         if address == LOCAL:
             with suppress(OSError):  # it does not exist, or belongs to another user
                 (Path.home() / TOKEN_FILE).chmod(0o600)
+
+
+def leave_cluster() -> None:
+    """Leave the cluster, and end one that this process started: at its exit, Ray says nothing."""
+    if ray.is_initialized():
+        with working("stopping Ray", logged=True):
+            ray.shutdown()
 
 
 def require_cluster() -> None:
@@ -135,17 +145,3 @@ def read_cluster_tags() -> dict[str, str]:
     metadata = json.loads(os.environ.get(JOB_VARIABLE, "{}")).get("metadata") or {}
     job = metadata.get("job_submission_id") or ray.get_runtime_context().get_job_id()
     return {"ray.job": job, "ray.nodes": str(len(alive_nodes()))}
-
-
-@contextmanager
-def quiet(*names: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Keep notes of some of Ray's loggers from the screen."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger, before in zip(loggers, levels, strict=True):
-            logger.setLevel(before)

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from io import TextIOWrapper
 
 _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
-_PACKAGES = ("rcir", "training", "calibration", "tuning")
+_PACKAGES = ("rcir", "training", "calibration", "tuning", "contextlib")  # decorates calls
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     **dict.fromkeys(_FULL, "make room there, and repeat the command"),

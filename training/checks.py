@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
-from rcir.terminal import console, progress_bar
+from rcir.terminal import console
 from training.config import TrainingConfig
 from training.images import image_batches, number_labels
 
@@ -76,10 +75,7 @@ def find_rejects(config: TrainingConfig, splits: Splits, folder: Path) -> Mappin
     They are listed in `rejects.csv`; `InvalidImage` if they are more than `config.max_rejects`.
     """
     parts = (splits.train, splits.validation)
-    bar, total = progress_bar(), sum(map(len, parts))
-    task = bar.add_task("checking images", total=total)
-    with bar:
-        rejects = find_unreadable(parts, config.preprocessing, partial(bar.advance, task))
+    rejects, total = find_unreadable(parts, config.preprocessing), sum(map(len, parts))
     if line := tolerate(rejects, total, config.max_rejects, folder / REJECTS_FILE):
         console.print(printable(line), soft_wrap=True)
     return rejects

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from rcir.encoders.embedder import Embedder
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import InvalidConfig
 from rcir.mining import label_batches
-from rcir.terminal import console, progress_bar
 from training.config import TrainingConfig
 from training.randomness import ORDER, numpy_generator
 
@@ -96,33 +94,12 @@ def on_features(
     backbone = BackboneFeatures(frozen, config.encoder)
     with Embedder(num_workers, config.use_gpu, runs / FEATURES_FOLDER).open() as embedder:
         train, validation = (
-            replace(images, images=_features(images, embedder, backbone, config.preprocessing))
+            replace(images, images=embedding.vectors.numpy())
             for images in (splits.train, splits.validation)
+            for embedding in [embedder(backbone, config.preprocessing, images.images)]
         )
     passed = FeaturePreprocessing(**vars(config.preprocessing))
     return (
         replace(config, preprocessing=passed),
         replace(splits, train=train, validation=validation),
     )
-
-
-def _features(
-    images: ImageSet, embedder: Embedder, backbone: Encoder, preprocessing: Preprocessing
-) -> Any:
-    """Return the features (n, C) of images, with a progress bar."""
-    bar = progress_bar()
-    task, n_new, started = bar.add_task("frozen backbone", total=len(images)), 0, time.monotonic()
-
-    def advance(count: int, reused: bool) -> None:
-        nonlocal n_new
-        n_new += count * (not reused)
-        bar.advance(task, count)
-
-    with bar:
-        features = replace(embedder, progress=advance)(backbone, preprocessing, images.images)
-    if n_new:
-        seconds = time.monotonic() - started
-        console.print(
-            f"frozen backbone: {n_new:,} images embedded  {seconds:.1f} s", soft_wrap=True
-        )
-    return features.vectors.numpy()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 from ray.util import get_current_placement_group
 
-from rcir.cluster import cpus_per_gpu, join_cluster, quiet
+from rcir.cluster import cpus_per_gpu, join_cluster
 from rcir.data import ImageSet, data_root, load_splits
 from rcir.data.rejects import REJECTS_FILE, read_rejects
 from rcir.embedding import Embedding
@@ -29,7 +29,7 @@ from rcir.encoders import build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.errors import RcirError, WorkersLost
 from rcir.runs.folder import RunFolder
-from rcir.terminal import console
+from rcir.terminal import console, forwarded, working
 from rcir.torch_settings import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
@@ -46,7 +46,7 @@ from training.validation import (
     hidden_ranges,
     validate,
 )
-from training.workers import LOG_FILE, EpochBar, Workers, add_line, follow
+from training.workers import LOG_FILE, PROGRESS_FILE, Workers, add_line, follow
 
 PLACEMENT_GROUP = "placement_group"  # where its id is reported
 Result = TypeVar("Result")
@@ -74,7 +74,9 @@ def training_loop(job: Job) -> None:
     workers = Workers.join(job.config.use_gpu)
     with (job.folder / LOG_FILE).open("a", buffering=1) as log:
         if workers.rank == 0:
-            console.file = log  # printed by the process that waits for the workers
+            # Shown by the process that waits for the workers.
+            console.file = log
+            forwarded.append(job.folder / PROGRESS_FILE)
         _train(job, workers, report)
 
 
@@ -102,17 +104,20 @@ def _threads(number: int | None) -> Iterator[None]:
 def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None]) -> None:
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
     with _threads(job.config.threads), History(job.folder, job.tracked) as history:
-        trainer, validation_images, state = _prepare(job, workers)
+        with working("reading the training images", logged=True):
+            trainer, validation_images, state = _prepare(job, workers)
         config, watch = trainer.config, TrainingWatch()
         first = workers.rank == 0  # decides for all: other hardware might round differently
         while not is_done(state, config):
             epoch, started = state.epoch + 1, time.monotonic()
-            bar = EpochBar(epoch, config.epochs, visible=workers.count == 1)
-            with torch.random.fork_rng(_generators(workers)), bar:
-                training_metrics = trainer.epoch(epoch, bar, history.step if first else None)
-            with hidden_ranges(trainer.encoder) as ranges:
-                embedding = _embed_together(trainer, validation_images)
-            validation = validate(embedding, validation_images, workers)
+            title = f"epoch {epoch}/{config.epochs}"
+            with working(f"{title} mining", logged=True) as work:
+                with torch.random.fork_rng(_generators(workers)):
+                    training_metrics = trainer.epoch(epoch, work, history.step if first else None)
+                work.become(f"{title} validation")
+                with hidden_ranges(trainer.encoder) as ranges:
+                    embedding = _embed_together(trainer, validation_images)
+                validation = validate(embedding, validation_images, workers)
             metrics = workers.broadcast(validation.metrics() if first else None) | training_metrics
             metrics |= constant_share(ranges, workers)
             metrics |= {"seconds": time.monotonic() - started, "workers": workers.count}
@@ -129,9 +134,17 @@ def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None
                 checkpoint.save_checkpoint(
                     job.folder, state, trainer.encoder, trainer.optimizer, validation
                 )
-                bar.summary(metrics)
+                console.print(f"{title}  {_summarize(metrics)}", soft_wrap=True)
                 watch.after(epoch, metrics, trainer.collapsed_loss())
             report(metrics | {"epoch": epoch})
+
+
+def _summarize(metrics: Mapping[str, float]) -> str:
+    """Return the line of an epoch."""
+    parts = [f"loss {metrics['loss']:.4f}", f"validation recall@1 {metrics[RECALL]:.3f}"]
+    if "validation/auroc_miss" in metrics:
+        parts.append(f"AUROC of misses {metrics['validation/auroc_miss']:.3f}")
+    return "  ".join([*parts, f"{metrics['seconds']:.1f} s"])
 
 
 def _prepare(job: Job, workers: Workers) -> tuple[Trainer, ImageSet, TrainState]:
@@ -201,8 +214,8 @@ def launch(
         train_here(job, callback)
         return
     log, failures = run.path / LOG_FILE, 0
-    with follow({log: ""}):
-        scaling = scaling_config(config, partial(add_line, log))
+    with follow({log: ""}, lambda: describe_start(config)):
+        scaling = scaling_config(config)
         while True:
             before = checkpoint.last_epoch(run.path)
             try:
@@ -249,24 +262,29 @@ def _train_on_ray(
             logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
         ),
     )
-    with quiet("ray.train"):
-        trainer.fit()
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
+    trainer.fit()
 
 
-def scaling_config(
-    config: TrainingConfig, report: Callable[[str], None] = print
-) -> ray.train.ScalingConfig:
-    """Return the workers to start, in the cluster that this process joins.
-
-    A worker with a GPU also gets its share of the CPUs. `report` gets a line if there is no room.
-    """
-    join_cluster()
-    resources = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else None
+def describe_start(config: TrainingConfig) -> str:
+    """Describe what a training waits for until its workers train."""
+    if not ray.is_initialized():
+        return "starting Ray"
     kind = "GPU" if config.use_gpu else "CPU"
     least = config.num_workers if isinstance(config.num_workers, int) else config.num_workers[0]
     available = ray.cluster_resources().get(kind, 0)
     if available < least:
-        report(f"waiting for {least} {kind}s: the cluster has {available:g}")
+        return f"waiting for a node: {available:g} of {least} {kind}s"
+    return f"starting {least} worker{'s' * (least > 1)}"
+
+
+def scaling_config(config: TrainingConfig) -> ray.train.ScalingConfig:
+    """Return the workers to start, in the cluster that this process joins.
+
+    A worker with a GPU also gets its share of the CPUs.
+    """
+    join_cluster()
+    resources = {"GPU": 1.0, "CPU": cpus_per_gpu() // 1} if config.use_gpu else None
     return ray.train.ScalingConfig(
         num_workers=config.num_workers,  # type: ignore[arg-type]
         use_gpu=config.use_gpu,

@@ -33,7 +33,7 @@ from rcir.runs.folder import (
     require_same_options,
 )
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, digest_names
-from rcir.terminal import console
+from rcir.terminal import console, working
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
 from training.checks import (
@@ -49,7 +49,7 @@ from training.checks import (
 )
 from training.config import MEMBERS, TrainingConfig, member_configs
 from training.images import on_features
-from training.loop import is_done, launch, run_side_by_side
+from training.loop import describe_start, is_done, launch, run_side_by_side
 from training.validation import CERTIFIED_SIZE, QUANTILE_NAME, Validation, validate, warn_of_chance
 from training.workers import LOG_FILE, follow
 
@@ -98,6 +98,7 @@ def create_run(
     return run
 
 
+@working("preparing the training", logged=True)
 def train(
     config: TrainingConfig,
     parent: tracking.TrackedRun | None = None,
@@ -200,8 +201,10 @@ def _train_and_log(
         validation = None
         if members:
             jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
-            with follow({member.folder / LOG_FILE: f"{member.name}: " for member in members}):
-                together = config.most_workers > 0
+            logs = {member.folder / LOG_FILE: f"{member.name}: " for member in members}
+            together = config.most_workers > 0
+            state = partial(describe_start, config) if together else lambda: "training members"
+            with follow(logs, state):
                 finished = run_side_by_side(jobs) if together else [job() for job in jobs]
             encoder = build_without_weights(config)
             encoder.take_members([member.encoder(trust_code=True) for member in finished])
@@ -210,7 +213,10 @@ def _train_and_log(
         else:
             encoder, validation = _train_epochs(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
-        with Embedder(config.most_workers, config.use_gpu).open() as embedder:
+        with (
+            working("choosing the weights", logged=True),
+            Embedder(config.most_workers, config.use_gpu).open() as embedder,
+        ):
             if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
                 loss = config.at(config.epochs).loss_options()
                 encoder.fit_posthoc(
@@ -260,6 +266,7 @@ def _train_epochs(
     return encoder, checkpoint.restore_validation(run.path, best)
 
 
+@working("logging to MLflow", logged=True)
 def _log(config: TrainingConfig, run: RunFolder, validation: Validation) -> None:
     """Log everything of a finished training to MLflow."""
     images = TrainedOn.read(run.path).images.astype(str).tolist()

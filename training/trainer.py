@@ -22,6 +22,7 @@ from rcir.encoders.features import FrozenBackbone
 from rcir.encoders.memory import TRAINING_GIB, batch_within, memory_budget
 from rcir.errors import TrainingDiverged
 from rcir.mining import Tuples, mine, sample_images
+from rcir.terminal import Work
 from training.config import TrainingConfig
 from training.images import image_batches, load_batches, number_labels
 from training.randomness import (
@@ -35,7 +36,7 @@ from training.randomness import (
     seed,
     torch_generator,
 )
-from training.workers import CPU, EpochBar, Workers
+from training.workers import CPU, Workers
 
 LOSS_INTERVAL, MAX_LOSSES = 50, 1000  # steps for each loss that is logged, and losses of a run
 IMAGE_BATCH_SIZE = 256  # images in a forward pass
@@ -89,16 +90,16 @@ class Trainer:
             self._labels = number_labels(self.images)
 
     def epoch(
-        self, epoch: int, bar: EpochBar, log: Callable[[int, float], None] | None = None
+        self, epoch: int, work: Work, log: Callable[[int, float], None] | None = None
     ) -> dict[str, float]:
         """Train for an epoch, from 1 on, and return its metrics.
 
-        `log` gets the number of a step and the mean loss of the steps since the last call, every
-        `LOSS_INTERVAL` steps, or less often in a long run.
+        `work` shows how many steps are done. `log` gets the number of a step and the mean loss of
+        the steps since the last call, every `LOSS_INTERVAL` steps, or less often in a long run.
         """
         self.options = self.config.at(epoch)
         objective = self._objective(epoch)
-        bar.start(len(objective.batches))
+        work.become(f"epoch {epoch}/{self.config.epochs}", len(objective.batches))
         all_steps = self.config.epochs * len(objective.batches)
         interval = max(LOSS_INTERVAL, -(-all_steps // MAX_LOSSES))
         losses, n_tuples, rate = [], 0, self._rate(epoch, 0.0)
@@ -113,7 +114,7 @@ class Trainer:
                     recent = self._mean(losses[-interval:], epoch)  # computed by all workers
                     if log is not None:
                         log(self.steps, recent)
-            bar.advance()
+            work.advance()
         losses = losses or [torch.zeros((), device=self.workers.device)]
         n_images = sum(batch.size for batch in objective.batches)
         return {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Thread
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import ray.train
 import ray.train.torch
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from rcir.errors import InvalidConfig
 from rcir.files import owner, remove_unfinished
-from rcir.terminal import console, progress_bar
+from rcir.terminal import console, working
 
 SHARED_MEMORY = Path("/dev/shm/rcir")  # beside it are files that processes of a node share
 CPU = torch.device("cpu")
 # In the folder of a run: the output of its first worker, and of the process that starts workers.
 LOG_FILE = "training.log"
+PROGRESS_FILE = "progress.json"  # what the first worker works on
 FOLLOW_INTERVAL_S = 0.5
 Message = TypeVar("Message")
 
@@ -145,12 +146,15 @@ def add_line(log: Path, line: str) -> None:
 
 
 @contextmanager
-def follow(logs: Mapping[Path, str]) -> Iterator[None]:
+def follow(logs: Mapping[Path, str], state: Callable[[], str]) -> Iterator[None]:
     """Print lines that are appended to files inside the block; Ray would not forward all of them.
 
-    `logs` has the files, which need not exist yet, and a prefix for their lines.
+    `logs` has the files, which need not exist yet, and a prefix for their lines. The process that
+    writes the first of them forwards its work to `PROGRESS_FILE` beside it; `state` describes what
+    happens until it does.
     """
     read = {log: log.stat().st_size if log.is_file() else 0 for log in logs}
+    forwarded = [log.with_name(PROGRESS_FILE) for log in logs]
     ended = Event()
 
     def print_lines() -> None:
@@ -164,43 +168,20 @@ def follow(logs: Mapping[Path, str]) -> Iterator[None]:
                     read[log] += len(lines) + 1 if lines else 0
                     for line in lines.decode().splitlines():
                         console.print(f"{prefix}{line}", soft_wrap=True)
+            if path := next(filter(Path.is_file, forwarded), None):
+                work.follow(path)
+            else:
+                work.become(state())
 
-    thread = Thread(target=print_lines, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-class EpochBar:
-    """A progress bar of one epoch on a terminal, followed by a line."""
-
-    def __init__(self, epoch: int, epochs: int, visible: bool) -> None:
-        self._title = f"epoch {epoch}/{epochs}"
-        self._progress = progress_bar(visible)
-        self._task = self._progress.add_task(f"{self._title} mining", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def start(self, steps: int) -> None:
-        """Replace the note on mining by a bar of so many steps."""
-        self._progress.update(self._task, description=self._title, total=steps)
-
-    def advance(self) -> None:
-        """Count a step."""
-        self._progress.advance(self._task)
-
-    def summary(self, metrics: Mapping[str, float]) -> None:
-        """Print the line of the epoch."""
-        line = f"{self._title}  loss {metrics['loss']:.4f}"
-        line += f"  validation recall@1 {metrics['validation/recall_at_1']:.3f}"
-        if "validation/auroc_miss" in metrics:
-            line += f"  AUROC of misses {metrics['validation/auroc_miss']:.3f}"
-        console.print(f"{line}  {metrics['seconds']:.1f} s", soft_wrap=True)
+    for path in forwarded:  # of a process that was killed
+        path.unlink(missing_ok=True)
+    with working(state(), logged=True) as work:
+        thread = Thread(target=print_lines, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            for path in forwarded:
+                path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster, quiet
+from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.encoders.base import stored_encoder
@@ -35,7 +35,7 @@ from rcir.runs.folder import (
     read_run,
     require_same_options,
 )
-from rcir.terminal import console
+from rcir.terminal import console, working
 from rcir.tracking import DATASET_TAG, KIND_TAG, started_once
 from rcir.tracking.runs import settings
 from training.checks import check_encoder, check_images, check_places, find_rejects
@@ -165,6 +165,7 @@ def _room_on(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
     )
 
 
+@working("preparing the sweep", logged=True)
 def sweep(config: TuningConfig) -> Records:
     """Train all trials on a Ray cluster, and record which is best.
 
@@ -250,7 +251,8 @@ def _run(
     )
     console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")
     # The records have failures.
-    with quiet("ray.tune", level=logging.CRITICAL), settings(QUIET_TUNE):
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    with settings(QUIET_TUNE), working(f"training {total} trials", logged=True):
         tuner.fit()
     watch.give_up()
     _confirm(config, plan, records, at_once)
@@ -259,6 +261,7 @@ def _run(
     return len(done) == total and all(done)
 
 
+@working("training the finalists", logged=True)
 def _confirm(config: TuningConfig, plan: Plan, records: Records, at_once: int) -> None:
     """Train the best trials with more seeds; if one fails, the next best takes its place."""
     needed = find_resources(config)

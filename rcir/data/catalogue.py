@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import signature
@@ -17,6 +17,7 @@ from rcir.data.division import DRAWN_PARTS, QueryDivision, divide
 from rcir.data.records import ImageSet, Source, Splits, list_shortages
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, printable
 from rcir.options import require_at_least, require_options
+from rcir.terminal import working
 
 # Options of `divide`, and their kinds.
 DIVISION_OPTIONS: dict[str, Any] = {
@@ -397,13 +398,11 @@ def verify(
     name: str,
     root: Path,
     options: Mapping[str, Any],
-    progress: Callable[[Iterator[str | None], int], Iterator[str | None]] | None = None,
     max_pixels: int | None = None,
 ) -> Findings:
     """Read a data set with options of its reader, and decode every picture of it.
 
-    `progress` wraps the iterator over the pictures, whose number is its second argument. Pictures
-    of more than `max_pixels` (`rcir.data.images.MAX_PIXELS`) count as unreadable.
+    Pictures of more than `max_pixels` (`rcir.data.images.MAX_PIXELS`) count as unreadable.
     """
     # This imports torch, which listing the sets does not need.
     from rcir.data.images import MAX_PIXELS, find_faults
@@ -420,9 +419,11 @@ def verify(
         parts["validation"] = source.validation
     files = [part.images for part in parts.values() if not isinstance(part.images, np.ndarray)]
     pictures = [*chain.from_iterable(files)]
-    errors = find_faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels)
-    if progress is not None:
-        errors = progress(errors, len(pictures))
+    errors = []
+    with working("checking pictures", len(pictures), logged=True) as work:
+        for error in find_faults(pictures, MAX_PIXELS if max_pixels is None else max_pixels):
+            errors.append(error)
+            work.advance()
     labels, alone = source.queries.relevance.single, 0
     if source.gallery == "queries" and labels is not None:
         alone = int(np.sum(np.unique(labels, return_counts=True)[1] == 1))

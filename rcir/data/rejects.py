@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 from rcir.data.records import ImageSet
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage
 from rcir.files import write_file
+from rcir.terminal import working
 
 if TYPE_CHECKING:
     from rcir.data.preprocessing import Preprocessing
@@ -38,24 +39,17 @@ def count_allowed(max_rejects: float, n: int) -> int:
     return max(1, math.floor(max_rejects * n)) if max_rejects > 0 else 0
 
 
-def find_unreadable(
-    parts: Iterable[ImageSet],
-    preprocessing: Preprocessing,
-    progress: Callable[[int], object] = lambda checked: None,
-) -> dict[str, str]:
-    """Decode images, except arrays, and return the ids of unreadable ones with their errors.
-
-    `progress` is called with the number of images that were checked since the last call.
-    """
+def find_unreadable(parts: Iterable[ImageSet], preprocessing: Preprocessing) -> dict[str, str]:
+    """Decode images, except arrays, and return the ids of unreadable ones with their errors."""
     rejects: dict[str, str] = {}
-    for part in parts:
-        if isinstance(part.images, np.ndarray):
-            continue
-        for start in range(0, len(part), CHECKED_TOGETHER):
-            chunk = part.images[start : start + CHECKED_TOGETHER]
-            for row, reason in preprocessing.find_faults(chunk).items():
-                rejects[part.ids[start + row]] = reason
-            progress(len(chunk))
+    pictures = [part for part in parts if not isinstance(part.images, np.ndarray)]
+    with working("checking images", sum(map(len, pictures)), logged=True) as work:
+        for part in pictures:
+            for start in range(0, len(part), CHECKED_TOGETHER):
+                chunk = part.images[start : start + CHECKED_TOGETHER]
+                for row, reason in preprocessing.find_faults(chunk).items():
+                    rejects[part.ids[start + row]] = reason
+                work.advance(len(chunk))
     return rejects
 
 

@@ -14,8 +14,10 @@ from rcir.encoders.base import (
     require_encoder,
 )
 from rcir.encoders.features import build_features, model_preprocessing
+from rcir.terminal import working
 
 
+@working("loading the encoder")
 def build_encoder(config: EncoderConfig, channels: int, size: tuple[int, int]) -> Encoder:
     """Build an untrained encoder for images (channels, *size).
 

@@ -17,6 +17,7 @@ from rcir.encoders.base import Encoder, Images
 from rcir.encoders.memory import batch_within
 from rcir.errors import InvalidData, InvalidImage
 from rcir.losses.mutual_likelihood import fuse_gaussians
+from rcir.terminal import begin, working
 
 BATCH = 128  # images in a forward pass at most
 SMALL_BATCH = 8  # images that are embedded together whatever memory they take
@@ -32,15 +33,19 @@ Block: TypeAlias = tuple[Embedding | None, dict[int, str]]
 
 def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
     """Embed any number of images in batches, on the device of the encoder."""
-    blocks = split_blocks(images)
-    return Embedding.concatenate([_embed_block(encoder, preprocessing, block) for block in blocks])
+    with working("embedding", len(images)):
+        blocks = (_embed_block(encoder, preprocessing, block) for block in split_blocks(images))
+        return Embedding.concatenate(list(blocks))
 
 
 def _embed_block(
     encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int | None = None
 ) -> Embedding:
-    inputs = _batches(encoder, preprocessing, images, batch)
-    return Embedding.concatenate([encoder.embed(part) for part in inputs])
+    embedded = []
+    for part in _batches(encoder, preprocessing, images, batch):
+        embedded.append(encoder.embed(part))
+        begin(len(part))
+    return Embedding.concatenate(embedded)
 
 
 def embed_readable(

@@ -7,7 +7,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from rcir.encoders.batches import Block, embed_readable, split_blocks
 from rcir.errors import InvalidConfig, InvalidImage
 from rcir.files import write_file
 from rcir.options import require_at_least
+from rcir.terminal import working
 
 if TYPE_CHECKING:
     from rcir.encoders.replicas import Replicas
@@ -44,8 +45,6 @@ class Embedder:
         folder: keeps a file of each finished block, named by a digest of encoder, preprocessing and
             images (files: their names, sizes and times). Of a stored block, only images that could
             not be read are tried again.
-        progress: called for each finished block with the number of its images, and whether it was
-            stored before.
         batch: number of images in a forward pass; None for as many as fit, see `batch_within`.
         replicas: of an `open` embedder; otherwise each call starts and ends its own.
 
@@ -59,7 +58,6 @@ class Embedder:
     num_workers: int = 0
     use_gpu: bool = False
     folder: Path | None = None
-    progress: Callable[[int, bool], None] = lambda images, stored: None
     batch: int | None = None
     replicas: Replicas | None = None
 
@@ -106,31 +104,31 @@ class Embedder:
             parts = {n: self.folder / f"{PART}{d}.safetensors" for n, d in enumerate(digests)}
         incomplete: dict[int, Block] = {}
         missing: dict[int, Images] = dict(enumerate(blocks))
-        for number, part in parts.items():
-            stored = _read(part, len(blocks[number]))
-            if stored is None:
-                continue
-            if stored[1]:  # these may be readable by now, with a higher limit of pixels
-                incomplete[number] = stored
-                missing[number] = [blocks[number][row] for row in stored[1]]
-            else:
-                del missing[number]
-                self.progress(len(blocks[number]), True)
-                yield number, stored
-        with self.open() as opened:
+        with working("embedding", sum(map(len, blocks))) as work, self.open() as opened:
+            for number, part in parts.items():
+                stored = _read(part, len(blocks[number]))
+                if stored is None:
+                    continue
+                if stored[1]:  # these may be readable by now, with a higher limit of pixels
+                    incomplete[number] = stored
+                    missing[number] = [blocks[number][row] for row in stored[1]]
+                else:
+                    del missing[number]
+                    work.advance(len(blocks[number]), reused=True)
+                    yield number, stored
             for number, block in opened._embed_blocks(encoder, preprocessing, missing):
                 if number in incomplete:
                     block = _complete(incomplete[number], block)
                 if number in parts:
                     _write(parts[number], block)
-                self.progress(len(blocks[number]), False)
+                work.advance(len(blocks[number]))
                 yield number, block
 
     @contextmanager
     def open(self) -> Iterator[Embedder]:
         """Return the embedder with replicas that stay, with their CPUs and GPUs, during the block.
 
-        Copies with another folder or progress share them.
+        Copies with another folder share them.
         """
         if self.num_workers == 0 or self.replicas is not None:
             yield self

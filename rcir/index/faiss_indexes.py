@@ -26,6 +26,7 @@ from rcir.index.base import Neighbours, check_vectors, no_neighbours, require_ra
 from rcir.index.flat import search_by_subtraction
 from rcir.index.gpu import draw_sample
 from rcir.stored_vectors import StoredVectors, WatchedFile, batches
+from rcir.terminal import working
 
 INDEX_FILE, STATE_FILE = "index.faiss", "index.json"
 LIVE_FILE, STORED_FILE = "live.npy", "vectors.npy"
@@ -150,17 +151,19 @@ class FaissIndex:
             self._train(vectors)
         first = int(self._index.ntotal)
         try:
-            for batch in self._batches(vectors):
-                if isinstance(self._index, faiss.IndexHNSW):
-                    # FAISS's files lack the state of this generator: an index that was saved and
-                    # loaded in between must grow to the same graph.
-                    self._index.hnsw.rng = faiss.RandomGenerator(int(self._index.ntotal))
-                if self._stored is not None:
-                    self._stored.append(batch)
-                with _faiss_errors("FAISS cannot add vectors to this index"):
-                    self._add(batch)
-                done = int(self._index.ntotal) - first
-                logger.info("%s of %s vectors added", f"{done:,}", f"{len(vectors):,}")
+            with working("adding vectors to the index", len(vectors)) as work:
+                for batch in self._batches(vectors):
+                    if isinstance(self._index, faiss.IndexHNSW):
+                        # FAISS's files lack the state of this generator: an index that was saved
+                        # and loaded in between must grow to the same graph.
+                        self._index.hnsw.rng = faiss.RandomGenerator(int(self._index.ntotal))
+                    if self._stored is not None:
+                        self._stored.append(batch)
+                    with _faiss_errors("FAISS cannot add vectors to this index"):
+                        self._add(batch)
+                    done = int(self._index.ntotal) - first
+                    logger.info("%s of %s vectors added", f"{done:,}", f"{len(vectors):,}")
+                    work.advance(len(batch))
         except BaseException:  # what was added is skipped
             self._set_live(np.arange(first) if self._live is None else self._live)
             if self._stored is not None:

@@ -25,6 +25,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import make_request, request_options
 from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
 from rcir.store.folder import MANIFEST, current_version, read_manifest
+from rcir.terminal import working
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -316,6 +317,7 @@ def make_vector_example(retriever: Retriever) -> dict[str, Any]:
     return row
 
 
+@working("registering", logged=True)
 def register(reference: str, name: str, alias: str | None = None) -> tracking.RegisteredVersion:
     """Register a calibration as the next version of a registered model, and give it an alias.
 

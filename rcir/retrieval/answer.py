@@ -23,6 +23,7 @@ from rcir.retrieval.search import Searcher
 from rcir.risk import Guarantee, Request, SearchResults
 from rcir.risk.probability import cells_of, sizes_of
 from rcir.risk.score_functions import Ranking
+from rcir.terminal import working
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -352,12 +353,14 @@ class State:
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
         up_to = np.inf if outside else guarantee.threshold
-        for rows in search_batches(*prepared.vectors.shape):
-            candidates = self.searcher.candidates(prepared[rows])
-            for start in range(0, len(candidates), QUERY_BATCH_SIZE):
-                batch = candidates[start : start + QUERY_BATCH_SIZE]
-                results = calibration.arrange(self.searcher, batch, rule, request.distinct, up_to)
-                yield results, *rule.sets(results, guarantee)
+        with working("retrieving", len(prepared)) as work:
+            for rows in search_batches(*prepared.vectors.shape):
+                candidates = self.searcher.candidates(prepared[rows])
+                for start in range(0, len(candidates), QUERY_BATCH_SIZE):
+                    batch = candidates[start : start + QUERY_BATCH_SIZE]
+                    results = calibration.arrange(self.searcher, batch, rule, request.distinct, up_to)
+                    yield results, *rule.sets(results, guarantee)
+                    work.advance(len(batch))
         self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile
 
     def _retrievals(

@@ -69,6 +69,7 @@ from rcir.risk import (
 from rcir.risk.bounds import check_levels
 from rcir.risk.options import Alpha, Distinct, Key, Together
 from rcir.risk.planning import NUMBERS, Pilot, Plan
+from rcir.terminal import working
 from rcir.trust import reading
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -123,6 +124,7 @@ class Retriever:
         }
 
     @classmethod
+    @working("building the retriever")
     def build(
         cls,
         encoder: Encoder,
@@ -176,6 +178,7 @@ class Retriever:
         return cls(replace(searcher, index=build_index(vectors, index)))
 
     @classmethod
+    @working("building the retriever")
     def from_embeddings(
         cls,
         vectors: ArrayLike,
@@ -416,6 +419,7 @@ class Retriever:
         return Path(folder)
 
     @staticmethod
+    @working("loading the retriever")
     def load(
         folder: str | os.PathLike[str],
         *,
@@ -578,6 +582,7 @@ class Retriever:
                 self._replace(before, State(searcher, before.calibration))
                 return queries
 
+    @working("calibrating")
     def calibrate(
         self,
         queries: ArrayLike | ImageSet,

@@ -43,6 +43,7 @@ from rcir.retrieval.queries import (
     order_columns,
 )
 from rcir.risk import LabelledResults, Population, Request, SearchResults
+from rcir.terminal import working
 
 if TYPE_CHECKING:  # without an encoder, torch is not needed
     from rcir.data.preprocessing import Preprocessing
@@ -756,6 +757,7 @@ class Searcher:
         names = (each.name for each in fields(self) if each.name not in NOT_SEARCHED)
         return all(getattr(self, name) is getattr(other, name) for name in names)
 
+    @working("searching")
     def _search_labelled(self, queries: Queries) -> LabelledResults:
         """Search prepared queries with known relevance."""
         _require_queries(queries)

@@ -30,7 +30,7 @@ from rcir.risk import LabelledResults, SearchResults, make_request, score
 from rcir.risk.probability import cells_of
 from rcir.risk.results import set_sizes
 from rcir.risk.verification import VerifiedResults, VerifierCertificate, certify_verification
-from rcir.terminal import progress_bar
+from rcir.terminal import working
 
 WRONG = 0.05  # of all queries that end with a wrong item
 MAX_VERIFIED = 50  # candidates of a query
@@ -310,9 +310,12 @@ def _scores_once(
     values: list[float] = []
     made_by = verifier.name, verifier.version
     try:
-        with closing(sqlite3.connect(path or ":memory:")) as store, progress_bar() as bar:
+        title = f"verify with {verifier.name}"
+        with (
+            closing(sqlite3.connect(path or ":memory:")) as store,
+            working(title, len(names)) as work,
+        ):
             store.execute(SCHEMA)
-            task = bar.add_task(f"verify with {verifier.name}", total=len(names))
             for name, of_query in zip(names, keys, strict=True):
                 rows = store.execute(
                     "SELECT item, pictures, score FROM scores "
@@ -330,7 +333,7 @@ def _scores_once(
                             [(*made_by, name, *key, known[key]) for key in new],
                         )
                 values += [known[key] for key in of_query]
-                bar.advance(task)
+                work.advance()
     except sqlite3.Error as error:
         raise InvalidData(
             f"{path} cannot keep verification scores ({error}): name a new file"

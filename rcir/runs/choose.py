@@ -15,6 +15,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.risk import Guarantee, SetRule, check_level, corrected, make_request, smallest_certified
 from rcir.runs.compare import Comparison, Run, compare, group_by_queries, read_runs
 from rcir.store.folder import current_version, locked
+from rcir.terminal import working
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Choice:
         return self.comparison.to_dict() | {"choice": chosen}
 
 
+@working("comparing", logged=True)
 def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> Choice:
     """Choose the retriever with the smallest mean size at the first alpha, and mark it on disk.
 

@@ -30,10 +30,11 @@ from rcir.errors import InvalidConfig, InvalidImage, printable
 from rcir.retrieval.fingerprints import model_digest
 from rcir.runs.config import EmbeddingConfig
 from rcir.runs.folder import find_run
-from rcir.terminal import console, progress_bar
+from rcir.terminal import console, working
 from rcir.torch_settings import keep_freed_memory
 
 
+@working("reading the pictures", logged=True)
 def embed_pictures(options: EmbeddingConfig) -> tuple[Encoder, Preprocessing]:
     """Embed pictures and write their vectors; return the model. Finished shards are kept.
 
@@ -62,19 +63,11 @@ def embed_pictures(options: EmbeddingConfig) -> tuple[Encoder, Preprocessing]:
         preprocessing = replace(preprocessing, max_pixels=options.max_pixels)
     batch = _choose_batch(options, encoder, preprocessing)
     console.print(f"{batch} pictures in a forward pass")
-    bar = progress_bar()
-    task = bar.add_task("pictures", total=len(pictures))
     keep_freed_memory()
     dim = 0
     rejects: dict[str, str] = {}
     allowed = count_allowed(options.max_rejects, len(pictures))
-    embedding = Embedder(
-        options.num_workers,
-        options.use_gpu,
-        progress=lambda images, _: bar.advance(task, images),
-        batch=batch,
-    )
-    with bar, embedding.open() as opened:
+    with Embedder(options.num_workers, options.use_gpu, batch=batch).open() as opened:
         for file, rows in files.items():
             part = pictures[rows]
             finished = file.with_name(f"{'' if shards is None else '.'}{file.name}.parts")
@@ -86,7 +79,6 @@ def embed_pictures(options: EmbeddingConfig) -> tuple[Encoder, Preprocessing]:
                     dim, earlier_rejects = earlier
                     rejects |= earlier_rejects
                     embedder.clear()
-                    bar.advance(task, len(part))
                     continue
             vectors, unreadable = embedder.embed_readable(encoder, preprocessing, part.paths)
             reasons = {part.ids[row]: reason for row, reason in unreadable.items()}

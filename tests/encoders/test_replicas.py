@@ -4,6 +4,7 @@ import contextlib
 import os
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ from rcir.encoders import batches
 from rcir.encoders.batches import embed
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidImage, WorkersLost
+from rcir.terminal import Work
 from tests.encoders import small
 from tests.methods import config_of
 
@@ -59,13 +61,16 @@ class Counting:
 
     def __init__(self, folder, **options):
         self.embedded, self.reused = [], []
-        self.embedder = Embedder(folder=folder, progress=self.progress, **options)
+        self.embedder = Embedder(folder=folder, **options)
 
-    def progress(self, images, reused):
+    def advance(self, images, reused=False):
         (self.reused if reused else self.embedded).append(images)
 
     def __call__(self, images, encoder=None, preprocessing=None):
-        return self.embedder(encoder or build(), preprocessing or Preprocessing(), images)
+        with patch.object(
+            Work, "advance", lambda _, images, **reused: self.advance(images, **reused)
+        ):
+            return self.embedder(encoder or build(), preprocessing or Preprocessing(), images)
 
 
 def assert_close(embedding, expected):

@@ -14,9 +14,10 @@ from scipy.stats import binom
 
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.encoders import build_encoder
+from rcir.terminal import Work
 from training.checkpoint import last_epoch
 from training.trainer import Trainer
-from training.workers import EpochBar, Workers
+from training.workers import Workers
 
 ON_RAY = [
     pytest.mark.distributed,
@@ -122,10 +123,7 @@ def trainer_of(config, images=None, device=CPU):
 
 def epochs(trainer, first=1, last=1):
     """Train some epochs and return the metrics of each."""
-    return [
-        trainer.epoch(number, EpochBar(number, last, visible=False))
-        for number in range(first, last + 1)
-    ]
+    return [trainer.epoch(number, Work("epoch")) for number in range(first, last + 1)]
 
 
 def assert_close(actual, expected, rtol=1e-3):

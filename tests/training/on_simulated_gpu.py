@@ -176,12 +176,12 @@ def mined(device, relevance):
 
 
 class Steps:
-    """Stands in for the progress bar of an epoch, and notes the waits until each step is taken."""
+    """Stands in for the progress of an epoch, and notes the waits until each step is taken."""
 
     def __init__(self):
         self.totals = []
 
-    def start(self, total):
+    def become(self, name, total):
         pass
 
     def advance(self):

@@ -10,7 +10,7 @@ def test_what_is_added_to_files_is_printed_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(workers, "FOLLOW_INTERVAL_S", 0.01)
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     first.write_text("of an earlier start\n")
-    with follow({first: "", second: "second: "}):
+    with follow({first: "", second: "second: "}, lambda: "waiting"):
         with first.open("a") as file:
             file.write("one\ntw")
             file.flush()
