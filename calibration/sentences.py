@@ -192,8 +192,8 @@ def _depth_advice(evaluation: Evaluation) -> list[str]:
         if unmatched:
             advice.append(
                 f"{unmatched} of {n} test queries have no true match in the gallery, and are "
-                "missed whatever the depth and the set size. When you retrieve, a beta, such "
-                "as 0.3, gives such queries no set, and counted = matchable leaves "
-                "them out."
+                "missed whatever the depth and the set size. When you retrieve, "
+                f"{as_option('beta', 0.3)}, for instance, gives such queries no set, and "
+                f"{as_option('counted', 'matchable')} leaves them out."
             )
     return advice

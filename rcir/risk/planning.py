@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, as_option
 from rcir.notebook import Report
 from rcir.risk.bounds import Bound
 from rcir.risk.exact import counting_rule
@@ -100,8 +100,11 @@ class Plan(Report):
             f"None of these numbers is certified within the pilot's scores in {LIKELY:.0%} of "
             "draws: label more, label a larger pilot, or request a larger alpha."
         )
-        new = "Calibrate on new queries: those of the pilot may tune, and must not certify."
-        return sentences, table, [next(advice, nothing), new]
+        further = ["Calibrate on new queries: those of the pilot may tune, and must not certify."]
+        if self.n_unmatched and self.request.counted == "all":
+            option = as_option("counted", "matchable")
+            further.append(f"{option} plans for queries with a match alone, which need fewer items.")
+        return sentences, table, [next(advice, nothing), *further]
 
 
 def plan_calibration(
