@@ -7,20 +7,27 @@ from collections.abc import Sequence
 
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
+from rcir.terminal import working
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, calibrate, show what was measured."""
     with reporting_errors(), naming_extras():
-        from calibration.config import CalibrationConfig
-        from rcir.config import parse
+        with working("starting", logged=True):
+            from calibration.config import CalibrationConfig
+            from rcir.config import parse
 
-        summary = "Give an encoder a guarantee."
-        config = parse(CalibrationConfig, argv, "rcir calibrate", summary, reads_folders=True)
-        from calibration.pipeline import calibrate
-        from calibration.screen import print_outcome
+        config = parse(CalibrationConfig, argv, "calibrate", reads_folders=True)
+        with working("starting", logged=True):
+            from calibration.pipeline import calibrate
+            from calibration.screen import print_outcome
 
-        return print_outcome(calibrate(config))
+        outcome = calibrate(config)
+        if "ray" in sys.modules:
+            from rcir.cluster import leave_cluster
+
+            leave_cluster()
+        return print_outcome(outcome)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.sentences import cost, limit, promise, remarks, size_source
-from rcir.terminal import console
+from rcir.terminal import console, print_next
 
 if TYPE_CHECKING:
     from calibration.pipeline import Outcome
@@ -17,10 +18,20 @@ NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested a
 
 
 def print_outcome(outcome: Outcome) -> int:
-    """Print a calibration, and where it is; return the exit status of the command."""
+    """Print a calibration, where it is, and what to do next; return the status of the command."""
     print_evaluation(outcome.evaluation)
     print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    return NOTHING_CERTIFIED if outcome.evaluation.refusal else 0
+    folder, row = quote(str(outcome.folder)), outcome.evaluation.headline
+    if row is None:
+        print_next(f"plan --retriever {folder} --alpha {outcome.evaluation.rows[-1].alpha:g}")
+        return NOTHING_CERTIFIED
+    query = "QUERIES.parquet" if outcome.retriever.encoder is None else "PHOTO.jpg"
+    print_next(
+        f"retrieve {query} --retriever {folder} --alpha {row.alpha:g} --delta {row.delta:g}",
+        f"serve {folder}",
+        f"compare {quote(str(outcome.folder.parent))} ANOTHER_CALIBRATION",
+    )
+    return 0
 
 
 def print_evaluation(evaluation: Evaluation) -> None:

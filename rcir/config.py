@@ -2,109 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict, fields
+from typing import Any, TypeVar, cast
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from rcir import trust
 from rcir.errors import InvalidConfig, RcirError
-from rcir.options import spelled
+from rcir.options import Suggesting, list_examples, spelled
 
 Config = TypeVar("Config")
-MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1 << 20, 50, 20_000
+
+
+class Parser(Suggesting, ArgumentParser):
+    """A parser that suggests the option that was meant."""
+
+
+class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Help with types and defaults, and examples as they are written."""
+
+
+def make_parser(kind: type, command: str, reads_folders: bool = False) -> ArgumentParser:
+    """Return the parser of a command: `--config FILE`, and dotted options; see `parse`."""
+    parser = Parser(
+        prog=f"rcir {command}",
+        description=kind.__doc__ and kind.__doc__.partition("\n")[0],
+        usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",  # short, as errors print it
+        epilog=list_examples(command),
+        formatter_class=Formatter,
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of these options")
+    parser.add_class_arguments(kind, as_group=False)
+    if "--alphas" in parser._option_string_actions:
+        parser.add_argument("--alpha", type=float, nargs="+", help="the same as --alphas")
+    if reads_folders:
+        trust.add_arguments(parser, "_")
+    return parser
 
 
 def parse(
-    kind: type[Config],
-    argv: Sequence[str] | None,
-    prog: str,
-    description: str,
-    reads_folders: bool = False,
+    kind: type[Config], argv: Sequence[str] | None, command: str, reads_folders: bool = False
 ) -> Config:
-    """Return a configuration from a command line: `--config FILE` and dotted overrides.
+    """Return a configuration from the command line of a job such as "train".
 
-    `argv` are arguments without the program's name; None for those of this process. If the
-    configuration has `alphas`, `--alpha` accepts one or several of them; `reads_folders` adds the
-    options of `rcir.trust`. An argument that cannot be parsed ends the process with status 2;
-    `InvalidConfig` is raised for a value that the configuration refuses.
+    `argv` are arguments without the program's name; None for those of this process. `reads_folders`
+    adds the options of `rcir.trust`. An argument that cannot be parsed ends the process with status
+    2; `InvalidConfig` is raised for a value that the configuration refuses.
     """
-    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"  # short, as errors print it
-    parser = ArgumentParser(prog=prog, description=description, usage=usage)
-    parser.add_argument("--config", action="config", help="YAML file with any of these options")
-    parser.add_class_arguments(kind, as_group=False)
-    if reads_folders:
-        trust.add_arguments(parser, "_")
+    parser = make_parser(kind, command, reads_folders)
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
-    if "alphas" in names and "alpha" not in names:
-        words = _join_alphas(words)
-    files = [word for last, word in pairwise(words) if last == "--config"]
-    files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
-    for file in files:
-        _check_yaml(Path(file))
+    printed, words = "--print_config" in words, [w for w in words if w != "--print_config"]
     filled = parser.instantiate(parser.parse_args(words))
     if reads_folders:
         trust.apply_arguments(filled)
     values = {name: value for name, value in vars(filled).items() if name in names}
-    return kind(**values)
-
-
-def _check_yaml(file: Path) -> None:
-    """Raise `InvalidConfig` for a file that would end the parser, or keep it busy for hours."""
-    if not file.is_file():
-        return  # jsonargparse reports it
-    refused = f"{file} is not a configuration: it"
-    content = file.read_bytes()[: MAX_YAML_BYTES + 1]
-    if len(content) > MAX_YAML_BYTES:
-        raise InvalidConfig(f"{refused} has more than {MAX_YAML_BYTES:,} bytes")
-    sizes: dict[str, int] = {}  # values below each anchor
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
-    try:
-        for event in yaml.parse(content.decode()):
-            if isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append((event.anchor, 0))
-                if len(open_nodes) > MAX_YAML_DEPTH:
-                    raise InvalidConfig(f"{refused} is nested more than {MAX_YAML_DEPTH} deep")
-                continue
-            if isinstance(event, yaml.ScalarEvent):
-                anchor, size = event.anchor, 1
-            elif isinstance(event, yaml.AliasEvent):
-                anchor, size = None, sizes.get(str(event.anchor), 1)
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, size = open_nodes.pop()
-            else:
-                continue
-            if anchor is not None:
-                sizes[anchor] = size
-            outer, total = open_nodes[-1]
-            open_nodes[-1] = outer, total + size
-            if total + size > MAX_YAML_VALUES:
-                raise InvalidConfig(f"{refused} holds more than {MAX_YAML_VALUES:,} values")
-    except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
-        raise InvalidConfig(f"{refused} is not text ({error})") from error
-    except yaml.YAMLError:
-        return  # jsonargparse reports it
-
-
-def _join_alphas(words: Sequence[str]) -> list[str]:
-    """Return the words with the levels that follow `--alpha` as the one value of `--alphas`."""
-    joined, rest = [], list(words)
-    while rest:
-        word = rest.pop(0)
-        name, _, value = word.partition("=")
-        if name == "--alpha":
-            levels = [value] if value else []
-            while rest and not rest[0].startswith("--"):
-                levels.append(rest.pop(0))
-            word = f"--alphas=[{','.join(levels)}]"
-        joined.append(word)
-    return joined
+    if "alphas" in names and filled.alpha is not None:
+        values["alphas"] = tuple(filled.alpha)
+    config: Any = kind(**values)
+    if printed:  # with the defaults that it has completed
+        print(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False), end="")
+        sys.exit(0)
+    return cast("Config", config)
 
 
 def from_plain(kind: type[Config], values: Mapping[str, Any]) -> Config:

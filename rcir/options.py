@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, as_option
 
 ALPHA = 0.1  # where one alpha decides
 ALPHAS = (0.05, 0.1, 0.2)  # that are shown and compared
@@ -24,6 +26,27 @@ KIND_NAMES: dict[Any, str] = {
     Path: "a path",
     NoneType: "null",
 }
+
+EXAMPLES = """
+rcir demo --output runs/demo
+rcir embed photos --model timm:tf_efficientnet_lite0 --output photos.parquet
+rcir certify photos --model timm:tf_efficientnet_lite0 --output runs/birds
+rcir certify gallery.parquet --queries queries.parquet --alpha 0.05 0.1
+rcir plan --alpha 0.1 --retriever runs/birds/retriever
+rcir verify --retriever runs/birds/retriever --queries queries.parquet --images photos
+rcir retrieve photo.jpg --retriever runs/birds/retriever --alpha 0.1
+rcir serve runs/birds/retriever
+rcir data check folder --option path=photos
+rcir train --config configs/digits-btl.yaml --name first
+rcir tune --config configs/tune-digits-btl.yaml --calibrate true
+rcir calibrate --run runs/first --alpha 0.05 0.1
+rcir compare runs/first runs/second --choose
+rcir recalibrate runs/birds/retriever --add new.parquet
+rcir index runs/birds/retriever --index hnsw --output runs/birds-hnsw
+rcir evaluate --retriever runs/first/retriever
+rcir register runs/first --name birds --alias champion
+rcir completion bash > ~/.local/share/bash-completion/completions/rcir
+"""
 
 
 def require_options(
@@ -50,10 +73,13 @@ def require_options(
 
 def require_kinds(where: str, kinds: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise `InvalidConfig` for the first option that is unknown or not of its kind."""
-    if unknown := [name for name in options if name not in kinds]:
+    if unknown := [str(name) for name in options if name not in kinds]:
+        meant, (group, of, _) = did_you_mean(unknown, kinds), where.partition(" of ")
+        of_file = of and group != "options" and not meant
+        advice = f". {as_option(group, {})} leaves out those of a file" if of_file else ""
         raise InvalidConfig(
-            f"{where}: there is no option {', '.join(map(str, unknown))}; there are "
-            f"{', '.join(kinds) or 'none'}"
+            f"{where}: there is no option {', '.join(unknown)}{meant}; there are "
+            f"{', '.join(kinds) or 'none'}{advice}"
         )
     for name, value in options.items():
         if not _fits(value, kinds[name]):
@@ -115,6 +141,35 @@ def require_choice(name: str, value: object, literal: Any) -> None:
     if value not in get_args(literal):
         choices = ", ".join(get_args(literal))
         raise InvalidConfig(f"{name} {value!r} is unknown; choose one of {choices}")
+
+
+def did_you_mean(words: Iterable[str], known: Iterable[str]) -> str:
+    """Return a question that names what resembles unknown words, or nothing."""
+    choices = list(known)
+    unknown = [word for word in words if word not in choices]
+    meant = [close[0] for word in unknown if (close := get_close_matches(word, choices, 1))]
+    return f" (did you mean {' and '.join(dict.fromkeys(meant))}?)" if meant else ""
+
+
+def list_examples(command: str) -> str:
+    """Return the examples of a command, as the last lines of its help."""
+    lines = [f"  {line}" for line in EXAMPLES.splitlines() if line.startswith(f"rcir {command} ")]
+    return "\n".join(["example:" if len(lines) == 1 else "examples:", *lines])
+
+
+class Suggesting:
+    """Lets a parser of command lines suggest the options and values that were meant."""
+
+    def error(self, message: str, *further: Any) -> NoReturn:
+        """Print the message with a suggestion, and exit with status 2."""
+        flags = [flag.replace("_", "-") for flag in self._option_string_actions]  # type: ignore[attr-defined]
+        words = re.findall(r"--[\w.-]+", message)
+        words += [f"--{name}" for name in re.findall(r"Option '(\w[\w.]*)", message)]  # of files
+        meant = did_you_mean([word.replace("_", "-") for word in words], flags)
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            meant = did_you_mean([choice[1]], re.findall(r"[\w-]+", choice[2]))
+        report: Callable[..., NoReturn] = super().error  # type: ignore[misc]
+        report(message + meant, *further)
 
 
 def spelled(words: Sequence[str], separator: str) -> list[str]:

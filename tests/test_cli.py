@@ -7,15 +7,18 @@ import sys
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import rcir
-from rcir import api
-from rcir.cli import main
+from rcir import api, config
+from rcir.cli import COMMANDS, JOBS, SUMMARIES, main, make_parser
 from rcir.data import DATASETS
+from rcir.errors import naming_flags
+from rcir.options import EXAMPLES
 from rcir.store.folder import current_version
 
 
@@ -161,7 +164,8 @@ def test_plan_prints_the_plan_of_the_library_and_needs_no_files(folder, capsys):
     ):
         main([*command, *words])
         plan = rcir.load(folder).plan(0.3, 0.1, numbers=[50, 200], **options)
-        assert capsys.readouterr().out == f"{plan}\n"
+        with naming_flags():
+            assert capsys.readouterr().out == f"{plan}\n"
         assert str(plan).count("\n    ") == len(plan.rows) == 2
     assert "abstain" in error_of(capsys, *command, "--abstain")
 
@@ -342,3 +346,35 @@ def test_data_check_names_an_unreadable_picture(photos, capsys, name):
 )
 def test_data_check_of_something_else_is_one_line(photos, capsys, name, options, words):
     assert re.search(words, error_of(capsys, *check(photos, *options, name=name)))
+
+
+def test_every_example_of_a_help_text_can_be_parsed(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])  # of the configurations that they name
+    explained = set()
+    for line in filter(None, EXAMPLES.splitlines()):
+        _, name, *words = line.partition(" > ")[0].split()
+        explained.add(name)
+        if name in JOBS:
+            kind = resolve_name(JOBS[name][1])
+            assert config.parse(kind, words, name)
+        else:
+            make_parser(name).parse_args(words)
+    assert explained == {*COMMANDS, *JOBS} == {*SUMMARIES}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["certfy"], "certify"),
+        (["retrieve", "a.png", "--alhpa", "0.1"], "--alpha"),
+        (["data", "chek"], "check"),
+        (["train", "--name", "x", "--encoder.dims", "4"], "--encoder.dim"),
+        (["calibrate", "--run", "x", "--query-uncertanty", "gap"], "--query-uncertainty"),
+    ],
+    ids=str,
+)
+def test_what_was_probably_meant_is_suggested(capsys, arguments, meant):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err

@@ -92,29 +92,6 @@ def test_option_or_file_of_another_type_or_name_has_status_2(file, capsys, argum
     assert word in error.partition("error:")[2]
 
 
-LAUGHS = "\n".join(
-    ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
-)
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (b"[" * 5000, "deep"),
-        (b"\xff\xfe\x00name", "text"),
-        (b"name: \x00", "text"),
-        (LAUGHS.encode(), "values"),
-        (b"#" * (1 << 21), "bytes"),
-    ],
-    ids=["deep", "binary", "control", "laughs", "large"],
-)
-def test_file_that_no_parser_should_see_is_refused(tmp_path, content, word):
-    (tmp_path / "bomb.yaml").write_bytes(content)
-    for option in (["--config", "bomb.yaml"], ["--config=bomb.yaml"]):
-        with pytest.raises(InvalidConfig, match=word):
-            parsed(*option)
-
-
 @pytest.mark.parametrize(
     ("main", "arguments", "word"),
     [

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from shlex import quote
 
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
+from rcir.terminal import console, print_next, working
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, train, and print the next command."""
     with reporting_errors(), naming_extras():
-        from rcir.config import parse
-        from training.config import TrainingConfig
+        with working("starting", logged=True):
+            from rcir.config import parse
+            from training.config import TrainingConfig
 
-        config = parse(TrainingConfig, argv, "rcir train", "Train an encoder.")
-        # Slow to import; `--help` and a wrong option need none.
-        from rcir.terminal import console
-        from training.run import train
+        config = parse(TrainingConfig, argv, "train")
+        with working("starting", logged=True):  # `--help` and a wrong option need none of these
+            from rcir.cluster import leave_cluster
+            from training.run import train
 
         run = train(config)
+        leave_cluster()
         console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)
-        console.print(f"next: rcir calibrate --run {run.path}", soft_wrap=True)
+        print_next(f"calibrate --run {quote(str(run.path))}")
     return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from rcir.errors import printable, reporting_errors
 from rcir.imports import naming_extras
 from rcir.options import ALPHAS
+from rcir.terminal import console, print_next, working
 
 if TYPE_CHECKING:
     from tuning import Records
@@ -18,16 +20,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, sweep, show the trials; calibrate the best if asked to."""
     arguments = spell_out(sys.argv[1:] if argv is None else argv)
     with reporting_errors(), naming_extras():
-        from rcir.config import parse
-        from tuning import TuningConfig, sweep
+        with working("starting", logged=True):
+            from rcir.config import parse
+            from tuning import TuningConfig
 
-        config = parse(TuningConfig, arguments, "rcir tune", "Sweep the options of a training.")
+        config = parse(TuningConfig, arguments, "tune")
+        with working("starting", logged=True):
+            from rcir.cluster import leave_cluster
+            from tuning import sweep
+
         records = sweep(config)
+        leave_cluster()
         print_sweep(records)
         run = records.best_run()
         print(f"best: {run.path}\nits configuration: {records.best_file}")
         if not config.calibrate:
-            print(f"next: rcir calibrate --run {run.path}")
+            print_next(f"calibrate --run {quote(str(run.path))}")
             return 0
         from calibration import CalibrationConfig, calibrate, print_outcome
 
@@ -47,7 +55,6 @@ def print_sweep(records: Records) -> None:
     """Print the trials, best first, as `rcir compare` does, and their failures."""
     from rcir.runs.compare import compare_runs
     from rcir.runs.show import print_comparison
-    from rcir.terminal import console
 
     alpha, delta = records.config["alpha"], records.config["delta"]
     if any(trial.state == "finished" for trial in records.trials.values()):

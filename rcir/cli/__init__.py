@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -11,71 +12,120 @@ from importlib.metadata import version
 from rcir import trust
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
-from rcir.options import spelled
+from rcir.options import Suggesting, did_you_mean, list_examples, spelled
 
-# Module and summary; the module has `add_NAME_arguments(parser)` and `run_NAME(options)`.
-COMMANDS = {
-    "retrieve": ("retrieval", "retrieve a set for each picture, with its guarantee"),
-    "certify": ("calibration", "calibrate and evaluate a retriever of photographs or vectors"),
-    "plan": ("calibration", "predict how many queries to label, and the size of the sets"),
-    "recalibrate": (
-        "calibration",
-        "change the gallery of a retriever, and calibrate with the queries it keeps",
+OVERVIEW = """\
+Try it:
+  demo         train, calibrate, measure and retrieve on handwritten two-digit numbers
+
+Get a guarantee for a collection:
+  embed        embed pictures, and write their vectors to a Parquet file
+  certify      calibrate and evaluate a retriever of photographs or vectors
+  plan         predict how many queries to label, and the size of the sets
+  verify       certify a verifier behind the shortlists of a retriever
+
+Use it:
+  retrieve     retrieve a set for each picture, with its guarantee
+  serve        answer over HTTP, with a page to explore
+
+Train an encoder, and get a guarantee:
+  data         show the data sets, or verify a copy of one
+  train        train an encoder
+  tune         sweep the options of a training
+  calibrate    give an encoder a guarantee
+  compare      compare runs by how small their guaranteed sets are
+
+Maintain:
+  recalibrate  change the gallery of a retriever, and calibrate with the queries it keeps
+  index        give a retriever another index, and calibrate through it; or compare indexes
+  evaluate     measure a calibrated retriever on the test queries of its data set
+  register     make a calibration a version of a registered model
+  completion   print a script that lets a shell complete commands and options
+
+`rcir COMMAND --help` lists the options of a command, with examples."""
+SUMMARIES = dict(re.findall(r"^  (\w+) +(.+)$", OVERVIEW, re.MULTILINE))
+# Files with `add_NAME_arguments(parser)` and `run_NAME(options)` for each of their commands; and a
+# module that they use, which takes seconds to import.
+HOMES = {
+    "calibration": (
+        ("certify", "plan", "verify", "evaluate", "recalibrate", "index"),
+        "calibration.pipeline",
     ),
-    "index": (
-        "calibration",
-        "give a retriever another index, and calibrate through it; or compare indexes",
-    ),
-    "verify": ("calibration", "certify a verifier behind the shortlists of a retriever"),
-    "evaluate": (
-        "calibration",
-        "measure a calibrated retriever on the test queries of its data set",
-    ),
-    "compare": ("runs", "compare runs by how small their guaranteed sets are"),
-    "register": ("runs", "make a calibration a version of a registered model"),
-    "embed": ("embed", "embed pictures, and write their vectors to a Parquet file"),
-    "data": ("data", "show the data sets, or verify a copy of one"),
-    "serve": ("retrieval", "answer over HTTP, with a page to explore"),
-    "demo": ("runs", "train, calibrate, measure and retrieve on handwritten two-digit numbers"),
+    "completion": (("completion",), "rcir.cli.completion"),
+    "data": (("data",), "rcir.data.images"),
+    "embed": (("embed",), "rcir.encoders.embedder"),
+    "retrieval": (("retrieve", "serve"), "rcir.retrieval.retriever"),
+    "runs": (("demo", "compare", "register"), "rcir.runs.show"),
 }
-READ_NO_FOLDERS = ("data", "demo")
-# `ray job submit` runs these as `python -m PACKAGE`.
+COMMANDS = {name: home for home, (names, _) in HOMES.items() for name in names}
+READ_NO_FOLDERS = ("completion", "data", "demo")
+# Packages and configurations; `ray job submit` runs these as `python -m PACKAGE`.
 JOBS = {
-    "train": ("training", "train an encoder"),
-    "calibrate": ("calibration", "give a trained encoder a guarantee"),
-    "tune": ("tuning", "sweep the options of a training"),
+    "train": ("training", "training.config:TrainingConfig"),
+    "calibrate": ("calibration", "calibration.config:CalibrationConfig"),
+    "tune": ("tuning", "tuning.config:TuningConfig"),
 }
+
+
+class Parser(Suggesting, ArgumentParser):
+    """A parser that suggests the option that was meant."""
+
+
+class Formatter(RawDescriptionHelpFormatter, ArgumentDefaultsHelpFormatter):
+    """Help with defaults, and examples as they are written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `rcir` command: 0, or `SystemExit` with the status of what failed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] and arguments[0] in JOBS:
-        package, _ = JOBS[arguments[0]]
-        status: int = import_module(f"{package}.__main__").main(arguments[1:])
+    name = arguments[0] if arguments else ""
+    if name in JOBS:
+        status: int = import_module(f"{JOBS[name][0]}.__main__").main(arguments[1:])
         return status
-    parser = ArgumentParser(prog="rcir", description="Image retrieval with a guarantee.")
-    parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for name, (_, summary) in JOBS.items():
-        commands.add_parser(name, help=summary)
-    for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            formatter_class=ArgumentDefaultsHelpFormatter,
-        )
-        if name in arguments[:1]:  # the others' libraries take seconds to import
-            getattr(import_module(f"rcir.cli.{module}"), f"add_{name}_arguments")(command)
-            if name not in READ_NO_FOLDERS:
-                trust.add_arguments(command)
-    options, unknown = parser.parse_known_args(spelled(arguments, "-"))
-    if unknown:  # with the usage of the command, not of `rcir`
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    if options.command not in READ_NO_FOLDERS:
+    if name not in COMMANDS:
+        _explain(arguments)
+    from rcir.terminal import working  # imports rich, which `rcir --help` does without
+
+    with working("starting", logged=True):
+        parser = make_parser(name)
+    options = parser.parse_args(spelled(arguments[1:], "-"))
+    if name not in READ_NO_FOLDERS:
         trust.apply_arguments(options)
     with reporting_errors(), naming_extras():
-        module, _ = COMMANDS[options.command]
-        getattr(import_module(f"rcir.cli.{module}"), f"run_{options.command}")(options)
+        with working("starting", logged=True):
+            import_module(HOMES[COMMANDS[name]][1])
+        getattr(import_module(f"rcir.cli.{COMMANDS[name]}"), f"run_{name}")(options)
     return 0
+
+
+def make_parser(name: str) -> ArgumentParser:
+    """Return the parser of a command."""
+    summary = SUMMARIES[name]
+    parser = Parser(
+        prog=f"rcir {name}",
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=list_examples(name),
+        formatter_class=Formatter,
+    )
+    getattr(import_module(f"rcir.cli.{COMMANDS[name]}"), f"add_{name}_arguments")(parser)
+    if name not in READ_NO_FOLDERS:
+        trust.add_arguments(parser)
+    return parser
+
+
+def _explain(arguments: Sequence[str]) -> None:
+    """Print help or version and exit, or refuse what is not a command."""
+    parser = ArgumentParser(
+        prog="rcir",
+        usage="%(prog)s COMMAND ...",
+        description="Image retrieval with a guarantee.",
+        epilog=OVERVIEW,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rcir {version('rcir')}")
+    _, words = parser.parse_known_args(arguments)
+    problem = "a COMMAND is required"
+    if words:
+        meant = did_you_mean(words[:1], [*SUMMARIES, "--help", "--version"])
+        problem = f"there is no command {words[0]!r}{meant}"
+    parser.error(f"{problem}; `rcir --help` lists them")

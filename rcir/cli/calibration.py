@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, get_args
 
 from rcir.cli.arguments import (
@@ -17,6 +18,7 @@ from rcir.cli.arguments import (
 )
 from rcir.risk.options import request_options
 from rcir.risk.planning import NUMBERS, Pilot
+from rcir.terminal import print_next
 
 
 def add_certify_arguments(parser: ArgumentParser) -> None:
@@ -144,6 +146,7 @@ def run_recalibrate(options: Namespace) -> None:
     )
     print(report)
     print(f"retriever: {options.retriever}")
+    print_next(f"serve {quote(str(options.retriever))}")
 
 
 def add_index_arguments(parser: ArgumentParser) -> None:
@@ -174,3 +177,4 @@ def run_index(options: Namespace) -> None:
     reindexed = reindex(options.retriever, index, options.output, options.alpha, options.delta)
     print(reindexed)
     print(f"retriever: {reindexed.folder}")
+    print_next(f"serve {quote(str(reindexed.folder))}")

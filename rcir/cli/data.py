@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
-from rich.progress import track
 from rich.table import Table
 
 from rcir.cli.arguments import read_values
@@ -69,10 +67,7 @@ def _check(options: Namespace, root: Path) -> None:
     except yaml.YAMLError as error:
         raise InvalidConfig(f"--option has a value that is not YAML: {error}") from error
 
-    def show(faults: Iterator[str | None], total: int) -> Iterator[str | None]:
-        return iter(track(faults, "pictures", total, console=console, transient=True))
-
-    findings = verify(options.name, root, values, show, options.max_pixels)
+    findings = verify(options.name, root, values, options.max_pixels)
     parts = ", ".join(f"{part} {number:,}" for part, number in findings.parts.items())
     n_images = sum(findings.parts.values())
     console.print(f"{options.name}: {n_images:,} images ({parts})")

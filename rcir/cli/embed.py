@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from shlex import quote
 
 from rcir.cli.arguments import add_fields, read_fields
+from rcir.terminal import print_next
 
 
 def add_embed_arguments(parser: ArgumentParser) -> None:
@@ -20,3 +22,4 @@ def run_embed(options: Namespace) -> None:
     from rcir.runs.embedding import embed_pictures
 
     embed_pictures(read_fields(EmbeddingConfig, options))
+    print_next(f"certify {quote(str(options.output))}")

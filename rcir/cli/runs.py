@@ -7,6 +7,7 @@ from json import dumps
 from pathlib import Path
 
 from rcir.cli.arguments import add_levels
+from rcir.terminal import print_next
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
@@ -88,3 +89,4 @@ def run_register(options: Namespace) -> None:
 
     version = register(options.run, options.name, options.alias)
     print(f"{version.name} version {version.version}: {version.uri}")
+    print_next(f"serve {version.uri}")
