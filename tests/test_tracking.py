@@ -90,9 +90,9 @@ def test_metrics_tags_and_files_are_logged(client, tmp_path):
 
 def test_child_run_is_in_the_store_of_its_parent(client, monkeypatch):
     parent = tracking.start_run("whole", {})
-    assert tracking.comparison_link([parent, parent]) is None  # a file has no page
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
     child = tracking.start_run("part", {}, parent)
+    assert tracking.table_link([parent, tracking.start_run("alone", {})], "loss") is None
     assert child.uri == parent.uri
     assert client.get_run(child.id).data.tags["mlflow.parentRunId"] == parent.id
 
@@ -179,11 +179,17 @@ def test_retriever_loaded_from_a_server_equals_the_local_one(server, tiny, capsy
     other = calibrate(CalibrationConfig(run.mlflow_run, "other", score_function="constant"))
     assert main(["compare", str(run.path), "other"]) == 0
     (link,) = re.findall(r"In MLflow: (\S+)", capsys.readouterr().out)
-    page, _, query = link.partition("#/compare-runs?")
-    assert page == f"{server.address}/"
-    values = parse_qs(query)
-    assert json.loads(values["runs"][0]) == [outcome.mlflow_run, other.mlflow_run]
-    assert json.loads(values["experiments"][0]) == [stored.info.experiment_id]
+    page, _, query = link.partition("?")
+    experiment = stored.info.experiment_id
+    assert page == f"{server.address}/#/experiments/{experiment}/runs"
+    values = {name: value for name, (value,) in parse_qs(query).items()}
+    assert values["orderByAsc"] == "true"
+    # MLflow's own search, of which its table is a view, finds these runs in this order.
+    order, metric = [f"{values['orderByKey']} ASC"], re.findall("`(.*)`", values["orderByKey"])[0]
+    found = client.search_runs([experiment], values["searchFilter"], order_by=order)
+    assert {each.info.run_id for each in found} == {outcome.mlflow_run, other.mlflow_run}
+    sizes = [each.data.metrics[metric] for each in found]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "foo://bar"])
@@ -346,8 +352,8 @@ def test_credentials_reach_the_server_and_are_neither_printed_nor_stored(
     assert run.tracked.uri == address
     outcome = calibrate(CalibrationConfig(str(run.path), str(tmp_path / "calibrated")))
     assert outcome.mlflow_run
-    link = tracking.comparison_link([run.tracked, run.tracked])
-    assert link.startswith(f"{server.address}/#/compare-runs?")
+    link = tracking.table_link([run.tracked], "loss")
+    assert link.startswith(f"{server.address}/#/experiments/")
     screen = capfd.readouterr()
     assert "s3cret" not in screen.out + screen.err + link
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rcir import tracking
 from rcir.config import flatten
 from rcir.errors import InvalidData, RcirError, TrackingUnavailable
-from rcir.options import ALPHAS, DELTA
+from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.retrieval.storage import DESCRIPTION_FILE
 from rcir.risk import check_level, is_certified, mean_size
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
@@ -22,6 +22,7 @@ from rcir.risk.losses import MISS
 from rcir.runs.folder import RESOURCES, RUN_FILE, find_run, read_run, run_folder
 from rcir.runs.results import RETRIEVER, TEST, VALIDATION, RunResults, Split
 from rcir.store.folder import read_current
+from rcir.terminal import working
 
 SWEEP_FILE = "sweep.json"
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
@@ -104,12 +105,16 @@ class Comparison:
         ]
 
     def link(self) -> str | None:
-        """Return the address of MLflow's page of these runs; None if no server has them all."""
+        """Return the address of these runs in MLflow, by size; None if no one store has them."""
         runs = [row.run.tracked[self.split] for row in self.rows if self.split in row.run.tracked]
         if len(runs) < len(self.rows):
             return None
+        alpha = min(self.alphas, key=lambda alpha: abs(alpha - ALPHA))
+        size = f"certified/alpha_{alpha:g}/mean_size"
+        if self.split == "validation":
+            size = f"chosen/certified_size_{alpha:g}"
         try:
-            return tracking.comparison_link(runs[:MAX_LINKED])
+            return tracking.table_link(runs[:MAX_LINKED], size)
         except TrackingUnavailable:
             return None
 
@@ -140,6 +145,7 @@ class Comparison:
         }
 
 
+@working("comparing", logged=True)
 def compare_runs(
     references: Sequence[str], alphas: Sequence[float] = ALPHAS, delta: float = DELTA
 ) -> Comparison:

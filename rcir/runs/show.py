@@ -9,8 +9,10 @@ from rcir.options import DELTA
 from rcir.risk.bootstrap import Estimate
 from rcir.runs.choose import Choice
 from rcir.runs.compare import METRICS, Comparison, Row
+from rcir.tracking.runs import LOCAL_PAGE
 
 MIN_WIDTH = 160  # of output that is not a terminal
+RUNS_BESIDE = 5  # each other in the table of options
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -22,9 +24,9 @@ def print_comparison(comparison: Comparison) -> None:
         soft_wrap=True,
     )
     console.print(_sizes_table(comparison))
-    if comparison.differing:
-        console.print("\nOptions that differ:")
-        console.print(_options_table(comparison))
+    for start in range(0, len(comparison.rows) * bool(comparison.differing), RUNS_BESIDE):
+        console.print("\nOptions that differ:" if not start else "")
+        console.print(_options_table(comparison, slice(start, start + RUNS_BESIDE)))
     differences = [size for row in comparison.rows for size in row.differences.values()]
     if differences and comparison.first is not None:
         lows = [size.low for size in differences]
@@ -40,13 +42,14 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(_differences_table(comparison))
     for note in comparison.notes:
         console.print(f"\n{note}", soft_wrap=True)
-    if link := comparison.link():
-        console.print(f"\nIn MLflow: {link}", soft_wrap=True)
     console.print(
         "\nNoise comes from calibration and measured queries; that of another training seed is not "
         "included.",
         soft_wrap=True,
     )
+    if link := comparison.link():
+        running = " (while `mlflow ui` runs)" * link.startswith(LOCAL_PAGE)
+        console.print(f"\nIn MLflow{running}: {link}", soft_wrap=True)
 
 
 def print_choice(choice: Choice) -> None:
@@ -95,12 +98,14 @@ def _size(comparison: Comparison, row: Row, alpha: float) -> str:
     return "-" if reported is None or comparison.delta != DELTA else _short(reported)
 
 
-def _options_table(comparison: Comparison) -> Table:
-    table = _table("run", *(name.replace(".", ".\n") for name in comparison.differing))
-    for row in comparison.rows:
-        values = (row.run.options.get(name, "-") for name in comparison.differing)
+def _options_table(comparison: Comparison, part: slice) -> Table:
+    """Return a table with a row for each option, and a column for each of some runs."""
+    runs = [row.run for row in comparison.rows[part]]
+    table = _table("option", *(run.name for run in runs))
+    for name in comparison.differing:
+        values = (run.options.get(name, "-") for run in runs)
         texts = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-        table.add_row(row.run.name, *texts)
+        table.add_row(name, *texts)
     return table
 
 
@@ -121,7 +126,7 @@ def _table(*columns: str) -> Table:
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"
-        column.no_wrap = column.header == "run"
+        column.no_wrap = column.header in ("run", "option")
     return table
 
 

@@ -20,13 +20,13 @@ from rcir.tracking.runs import (
     MetricQueue,
     TrackedRun,
     allow_store,
-    comparison_link,
     find_tracked_run,
     is_chosen,
     require_experiment,
     require_store,
     start_run,
     started_once,
+    table_link,
     without_credentials,
 )
 
@@ -41,7 +41,6 @@ __all__ = [
     "RegisteredVersion",
     "TrackedRun",
     "allow_store",
-    "comparison_link",
     "create_version",
     "find_model",
     "find_tracked_run",
@@ -55,5 +54,6 @@ __all__ = [
     "require_store",
     "start_run",
     "started_once",
+    "table_link",
     "without_credentials",
 ]

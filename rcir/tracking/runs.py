@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
 
 SQLITE = "sqlite:///"
+LOCAL_PAGE = "http://127.0.0.1:5000"  # of `mlflow ui`
 LOCK_TIMEOUT = 30.0  # seconds
 START_FILE = "start"  # in a folder that does not yet record its run
 EXPERIMENT, EXPERIMENT_VARIABLE = "rcir", "MLFLOW_EXPERIMENT_NAME"
@@ -534,17 +535,23 @@ def find_tracked_run(run_id: str) -> TrackedRun | None:
     return TrackedRun(run_id, uri)
 
 
-def comparison_link(runs: Sequence[TrackedRun]) -> str | None:
-    """Return the address of MLflow's page that compares runs; None unless one server has them."""
+def table_link(runs: Sequence[TrackedRun], metric: str) -> str | None:
+    """Return the address of MLflow's table of runs, ascending by a metric; None for two stores.
+
+    For a file, it is that of `mlflow ui` on this machine.
+    """
     uri = runs[0].uri if runs else ""
-    if len(runs) < 2 or not uri.startswith("http") or any(run.uri != uri for run in runs):
+    if not runs or any(run.uri != uri for run in runs):
         return None
+    ids = ", ".join(f"'{run.id}'" for run in runs)
     query = {
-        "runs": json.dumps([run.id for run in runs], separators=(",", ":")),
-        "experiments": json.dumps([runs[0].experiment], separators=(",", ":")),
         "workflowType": "machine_learning",
+        "searchFilter": f"attributes.run_id IN ({ids})",
+        "orderByKey": f"metrics.`{metric}`",
+        "orderByAsc": "true",
     }
-    return f"{_store_key(uri)}/#/compare-runs?{urlencode(query)}"
+    server = _store_key(uri) if uri.startswith("http") else LOCAL_PAGE
+    return f"{server}/#/experiments/{runs[0].experiment}/runs?{urlencode(query)}"
 
 
 class MetricQueue:
