@@ -20,9 +20,7 @@ from threading import Event, Thread, current_thread, main_thread
 from rich.console import Console
 
 console = Console(highlight=False, markup=False)  # names of files may look like markup
-_consoles = console, Console(stderr=True)
-_screens = [each for each in _consoles if each.is_interactive or each.is_jupyter]
-PROGRESS_VARIABLE = "RCIR_PROGRESS"
+_screens = [c for c in (console, Console(stderr=True)) if c.is_interactive or c.is_jupyter]
 DELAY_S, COMMAND_DELAY_S = 2.0, 0.2  # of work before it is shown, by calls and by commands
 LOG_INTERVAL_S = 30.0  # between lines where none can be redrawn
 FORWARD_INTERVAL_S = 0.5
@@ -100,7 +98,7 @@ def working(name: str, total: int | None = None, logged: bool = False) -> Iterat
         yield work
         return
     ended = Event()
-    visible = (logged or _screens) and os.environ.get(PROGRESS_VARIABLE) != "0"
+    visible = (logged or _screens) and os.environ.get("RCIR_PROGRESS") != "0"
     shown = visible and not _displays
     _stack.append(work)
     if shown:

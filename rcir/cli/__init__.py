@@ -44,20 +44,23 @@ Maintain:
 
 `rcir COMMAND --help` lists the options of a command, with examples."""
 SUMMARIES = dict(re.findall(r"^  (\w+) +(.+)$", OVERVIEW, re.MULTILINE))
-# Files with `add_NAME_arguments(parser)` and `run_NAME(options)` for each of their commands; and a
-# module that they use, which takes seconds to import.
-HOMES = {
-    "calibration": (
-        ("certify", "plan", "verify", "evaluate", "recalibrate", "index"),
-        "calibration.pipeline",
-    ),
-    "completion": (("completion",), "rcir.cli.completion"),
-    "data": (("data",), "rcir.data.images"),
-    "embed": (("embed",), "rcir.encoders.embedder"),
-    "retrieval": (("retrieve", "serve"), "rcir.retrieval.retriever"),
-    "runs": (("demo", "compare", "register"), "rcir.runs.show"),
+# The file with `add_NAME_arguments` and `run_NAME`, and a module it uses that is slow to import.
+COMMANDS = {
+    "certify": ("calibration", "calibration.pipeline"),
+    "compare": ("runs", "rcir.runs.show"),
+    "completion": ("completion", "rcir.cli.completion"),
+    "data": ("data", "rcir.data.images"),
+    "demo": ("runs", "rcir.demo"),
+    "embed": ("embed", "rcir.runs.embedding"),
+    "evaluate": ("calibration", "calibration.data_sets"),
+    "index": ("calibration", "calibration.indexing"),
+    "plan": ("calibration", "rcir.retrieval.retriever"),
+    "recalibrate": ("calibration", "calibration.recalibration"),
+    "register": ("runs", "rcir.registry.logged_model"),
+    "retrieve": ("retrieval", "rcir.retrieval.retriever"),
+    "serve": ("retrieval", "rcir.serving.server"),
+    "verify": ("calibration", "calibration.verification"),
 }
-COMMANDS = {name: home for home, (names, _) in HOMES.items() for name in names}
 READ_NO_FOLDERS = ("completion", "data", "demo")
 # Packages and configurations; `ray job submit` runs these as `python -m PACKAGE`.
 JOBS = {
@@ -91,10 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(spelled(arguments[1:], "-"))
     if name not in READ_NO_FOLDERS:
         trust.apply_arguments(options)
+    home, needed = COMMANDS[name]
     with reporting_errors(), naming_extras():
         with working("starting", logged=True):
-            import_module(HOMES[COMMANDS[name]][1])
-        getattr(import_module(f"rcir.cli.{COMMANDS[name]}"), f"run_{name}")(options)
+            import_module(needed)
+        getattr(import_module(f"rcir.cli.{home}"), f"run_{name}")(options)
     return 0
 
 
@@ -107,7 +111,7 @@ def make_parser(name: str) -> ArgumentParser:
         epilog=list_examples(name),
         formatter_class=Formatter,
     )
-    getattr(import_module(f"rcir.cli.{COMMANDS[name]}"), f"add_{name}_arguments")(parser)
+    getattr(import_module(f"rcir.cli.{COMMANDS[name][0]}"), f"add_{name}_arguments")(parser)
     if name not in READ_NO_FOLDERS:
         trust.add_arguments(parser)
     return parser

@@ -24,7 +24,6 @@ from rcir.encoders.hub import (
     is_of_hub,
 )
 from rcir.errors import InvalidConfig
-from rcir.terminal import working
 
 ACTIVATIONS: Mapping[Activation, Callable[[], nn.Module]] = {
     "leaky-relu": partial(nn.LeakyReLU, 0.1),
@@ -201,7 +200,6 @@ def build_features(
     return frozen, frozen.shape, "flatten"
 
 
-@working("reading the model")
 def model_preprocessing(config: EncoderConfig) -> Preprocessing:
     """Return the preprocessing of a hub's model, or else the default one."""
     return hub_preprocessing(config.backbone) if is_of_hub(config.backbone) else Preprocessing()
