@@ -88,7 +88,7 @@ def base(name: str, runs: Path) -> TrainingConfig:
     """The data of a set, and what its encoders share."""
     if name == "digits":
         file = ["--config", str(CONFIGS / "digits.yaml"), "--name", "base"]
-        return override(parse(TrainingConfig, file, name, ""), {"data.options": DIGITS})
+        return override(parse(TrainingConfig, file, name), {"data.options": DIGITS})
     if name != "cub50":
         options: dict[str, Any] = {"path": str(folder_of(name, runs))}
         data, side = DataConfig("folder", options=options), SIDES[name]

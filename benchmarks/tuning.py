@@ -48,7 +48,7 @@ def main() -> None:
     command.add_argument("--gain-only", action="store_true", help="leave the overhead out")
     options = command.parse_args()
     given = ["--config", options.config, "--training.storage", options.storage, *SHORTER]
-    config = parse(TuningConfig, given, "tuning", "")
+    config = parse(TuningConfig, given, "tuning")
     there = Path(config.training.storage, config.training.name).exists()
     started = time.monotonic()
     swept(given)

@@ -36,7 +36,7 @@ def file(tmp_path):
 
 
 def parsed(*arguments):
-    return parse(TrainingConfig, arguments, "prog", "A description.")
+    return parse(TrainingConfig, arguments, "prog")
 
 
 def status_and_error(capsys, main, *arguments):

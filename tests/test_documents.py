@@ -148,7 +148,7 @@ def test_names_in_docstrings_exist():
 def test_demo_trains_its_configuration_file(demo, pytestconfig):
     run_config = read_run(demo / "runs" / "demo" / "training").config
     path = ROOT / "configs" / "digits-btl.yaml"
-    config = parse(TrainingConfig, ["--config", str(path)], "test", "")
+    config = parse(TrainingConfig, ["--config", str(path)], "test")
     expected = json.loads(json.dumps(asdict(config)))
     differences = {key for key in expected if expected[key] != run_config[key]}
     shortened = set() if pytestconfig.getoption("full") else {"epochs"}

@@ -103,7 +103,7 @@ def files_of(recipe, data, method):
 def parsed(files, *options):
     """Return the configuration of some files and options, which its data set has to know."""
     words = [word for file in files for word in ("--config", str(file))]
-    config = parse(TrainingConfig, [*words, *options], "test", "")
+    config = parse(TrainingConfig, [*words, *options], "test")
     find_dataset(config.data.name).require("data.options", config.data.options)
     return config
 

@@ -92,7 +92,7 @@ def configuration(method: str, frozen: bool, seed: int, runs: Path) -> TrainingC
     ]
     if method == "deep-ensemble":
         arguments += ["--encoder.options", json.dumps({"members": MEMBERS})]
-    config = parse(TrainingConfig, arguments, "cub50", "")
+    config = parse(TrainingConfig, arguments, "cub50")
     config = replace(config, preprocessing=preprocessing(config.encoder))
     if frozen:
         encoder = replace(config.encoder, freeze=True)

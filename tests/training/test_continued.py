@@ -149,7 +149,7 @@ def test_changed_options_are_those_of_a_run_that_was_stopped_and_edited(tiny, tm
 
     # Changes survive YAML and JSON, and are part of the run's configuration.
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
-    read = parse(TrainingConfig, ["--config", str(tmp_path / "config.yaml")], "training", "")
+    read = parse(TrainingConfig, ["--config", str(tmp_path / "config.yaml")], "training")
     assert read == config
     assert train(read).mlflow_run == changed.mlflow_run
     with pytest.raises(InvalidConfig, match="changes"):

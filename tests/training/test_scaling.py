@@ -26,7 +26,7 @@ def recipe(layer):
     """The configuration of BTL on CUB-200, on as many GPUs as a layer says."""
     files = [RECIPES / f"{name}.yaml" for name in ("recipe", "cub200", "btl", layer)]
     words = [word for file in files for word in ("--config", str(file))]
-    return parse(TrainingConfig, [*words, "--name", "run"], "test", "")
+    return parse(TrainingConfig, [*words, "--name", "run"], "test")
 
 
 def granted(scaling):

@@ -25,7 +25,7 @@ IMAGES = 1500  # that an epoch trains on, in which a head with a ReLU loses most
 def shortened(name, method, seed):
     """The training of a configuration file, with images of 14 pixels where they are larger."""
     file = ["--config", str(CONFIGS / f"{name}-btl.yaml")]
-    config = parse(TrainingConfig, file, name, "")
+    config = parse(TrainingConfig, file, name)
     if name != "digits":
         config = replace(config, preprocessing=Preprocessing((14, 14), 1))
     loss = config.loss if method == "btl" else {}

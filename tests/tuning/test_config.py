@@ -122,5 +122,5 @@ def test_an_error_in_a_file_is_one_line(tmp_path, capsys, changes, status, messa
 
 def test_the_published_sweep_can_be_parsed():
     path = Path(tuning.__file__).parents[1] / "configs" / "tune-digits-btl.yaml"
-    config = parse(TuningConfig, ["--config", str(path)], "prog", "")
+    config = parse(TuningConfig, ["--config", str(path)], "prog")
     assert config.space["encoder.dim"] == {"choice": [16, 32, 64]}

@@ -87,7 +87,7 @@ def test_a_trial_that_diverges_is_recorded_and_does_not_end_the_sweep(records):
 
 def test_best_yaml_trains_what_the_best_trial_is(records, monkeypatch):
     skip_figures(monkeypatch)
-    config = parse(TrainingConfig, ["--config", str(records.folder / "best.yaml")], "prog", "")
+    config = parse(TrainingConfig, ["--config", str(records.folder / "best.yaml")], "prog")
     assert config.name == "sweep-best"
     assert config.optimizer.lr == 3e-3
     run = train(config)
