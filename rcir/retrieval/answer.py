@@ -352,13 +352,13 @@ class State:
         calibration.require_known_parts(self.searcher, prepared, request.group)
         require_alike(prepared, calibration.calibration_queries)
         rule = calibration.rule_for(request)
-        up_to = np.inf if outside else guarantee.threshold
+        distinct, up_to = request.distinct, np.inf if outside else guarantee.threshold
         with working("retrieving", len(prepared)) as work:
             for rows in search_batches(*prepared.vectors.shape):
                 candidates = self.searcher.candidates(prepared[rows])
                 for start in range(0, len(candidates), QUERY_BATCH_SIZE):
                     batch = candidates[start : start + QUERY_BATCH_SIZE]
-                    results = calibration.arrange(self.searcher, batch, rule, request.distinct, up_to)
+                    results = calibration.arrange(self.searcher, batch, rule, distinct, up_to)
                     yield results, *rule.sets(results, guarantee)
                     work.advance(len(batch))
         self.valid_calibration()  # an encoder, or an index on a server, may have changed meanwhile

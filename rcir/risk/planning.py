@@ -103,7 +103,7 @@ class Plan(Report):
         further = ["Calibrate on new queries: those of the pilot may tune, and must not certify."]
         if self.n_unmatched and self.request.counted == "all":
             option = as_option("counted", "matchable")
-            further.append(f"{option} plans for queries with a match alone, which need fewer items.")
+            further.append(f"{option} plans for queries with a match, which need fewer items.")
         return sentences, table, [next(advice, nothing), *further]
 
 
