@@ -556,7 +556,7 @@ def test_pictures_of_items_are_found_by_names_of_another_unicode_form(tmp_path):
     Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / f"{DECOMPOSED}.png")
     ids = [f"{COMPOSED}.png", "nowhere.png"]
     pictures = ItemPictures({"pictures": str(tmp_path)})
-    assert Image.open(BytesIO(pictures.thumbnail(ids[0]))).getpixel((0, 0)) == (9, 99, 199)
+    assert Image.open(BytesIO(pictures.thumbnail(ids[0])[0])).getpixel((0, 0)) == (9, 99, 199)
     for name in ("nowhere.png", f"../{tmp_path.name}x/{COMPOSED}.png"):
         with pytest.raises(DataUnavailable):
             pictures.thumbnail(name)

@@ -211,7 +211,7 @@ def test_a_table_of_matches_does_not_know_new_items():
     own.remove(named(20))
     own.recalibrate()
     own.add(draw(10, 5)[0], named(10, "new"))
-    with pytest.raises(InvalidData, match="10 items"):
+    with pytest.raises(InvalidData, match="10 gallery items"):
         own.recalibrate()
     with pytest.raises(StaleCalibration, match="gallery, index"):
         own.retrieve(QUERIES[0], 0.3, 0.1)

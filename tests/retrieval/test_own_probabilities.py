@@ -131,7 +131,7 @@ def test_probabilities_come_with_all_queries_or_with_none(calibrated, tmp_path, 
     with pytest.raises(InvalidData, match="calibrated with label probabilities"):
         calibrated.extend_calibration(QUERIES[300:400], QUERY_LABELS[300:400])
     folder = calibrated.save(tmp_path / "stored")
-    with pytest.raises(InvalidConfig, match="over HTTP"):
+    with pytest.raises(InvalidConfig, match="HTTP"):
         ready_to_serve(source_of(folder))
     np.savez(tmp_path / "queries.npz", vector=QUERIES[:1])
     with pytest.raises(SystemExit):

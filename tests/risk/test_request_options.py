@@ -19,15 +19,15 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
     assert {name: flags[name] for name in defaults} == defaults
     assert make_request().to_keywords() == make_request(**defaults).to_keywords() == defaults
     fields = {name: field.default for name, field in Terms.model_fields.items()}
-    assert fields == defaults | {"monitored": True}
+    assert fields == defaults | {"monitored": True, "outside": 0}
     for name, field in ExploreTerms.model_fields.items():
         assert field.asdict() == Terms.model_fields[name].asdict()
     assert {name: value for name, (_, value) in PARAMETERS.items()} == defaults
-    assert set(Terms.model_json_schema()["properties"]) == {*defaults, "monitored"}
+    assert set(Terms.model_json_schema()["properties"]) == {*defaults, "monitored", "outside"}
 
 
 def test_an_unknown_option_is_refused_everywhere():
-    with pytest.raises(InvalidConfig, match="simultanous; there are risk"):
+    with pytest.raises(InvalidConfig, match="simultanous.*there are risk"):
         make_request(0.1, 0.1, simultanous=True)
     with pytest.raises(ValueError, match="simultanous"):
         Terms(simultanous=True)

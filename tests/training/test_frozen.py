@@ -189,11 +189,15 @@ def test_what_cannot_be_frozen_is_refused(frozen, checkpoint):
     config = frozen()
     with pytest.raises(InvalidConfig, match="random"):
         replace(config, encoder=replace(config.encoder, checkpoint_path=None))
-    with pytest.raises(InvalidConfig, match="to train"):
-        train(frozen("pretrained"))
     encoder = EncoderConfig("tests.toy:Toy", checkpoint_path=checkpoint, freeze=True)
     with pytest.raises(InvalidConfig, match="freeze"):
         train(frozen(encoder=encoder))
+
+
+def test_a_pretrained_model_becomes_a_run_without_epochs(frozen):
+    run = train(frozen("pretrained"))
+    assert (run.finished, run.encoder().config.method) == (True, "pretrained")
+    assert not (run.path / "checkpoints").exists()
 
 
 def test_a_model_of_a_hub_brings_its_preprocessing(tiny):
