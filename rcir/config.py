@@ -58,7 +58,13 @@ def parse(
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     words = spelled(sys.argv[1:] if argv is None else argv, "_")
     printed, words = "--print_config" in words, [w for w in words if w != "--print_config"]
-    filled = parser.instantiate(parser.parse_args(words))
+    try:
+        filled = parser.instantiate(parser.parse_args(words))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise InvalidConfig(
+            f"the file of --config is not YAML with options ({type(error).__name__}): see "
+            f"rcir {command} --print-config"
+        ) from error
     if reads_folders:
         trust.apply_arguments(filled)
     values = {name: value for name, value in vars(filled).items() if name in names}

@@ -191,3 +191,11 @@ def test_options_are_spelled_with_hyphens_or_underscores(file):
     one, other = (parsed("--config", file, option, "2") for option in spellings)
     assert one == other
     assert one.micro_batches == 2
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: " + b"[" * 2000 + b"]" * 2000])
+def test_a_file_that_is_not_a_configuration_is_refused(content, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    with pytest.raises(InvalidConfig, match="YAML"):
+        parse(TrainingConfig, ["--config", str(file)], "train")

@@ -27,7 +27,7 @@ def test_flags_http_fields_and_model_parameters_are_the_options():
 
 
 def test_an_unknown_option_is_refused_everywhere():
-    with pytest.raises(InvalidConfig, match="simultanous.*there are risk"):
+    with pytest.raises(InvalidConfig, match="simultanous"):
         make_request(0.1, 0.1, simultanous=True)
     with pytest.raises(ValueError, match="simultanous"):
         Terms(simultanous=True)
