@@ -123,6 +123,8 @@ class CertificationConfig:
             of a training.
         checkpoint: .safetensors file with the weights of the model, for a machine without a
             network.
+        max_rejects: unreadable pictures that are left out: a number, or a share below 1, of which
+            any above 0 allows at least one.
         output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, and
             for the vectors of pictures.
         matches: table of true matches with the columns query and gallery, of ids; where there are
@@ -167,9 +169,11 @@ class CertificationConfig:
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
     seed: int | None = None
+    max_rejects: float = 0.01
 
     def __post_init__(self) -> None:
         calibration_options(self)
+        check_max_rejects(self.max_rejects)
         check_depth(self.depth)
         if self.checkpoint is not None and self.model is None:
             raise InvalidConfig("checkpoint holds the weights of a model: name it with --model")

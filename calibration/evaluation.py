@@ -108,7 +108,7 @@ class Part:
         return self.missed / self.n
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The numbers of a calibrated retriever on test queries.
 
@@ -165,6 +165,10 @@ class Evaluation:
     other_labels: str | None
     open_set: OpenSet | None
     logistic: str
+
+    def __repr__(self) -> str:
+        sizes = [f"{row.alpha:g}: {row.mean_size:.3g}" for row in self.certified if row.mean_size]
+        return f"Evaluation({self.encoder} on {self.dataset}, mean size at alpha {sizes})"
 
     @property
     def certified(self) -> list[RiskResult]:

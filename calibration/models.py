@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from calibration.config import CalibrationConfig, CertificationConfig
 from rcir.data.catalogue import DataConfig
-from rcir.errors import InvalidConfig
+from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.retrieval.pictures import PICTURES
 from rcir.retrieval.retriever import Retriever
 from rcir.terminal import console
@@ -75,12 +75,41 @@ def embed_pictures_of(
         place = Path(getattr(config, part) or config.gallery)
         folders[part] = (place if place.is_dir() else place.parent).absolute()
         if getattr(config, part) is not None:
+            if config.matches is None:
+                _require_labels(place)
             files[part] = str(folder / part)
             encoder, preprocessing = embed_pictures(
-                EmbeddingConfig(place, config.model, folder / part, config.checkpoint, shards=1)
+                EmbeddingConfig(
+                    place,
+                    config.model,
+                    folder / part,
+                    config.checkpoint,
+                    shards=1,
+                    max_rejects=config.max_rejects,
+                )
             )
     embedded = replace(config, gallery=files["gallery"], queries=files.get("queries"))
     return embedded, PictureModel(encoder, preprocessing, **folders)
+
+
+def _require_labels(place: Path) -> None:
+    """Raise `InvalidData` unless all pictures have labels or places, before they are embedded."""
+    from rcir.data.datasets.user_images import list_pictures
+
+    pictures = list_pictures(place)
+    columns = pictures.columns
+    if "label" not in columns and "labels" not in columns and not {"x", "y"} <= columns.keys():
+        raise InvalidData(
+            f"{place} has {len(pictures)} pictures but no class folders: use class folders, "
+            "FOLDER/apple/1.jpg, or a table with a column label, labels, or x and y"
+        )
+    labels = columns.get("label", ())
+    alone = [pictures.ids[row] for row, label in enumerate(labels) if label is None]
+    if alone:
+        raise InvalidData(
+            f"{len(alone)} pictures of {place} are outside of class folders, such as "
+            f"{printable(alone[0])}: move them into one, or out of {place}"
+        )
 
 
 def untrained_run(config: CalibrationConfig) -> RunFolder:

@@ -42,7 +42,7 @@ KINDS = {  # of the runs in MLflow
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """The outcome of a calibration, or of an evaluation.
 
@@ -59,6 +59,9 @@ class Outcome:
     report: Path
     evaluation: Evaluation
     mlflow_run: str | None
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.evaluation!r}, folder={str(self.folder)!r})"
 
     @property
     def retriever(self) -> Retriever:

@@ -27,7 +27,8 @@ def print_outcome(outcome: Outcome) -> int:
         return NOTHING_CERTIFIED
     query = "QUERIES.parquet" if outcome.retriever.encoder is None else "PHOTO.jpg"
     print_next(
-        f"retrieve {query} --retriever {folder} --alpha {row.alpha:g} --delta {row.delta:g}",
+        f"retrieve {query} --retriever {folder} --alpha {row.alpha:g} "
+        f"--delta {outcome.evaluation.delta:g}",
         f"serve {folder}",
         f"compare {quote(str(outcome.folder.parent))} ANOTHER_CALIBRATION",
     )

@@ -234,15 +234,17 @@ def _divide(
     clusters = searcher.units(queries)
     units = len(queries) if clusters is None else len(np.unique(clusters))
     alpha, share, apart = max(config.alphas), shares["calibration"], ""
+    kind = "queries" if clusters is None else in_plural(queries.population.cluster_word or CLUSTER)
     needed = required_calibration(alpha, config.delta) or 0
     if searcher.options.left_out not in (None, "item"):
-        kinds = in_plural(searcher.options.cluster)
-        apart = f", or keep the items of the {units} {kinds} apart (--cluster none)"
+        kind = in_plural(searcher.options.cluster)
+        if units < len(queries):
+            apart = f", or keep the items of the {units} {kind} apart (--cluster none)"
     if units < 4 or needed > share * units:
-        kind = "queries" if clusters is None else "clusters of queries"
         raise InvalidData(
-            f"{round(share * units)} of {units} {kind} calibrate, and alpha {alpha:g} at delta "
-            f"{config.delta:g} needs {needed}: label at least {math.ceil(needed / share)}{apart}"
+            f"there are {units} {kind}, of which {round(share * units)} calibrate, and alpha "
+            f"{alpha:g} at delta {config.delta:g} needs {needed}: label at least "
+            f"{math.ceil(needed / share)} {kind}{apart}"
         )
     parts = divide_rows(searcher, queries, names, tuning, shares, config.seed)
     parts[-2:] = [rows[searcher.one_of_each_unit(queries[rows])] for rows in parts[-2:]]

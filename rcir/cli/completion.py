@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 
 def add_completion_arguments(parser: ArgumentParser) -> None:
     """Add the shell."""
-    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("shell", nargs="?", choices=("bash", "zsh"), default="bash")
 
 
 def run_completion(options: Namespace) -> None:

@@ -396,7 +396,8 @@ def open_image(
         elif isinstance(source, bytes):
             yield BytesIO(source)
         elif not (path := Path(source)).is_file():
-            raise InvalidImage(f"there is no file {path}: give the path of an image file")
+            missing = "a folder" if path.is_dir() else "not a file that is there"
+            raise InvalidImage(f"{path} is {missing}: pass the path of an image, such as 1.jpg")
         else:
             with path.open("rb") as file:
                 yield file

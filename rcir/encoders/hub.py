@@ -530,7 +530,7 @@ def _shorten(error: Exception) -> str:
 
 
 def _no_weights(backbone: str, error: Exception) -> DataUnavailable:
-    local = "a .safetensors file of them (rcir embed --checkpoint, encoder.checkpoint_path)"
+    local = "a .safetensors file of them (--checkpoint, encoder.checkpoint_path)"
     if backbone.startswith(f"{TransformersBackbone.library}:"):
         local = "a folder with config.json and model.safetensors, transformers:FOLDER"
     return DataUnavailable(

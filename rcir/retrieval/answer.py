@@ -154,10 +154,12 @@ class Retrieval:
         else:
             likely = _rounded(self.match_probability or 0.0)
             found = f"{self.size} image{'s' * (self.size > 1)}, holds a match with probability "
-            found += likely
+            found += likely + " if the gallery has one" * (self.unlike <= UNLIKE)
         found += f", uncertainty {self.uncertainty:.4g}"
         if self.unlike <= UNLIKE:
             found += f", unlike the calibration queries with a match (p = {self.unlike:.2g})"
+        if self.label_calibrated is False:
+            found += ", of a label that did not calibrate, which the guarantee may not cover"
         return found
 
     def to_dict(self) -> dict[str, Any]:

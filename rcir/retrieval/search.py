@@ -690,6 +690,11 @@ class Searcher:
             raise InvalidConfig("these queries were searched already: call `calibrate_splits`")
         cluster = require_text("cluster", cluster)
         queries: Any = vectors
+        if isinstance(vectors, str | os.PathLike):
+            raise InvalidData(
+                f"the queries are {str(vectors)!r}: pass a list of images, or a set of labelled "
+                "ones, such as rcir.data.read_class_folders(FOLDER)"
+            )
         if isinstance(vectors, ImageSet):
             queries = vectors.images
             if labels is None:  # by name, because the numbers may be those of another set

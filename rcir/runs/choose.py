@@ -11,8 +11,9 @@ import numpy as np
 
 from rcir import tracking
 from rcir.errors import InvalidData, RiskUnattainable, TrackingUnavailable
+from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import Guarantee, SetRule, check_level, corrected, make_request, smallest_certified
+from rcir.risk import Guarantee, check_level, corrected, make_request, smallest_certified
 from rcir.runs.compare import Comparison, Run, compare, group_by_queries, read_runs
 from rcir.store.folder import current_version, locked
 from rcir.terminal import working
@@ -58,22 +59,22 @@ def choose(references: Sequence[str], alphas: Sequence[float], delta: float) -> 
     alpha = check_level("alpha", alphas[0])
     check_level("delta", delta)
     runs = _read_candidates(references)
-    rules, among = [], 0
+    calibrations, among = [], 0
     for run in runs:  # one encoder in memory at a time
-        retriever = Retriever.load(run.retriever)
-        rules.append(_compared_rule(retriever, run))
-        among += retriever.require_calibration().chosen_among
+        calibrations.append(_compared_calibration(Retriever.load(run.retriever), run))
+        among += calibrations[-1].chosen_among
     request, refusals = make_request(alpha, delta), []
     number = smallest_certified([run.results["test"].parts for run in runs], alpha, delta, among)
     if number is None:
-        for rule in rules:
+        for calibration in calibrations:
             try:
-                rule.guarantee(request, among)
+                calibration.miss_rule.guarantee(request, among)
             except RiskUnattainable as error:
                 refusals.append(error)
         raise min(refusals, key=lambda error: error.minimum_alpha or 1)
     comparison = compare(runs, alphas, corrected(delta, among))
-    row, guarantee = comparison.rows[number], rules[number].guarantee(request, among)
+    row = comparison.rows[number]
+    guarantee = replace(calibrations[number], chosen_among=among).guarantee(request)
     tracked = _mark(row.run.retriever, among)
     return Choice(comparison, row.run, row.sizes[alpha].value, guarantee, tracked)
 
@@ -100,8 +101,8 @@ def _read_candidates(references: Sequence[str]) -> list[Run]:
     return runs
 
 
-def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
-    """Return the rule whose sizes were measured."""
+def _compared_calibration(retriever: Retriever, run: Run) -> Calibration:
+    """Return the calibration whose sizes were measured."""
     calibration = retriever.require_calibration()
     rule, (part,) = calibration.miss_rule, run.results["test"].parts
     if calibration.sequential:
@@ -116,7 +117,7 @@ def _compared_rule(retriever: Retriever, run: Run) -> SetRule:
             f"{run.folder} was calibrated with the {rule.bound} bound, but sizes are compared with "
             "the binomial one: calibrate with --bound binomial"
         )
-    return rule
+    return calibration
 
 
 def _mark(folder: Path, among: int) -> bool:

@@ -260,6 +260,7 @@ class Served:
             "anytime": calibration.sequential,
             "beta": self._can_certify(beta=0.5),
             "balance": self._can_certify(balance="uncertainty"),
+            "left_out": self.retriever.searcher.options.left_out,
             "delta": DELTA,
             "levels": {
                 name or "item": [self._level(alpha, name) for alpha in SHOWN_ALPHAS]

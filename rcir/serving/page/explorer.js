@@ -135,7 +135,7 @@ function showUnlike(p) {
     document.createElement("b"),
     ` ${words.unlike(p, seems)}`,
   );
-  byId("verdict").querySelector("b").textContent = seems ? "It seems so." : "No.";
+  byId("verdict").querySelector("b").textContent = seems ? "It seems so." : "Not clearly.";
   document.body.classList.toggle("odd", seems);
   byId("gauge").firstElementChild.style.left = `${p * 100}%`;
   byId("gauge").setAttribute("aria-label", words.unlike(p, seems));
@@ -177,7 +177,7 @@ function chance(size) {
 
 function promise(alpha) {
   const images = !document.body.classList.contains("plain");
-  const short = words.promise(answer.terms, alpha, { images, encounters: server.encounters });
+  const short = words.promise(answer.terms, alpha, { images, ...server });
   const mean = answer.fixed ? "" : `; mean size ${answer.mean_sizes[place()].toFixed(2)}`;
   const odd = document.body.classList.contains("odd");
   return `${short}${mean}.${odd ? " Dashed bars: the probability if its kind were in the gallery." : ""}`;

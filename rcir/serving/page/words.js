@@ -28,7 +28,7 @@ export function rank(value) {
   return `More uncertain than ${rounded}% of the calibration queries.`;
 }
 
-/** What a conformal p-value of the query says, after "No." or "It seems so." */
+/** What a conformal p-value of the query says, after "Not clearly." or "It seems so." */
 export function unlike(value, seems) {
   const number = value < 0.01 ? "Fewer than 1" : `${seems ? "Only " : ""}${Math.round(value * 100)}`;
   const like = `${number} of 100 calibration queries with a match are at least as unlike.`;
@@ -36,7 +36,7 @@ export function unlike(value, seems) {
 }
 
 /** The guarantee of the terms of a request, in short. */
-export function promise(terms, alpha, { encounters, images }) {
+export function promise(terms, alpha, { encounters, images, left_out: leftOut }) {
   const [of, missed] = [base(alpha), Math.round(alpha * base(alpha))];
   const queries = encounters ? "encounters" : "queries";
   const group = terms.group ? ` of ${terms.group}` : "";
@@ -47,7 +47,9 @@ export function promise(terms, alpha, { encounters, images }) {
     ? `, and at most ${share(terms.beta)} ${queries} without one get a set`
     : "";
   const right = images ? "a right image" : "a true match";
-  return `${sure}${where}, at least ${of - missed} of ${of} ${queries}${group}${matched} get a set with ${right}${rest}`;
+  const drawn = leftOut ? `${leftOut}s drawn from the gallery` : `${queries}${group}`;
+  const estimate = leftOut ? " (for new pictures an estimate)" : "";
+  return `${sure}${where}, at least ${of - missed} of ${of} ${drawn}${matched} get a set with ${right}${rest}${estimate}`;
 }
 
 /** Rounded up: what is said to be possible has to be. */
