@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibration.config import CalibrationConfig, CertificationConfig
 from rcir.data.catalogue import DataConfig
@@ -42,6 +42,8 @@ class PictureModel:
             console.print(f"note: the retriever accepts vectors only: {error}", soft_wrap=True)
         if files_in(self.gallery, retriever.ids.tolist()):
             retriever.origin[PICTURES] = str(self.gallery)
+        else:
+            console.print("note: no pictures are shown, because ids of items are not their paths")
 
 
 def files_in(folder: Path, names: Sequence[str]) -> list[Path] | None:
@@ -65,6 +67,7 @@ def embed_pictures_of(
                 "that embeds them, such as --model timm:tf_efficientnet_lite0"
             )
         return config, None
+    from rcir.data.datasets.user_images import list_pictures
     from rcir.runs.config import EmbeddingConfig
     from rcir.runs.embedding import embed_pictures
 
@@ -77,12 +80,16 @@ def embed_pictures_of(
         if getattr(config, part) is not None:
             if config.matches is None:
                 _require_labels(place)
-            files[part] = str(folder / part)
+            # Another folder for other pictures or labels, or for another model.
+            pictures = list_pictures(place)
+            listed = [config.model, config.checkpoint, pictures.ids, dict(pictures.columns)]
+            shards = folder / f"{part}-{_digest(listed)}"
+            files[part] = str(shards)
             encoder, preprocessing = embed_pictures(
                 EmbeddingConfig(
                     place,
                     config.model,
-                    folder / part,
+                    shards,
                     config.checkpoint,
                     shards=1,
                     max_rejects=config.max_rejects,
@@ -112,6 +119,12 @@ def _require_labels(place: Path) -> None:
         )
 
 
+def _digest(values: Any) -> str:
+    """Return a short digest of plain values."""
+    plain = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:8]
+
+
 def untrained_run(config: CalibrationConfig) -> RunFolder:
     """Return a run of a model: with the validation and record in MLflow of a training, no epoch."""
     assert config.model is not None
@@ -120,8 +133,9 @@ def untrained_run(config: CalibrationConfig) -> RunFolder:
     from training.run import train
 
     data = config.data or DataConfig()
-    named = [config.model, config.checkpoint, asdict(data)]
-    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:6]
+    weights = None if config.checkpoint is None else Path(config.checkpoint).read_bytes()
+    contents = None if weights is None else hashlib.sha256(weights).hexdigest()
+    digest = _digest([config.model, contents, asdict(data)])
     return train(
         TrainingConfig(
             re.sub(r"[^\w.-]+", "-", f"{config.model} {data.name} {digest}"),

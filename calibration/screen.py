@@ -26,6 +26,11 @@ def print_outcome(outcome: Outcome) -> int:
         print_next(f"plan --retriever {folder} --alpha {outcome.evaluation.rows[-1].alpha:g}")
         return NOTHING_CERTIFIED
     query = "QUERIES.parquet" if outcome.retriever.encoder is None else "PHOTO.jpg"
+    searcher = outcome.retriever.searcher
+    if searcher.gallery.parts:
+        query += f" --key {searcher.options.key.upper()}"
+    if outcome.retriever.require_calibration().calibration_queries.pictures is not None:
+        query += " --together"
     print_next(
         f"retrieve {query} --retriever {folder} --alpha {row.alpha:g} "
         f"--delta {outcome.evaluation.delta:g}",

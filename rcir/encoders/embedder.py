@@ -7,8 +7,8 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +69,13 @@ class Embedder:
     def __call__(self, encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
         """Embed images, in their order, on the CPU; `InvalidImage` if one cannot be read."""
         done: dict[int, Embedding] = {}
-        finished = self._finish_blocks(encoder, preprocessing, split_blocks(images))
-        for number, (embedding, rejects) in finished:
-            if rejects:
-                raise InvalidImage(next(iter(rejects.values())))
-            assert embedding is not None
-            done[number] = embedding
+        # Closed at an error, too: a traceback would keep its progress and its workers alive.
+        with closing(self._finish_blocks(encoder, preprocessing, split_blocks(images))) as finished:
+            for number, (embedding, rejects) in finished:
+                if rejects:
+                    raise InvalidImage(next(iter(rejects.values())))
+                assert embedding is not None
+                done[number] = embedding
         return Embedding.concatenate([done[number] for number in range(len(done))])
 
     def embed_readable(
@@ -96,7 +97,7 @@ class Embedder:
 
     def _finish_blocks(
         self, encoder: Encoder, preprocessing: Preprocessing, blocks: Sequence[Images]
-    ) -> Iterator[tuple[int, Block]]:
+    ) -> Generator[tuple[int, Block]]:
         """Yield the number and the content of each block, in any order, once it is stored."""
         parts: dict[int, Path] = {}  # the file of each block
         if self.folder is not None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder
 
 
+MODEL_OPTIONS = ("method", "backbone", "pooling", "dim", "projected", "options")
+
+
 class Fingerprints:
     """Digests of encoder, preprocessing, gallery and index, recomputed only after a change.
 
@@ -71,8 +74,10 @@ class Fingerprints:
 
 
 def model_digest(encoder: Encoder, preprocessing: Preprocessing) -> str:
-    """Return a digest of weights, forward hooks and preprocessing, by which models are named."""
-    described = encoder.weights_digest() + json.dumps(preprocessing.identity(), sort_keys=True)
+    """Return a digest of weights, options, hooks and preprocessing, by which models are named."""
+    options = {name: getattr(encoder.config, name) for name in MODEL_OPTIONS}
+    described = encoder.weights_digest()
+    described += json.dumps([preprocessing.identity(), options], sort_keys=True)
     for hook in encoder.parts()[1]:
         described += getattr(hook, "__qualname__", type(hook).__qualname__)
     return hashlib.sha256(described.encode()).hexdigest()[:12]

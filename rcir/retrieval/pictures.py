@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -48,14 +50,17 @@ class ItemPictures:
         return encode(self.picture(item), THUMBNAIL_SIDE)
 
     def query(self, rng: np.random.Generator) -> tuple[bytes, str | None]:
-        """Return a random test picture of the data set as PNG, and its label or None."""
+        """Return the file of a random test picture of the data set, and its label or None."""
         test = self.data_set().test
         row = int(rng.integers(len(test)))
         label: Any = None
         if test.labels is not None:
             number = int(test.labels[row])
             label = test.label_names.get(number, str(number))
-        return encode(test.images[row])[0], label
+        image = test.images[row]
+        if isinstance(image, str | os.PathLike):
+            return Path(image).read_bytes(), label
+        return encode(image)[0], label
 
     def picture(self, item: str) -> ImageLike:
         """Return the picture of an item, or raise `DataUnavailable`."""
@@ -95,7 +100,7 @@ class ItemPictures:
         from rcir.config import from_plain
         from rcir.data import DataConfig, load_splits
 
-        config = from_plain(DataConfig, origin["data"])
+        config = replace(from_plain(DataConfig, origin["data"]), download=False)
         splits = load_splits(config, rejects=origin.get("rejects", ()))
         self._positions = {name: place for place, name in enumerate(splits.gallery.ids)}
         return splits

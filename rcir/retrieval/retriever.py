@@ -269,7 +269,7 @@ class Retriever:
 
         Args:
             encoder, preprocessing: those that the gallery's `model` names
-                (`rcir.runs.models.load_model`).
+                (`rcir.runs.embedding.load_model`).
 
         Raises:
             InvalidData: weights or preprocessing differ from those that the gallery's model had.

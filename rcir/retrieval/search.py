@@ -55,6 +55,7 @@ NO_ENCODER = (
     "the model that embedded the gallery"
 )
 MAX_BATCH_POSITIONS = 2**22  # positions of items that are left out
+SAME_IMAGE = 1e-4  # largest distance of two vectors of one image, over their length
 NOT_SEARCHED = {"label_names", "_fingerprints", "_parts"}  # fields of a searcher
 QueryInput: TypeAlias = "Images | NDArray[np.floating[Any]] | Embedding | Queries"
 
@@ -466,10 +467,25 @@ class Searcher:
         vectors, uncertainties = embedded_vectors(embedding)
         stored = None
         if self.takes_vectors:  # digests are those of vectors, like the gallery's
-            vectors, images = self.options.prepare(vectors), None
+            vectors, images = self._stored_vectors(self.options.prepare(vectors)), None
         elif self.encoder is not None and (self.encoder.reranks or self.encoder.draws):
             stored = embedding.map(lambda values: values.cpu())
         return Queries(vectors, uncertainties, images, embedding=stored)
+
+    def _stored_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return vectors of images, with the gallery's own in place of those that rounding changed.
+
+        An image has another vector, by its last digits, in another batch; an item is recognised by
+        its digits.
+        """
+        if self.encoder is None or isinstance(self.index, UnbuiltIndex) or not len(vectors):
+            return vectors
+        _, positions = self.index.search(vectors, 1)
+        found = positions[:, 0] >= 0
+        stored = self.index.vectors_at(np.where(found, positions[:, 0], 0))
+        apart = np.linalg.norm(stored.astype(np.float64) - vectors, axis=1)
+        same = found & (apart <= SAME_IMAGE * lengths(vectors))
+        return np.where(same[:, None], stored, vectors)
 
     def together(self, queries: Queries, encounters: NDArray[np.str_]) -> Queries:
         """Return one query for all pictures of each encounter, in the order of their first ones.
@@ -698,8 +714,14 @@ class Searcher:
         if isinstance(vectors, ImageSet):
             queries = vectors.images
             if labels is None:  # by name, because the numbers may be those of another set
-                named = vectors.label_names and self.label_names
-                labels = vectors.attributes["class"] if named else vectors.relevance
+                named = bool(vectors.label_names)
+                if self.takes_vectors and named != bool(self.label_names):
+                    raise InvalidData(
+                        "only one of gallery and queries has names of labels, and numbers of "
+                        "different sets cannot be compared: pass labels"
+                    )
+                both = named and self.label_names
+                labels = vectors.attributes["class"] if both else vectors.relevance
             if clusters is None and vectors.cluster is not None:
                 clusters, cluster = vectors.attributes[vectors.cluster], vectors.cluster
         embedded = self.prepare(queries, None, uncertainty, model, probabilities)

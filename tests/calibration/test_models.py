@@ -48,7 +48,7 @@ def test_photographs_are_certified_and_answer_photographs(photos, options, capsy
     new = Path("new.png")
     Path("photos/a/0.png").rename(new)
     assert main(["certify", "photos", *options, "--alpha", "0.3"]) == 0
-    vectors = next(Path("runs/certified/vectors/gallery").glob("*.parquet"))
+    vectors = next(Path("runs/certified/vectors").glob("gallery-*/*.parquet"))
     written = vectors.stat().st_mtime_ns
     results = json.loads(Path("runs/certified/results.json").read_text())
     assert (results["dataset"], results["encoder"].partition("@")[0]) == ("photos", MODEL)
@@ -63,6 +63,12 @@ def test_photographs_are_certified_and_answer_photographs(photos, options, capsy
     assert json.loads(capsys.readouterr().out)["labels"][0] == "a"
     assert main(["certify", "photos", *options, "--alpha", "0.3", "0.4"]) == 0
     assert vectors.stat().st_mtime_ns == written
+    Path("photos/b/1.png").unlink()  # other pictures get other vectors
+    assert main(["certify", "photos", *options, "--alpha", "0.3"]) == 0
+    retriever = rcir.load("runs/certified/retriever")
+    assert len(retriever.ids) == 118
+    item = "photos/c/3.png"  # recognised, although it is embedded alone now
+    assert item.removeprefix("photos/") not in retriever.retrieve(item, 0.3, 0.1).ids
 
 
 def test_a_table_of_gallery_and_one_of_queries(photos, options, capsys):
@@ -91,6 +97,15 @@ def test_a_retriever_of_vectors_answers_photographs_with_the_model_of_its_galler
     assert f"--model {MODEL}" in capsys.readouterr().err
     assert main([*command, *options]) == 0
     assert "photos" not in rcir.load("out/retriever").origin
+
+
+def test_pictures_without_labels_are_refused_before_they_are_embedded(photos, options, capsys):
+    Path("photos/a/0.png").rename("photos/alone.png")
+    for place, part in (("photos", "alone.png"), ("photos/a", "class folders")):
+        with pytest.raises(SystemExit):
+            main(["certify", place, *options])
+        assert part in capsys.readouterr().err
+    assert not [*Path("runs").rglob("*.parquet")]
 
 
 def test_pictures_without_a_model_and_a_checkpoint_without_one_are_refused(photos, capsys):

@@ -78,6 +78,8 @@ def test_pictures_of_the_gallery_and_of_earlier_queries_are_recognised(retriever
     asked = retriever.calibration.query_digests
     queries = retriever.labelled(list(QUERIES), NAMES[QUERY_LABELS])
     assert np.isin(queries.digests, asked).all()
+    one_by_one = [retriever.searcher.prepare([image]).digests[0] for image in GALLERY]
+    assert np.isin(one_by_one, retriever.searcher.gallery.digests).all()
 
 
 def test_a_changed_weight_makes_the_calibration_stale(retriever, encoder):
@@ -97,6 +99,10 @@ def test_other_encoders_are_refused(retriever, encoder):
         retriever.attach_encoder(encoder, replace(PREPROCESSING, interpolation="bicubic"))
     with pytest.raises(InvalidConfig, match="vectors"):
         retriever.attach_encoder(build(EncoderConfig("hib")), PREPROCESSING)
+    scaled = build(EncoderConfig("deterministic", options={"unit": False})).eval()
+    scaled.load_state_dict(encoder.state_dict())
+    with pytest.raises(InvalidData, match="digest"):
+        retriever.attach_encoder(scaled, PREPROCESSING)
     unnamed = rcir.Retriever.from_embeddings(vectors(encoder, GALLERY))
     with pytest.raises(InvalidConfig, match="model"):
         unnamed.attach_encoder(encoder, PREPROCESSING)
@@ -118,6 +124,8 @@ def test_sets_of_images_calibrate_with_their_labels_by_name(retriever, encoder):
         assert each.calibrate(images, recurring=True).n_calibration == len(expected)
         scores = each.calibration.miss_rule.evidence.match_score
         np.testing.assert_allclose(np.sort(scores), np.sort(expected), rtol=1e-4)
+    with pytest.raises(InvalidData, match="names"):
+        retriever.calibrate(replace(images, attributes={}))
     groups = np.array([f"person {row % 60}" for row in range(300)])
     clustered = replace(images, attributes={**images.attributes, "by": groups}, cluster="by")
     built.calibrate(clustered, recurring=True)

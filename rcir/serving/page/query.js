@@ -90,7 +90,7 @@ export class QueryField {
     for (const id of ["add", "key-add"]) byId(id).hidden = !several;
     byId("vector-input").hidden = !vectors;
     byId("drop-hint").textContent = "Drop or paste a picture anywhere.";
-    if (several) byId("drop-hint").textContent += " Add pictures of the same encounter: the set gets smaller.";
+    if (several) byId("drop-hint").textContent += " Open all pictures of an encounter at once: one that is added because of its set makes it an example.";
   }
 
   /** Open the dialog of the browser for files. */
