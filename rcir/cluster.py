@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from rcir.errors import InvalidConfig
 from rcir.terminal import working
 
 LOCAL = "local"
+_joined = threading.Event()  # set if this module joined, and not its caller
 TOKEN_FILE = ".ray/auth_token"  # Ray lets all users of the machine read it
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CLIENT, CLIENT_PORT = "ray", 10001  # of Ray's client, ray://host
@@ -47,14 +49,16 @@ def join_cluster() -> None:
                 log_to_driver=False,
                 logging_level=logging.WARNING,
             )
+        _joined.set()
         if address == LOCAL:
             with suppress(OSError):  # it does not exist, or belongs to another user
                 (Path.home() / TOKEN_FILE).chmod(0o600)
 
 
 def leave_cluster() -> None:
-    """Leave the cluster, and end one that this process started: at its exit, Ray says nothing."""
-    if ray.is_initialized():
+    """Leave the cluster that `join_cluster` joined or started: at its exit, Ray says nothing."""
+    if ray.is_initialized() and _joined.is_set():
+        _joined.clear()
         with working("stopping Ray", logged=True):
             ray.shutdown()
 
