@@ -66,7 +66,7 @@ class IndexConfig:
     Example:
         >>> IndexConfig(options={"lists": 100})
         Traceback (most recent call last):
-        rcir.errors.InvalidConfig: index.options of flat: there is no option lists; there are none
+        rcir.errors.InvalidConfig: index.options of flat: there is no option lists; ...
     """
 
     kind: str = "flat"

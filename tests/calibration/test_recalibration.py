@@ -33,7 +33,7 @@ def test_a_folder_is_brought_up_to_date(folder, capsys):
     expected.add(new, [f"new {row}" for row in range(60)], labels)
     report = expected.recalibrate()
     main(["recalibrate", "own", "--add", "new.npz", "--remove", "gone.txt"])
-    assert capsys.readouterr().out == f"{report}\nretriever: own\n"
+    assert capsys.readouterr().out.startswith(f"{report}\nretriever: own\n")
     after = rcir.load(folder)
     assert len(after.ids) == 358
     asked = draw_vectors(20, 9)[0]
