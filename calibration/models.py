@@ -18,6 +18,7 @@ from rcir.retrieval.retriever import Retriever
 from rcir.terminal import console
 
 if TYPE_CHECKING:  # vectors need no torch
+    from rcir.data.folders import Pictures
     from rcir.data.preprocessing import Preprocessing
     from rcir.encoders import Encoder
     from rcir.runs import RunFolder
@@ -78,10 +79,10 @@ def embed_pictures_of(
         place = Path(getattr(config, part) or config.gallery)
         folders[part] = (place if place.is_dir() else place.parent).absolute()
         if getattr(config, part) is not None:
-            if config.matches is None:
-                _require_labels(place)
-            # Another folder for other pictures or labels, or for another model.
             pictures = list_pictures(place)
+            if config.matches is None:
+                _require_labels(place, pictures)
+            # Another folder for other pictures or labels, or for another model.
             listed = [config.model, config.checkpoint, pictures.ids, dict(pictures.columns)]
             shards = folder / f"{part}-{_digest(listed)}"
             files[part] = str(shards)
@@ -99,11 +100,8 @@ def embed_pictures_of(
     return embedded, PictureModel(encoder, preprocessing, **folders)
 
 
-def _require_labels(place: Path) -> None:
+def _require_labels(place: Path, pictures: Pictures) -> None:
     """Raise `InvalidData` unless all pictures have labels or places, before they are embedded."""
-    from rcir.data.datasets.user_images import list_pictures
-
-    pictures = list_pictures(place)
     columns = pictures.columns
     if "label" not in columns and "labels" not in columns and not {"x", "y"} <= columns.keys():
         raise InvalidData(
@@ -133,9 +131,11 @@ def untrained_run(config: CalibrationConfig) -> RunFolder:
     from training.run import train
 
     data = config.data or DataConfig()
-    weights = None if config.checkpoint is None else Path(config.checkpoint).read_bytes()
-    contents = None if weights is None else hashlib.sha256(weights).hexdigest()
-    digest = _digest([config.model, contents, asdict(data)])
+    weights = None
+    if config.checkpoint is not None and Path(config.checkpoint).is_file():
+        with Path(config.checkpoint).open("rb") as file:
+            weights = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _digest([config.model, weights, asdict(data)])
     return train(
         TrainingConfig(
             re.sub(r"[^\w.-]+", "-", f"{config.model} {data.name} {digest}"),
