@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,8 @@ def new_store(shared_folder: Path) -> Callable[[Path], str]:
     """
     template = shared_folder / "empty.db"
     with FileLock(shared_folder / "empty.lock"):
+        if find_spec("mlflow") is None:  # in the environment of `make test-lowest`
+            template.touch()
         if not template.is_file():
             from mlflow import MlflowClient
 

@@ -159,15 +159,14 @@ def _with_advice(error: RcirError | OSError) -> str:
     """Return the message of an error, with what to do about one of the operating system."""
     if isinstance(error, OSError) and error.errno in _ADVICE:
         path = error.filename2 or error.filename  # of a copy, the file that was written
-        if path is not None or error.errno in _FULL:  # not of a socket or a process
-            where = "" if path is None else f"{path}: "
-            return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
+        where = "" if path is None else f"{path}: "
+        return f"{where}{error.strerror}: {_ADVICE[error.errno]}"
     return str(error)
 
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """Print errors of rcir and of the operating system in one line, and exit with status 1.
+    """Print errors of rcir, of files and of full disks in one line, and exit with status 1.
 
     Advice names flags, warnings are lines, and text that standard output cannot encode is escaped.
     """
@@ -185,6 +184,8 @@ def reporting_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (RcirError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno not in _FULL:
+            raise  # nobody could act on it without the traceback
         print(f"error: {printable(_with_advice(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

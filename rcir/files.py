@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -22,6 +23,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rcir import storage
 
 NUMPY_WROTE_LESS = re.compile(r"\d+ requested and \d+ written")  # its error has no number
 UNFINISHED_NAME = re.compile(r"-(?P<owner>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}(?P<end>-old|-journal)?")
@@ -42,7 +45,12 @@ def checksum(path: Path) -> str:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Yield a place to write a file to, which is renamed to `path` after the block."""
+    """Yield a place to write a file to, which is renamed or uploaded to `path` after the block."""
+    if storage.is_uri(path):
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / path.name
+            storage.write_object(path, Path(folder) / path.name)
+        return
     remove_unfinished(path)
     aside = _aside(path)
     try:
@@ -54,7 +62,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
+    """Write a file, or an object in a bucket, atomically."""
     with written_aside(path) as aside:
         aside.write_bytes(content)
 

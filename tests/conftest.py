@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import warnings
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +39,8 @@ def pytest_make_parametrize_id(config, val, argname):
 
 @pytest.fixture(autouse=True)
 def _seeded():
+    if find_spec("torch") is None:  # in the environment of `make test-lowest`
+        return
     import torch
 
     # `torch.manual_seed` notes the traceback for a GPU that is used later, ten times as slow.
@@ -115,6 +118,25 @@ def tiny():
         "mining": MiningConfig("nearest", "hardest"),
     }
     return lambda name="tiny", **changes: TrainingConfig(name, **(defaults | changes))
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory):
+    """A real S3 server on loopback."""
+    from tests.s3_server import Server
+
+    server = Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server, tmp_path, monkeypatch):
+    """The URI of an empty bucket, which the environment leads to."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RCIR_CACHE", str(tmp_path / "cache"))
+    return s3_server.bucket()
 
 
 @pytest.fixture(scope="session")

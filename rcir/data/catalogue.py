@@ -19,6 +19,7 @@ from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, RcirError, 
 from rcir.options import require_at_least, require_options
 from rcir.terminal import working
 
+SELECTING = {"version", "split"}  # options of readers that decide which images are read
 # Options of `divide`, and their kinds.
 DIVISION_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(DRAWN_PARTS, float),
@@ -28,13 +29,6 @@ DIVISION_OPTIONS: dict[str, Any] = {
 _CLOSED = {"validation": 3000, "gallery": 12000, "tuning": 3000, "calibration": 3000}
 _FETCHED = "data.download=true fetches it"
 _MNIST = ("mnist", "MNIST/raw")  # the second is torchvision's
-# Training images (database and queries), then database and queries of the evaluation.
-_PITTSBURGH = (
-    ({"version": "30k", "split": "test"}, 10_000 + 7_416 + 10_000 + 6_816),
-    ({"version": "30k", "split": "val"}, 10_000 + 7_416 + 10_000 + 7_608),
-    ({"version": "250k", "split": "test"}, 91_464 + 7_824 + 83_952 + 8_280),
-    ({"version": "250k", "split": "val"}, 91_464 + 7_824 + 78_648 + 7_608),
-)
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,6 @@ class DataSet:
     parts: Mapping[str, float] = field(default_factory=dict)  # sizes other than those of `divide`
     options: Mapping[str, Any] = field(default_factory=dict)  # of the reader
     splitter: str = ""  # reader of its splits; empty if `divide` draws them
-    # The published numbers of images with some options; with others none is published.
-    counts: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
     def is_on_disk(self, root: Path) -> bool:
         """Return whether its files, or some of them, are in the folder of all data sets."""
@@ -70,15 +62,6 @@ class DataSet:
             require_options(where, _function(self.splitter), options)
         else:
             require_options(where, self.function(), options, DIVISION_OPTIONS)
-
-    def published(self, options: Mapping[str, Any]) -> int | None:
-        """Return the published number of images with options of the reader, or None."""
-        if not self.counts:
-            return self.images
-        parameters = signature(self.function()).parameters
-        values = {name: parameter.default for name, parameter in parameters.items()}
-        values |= {**self.options, **options}
-        return next((n for chosen, n in self.counts if chosen.items() <= values.items()), None)
 
     def read(self, root: Path, **options: Any) -> Source:
         """Read the set as published; `root` is the folder of all data sets."""
@@ -150,26 +133,6 @@ DATASETS: dict[str, DataSet] = {
         70_000,
         parts=_CLOSED,
     ),
-    "cifar10": DataSet(
-        "CIFAR-10, colour pictures of ten kinds of things",
-        _FETCHED,
-        "small_images:read_cifar10",
-        ("cifar-10-batches-bin",),
-        60_000,
-    ),
-    "svhn": DataSet(
-        "SVHN, cropped digits of house numbers",
-        _FETCHED,
-        "small_images:read_svhn",
-        ("svhn",),
-        99_289,
-    ),
-    "n-digit-mnist": DataSet(
-        "numbers of N MNIST digits, zero-shot",
-        "made of MNIST, which data.download=true fetches",
-        "handwriting:read_n_digit_mnist",
-        _MNIST,
-    ),
     "omniglot": DataSet(
         "Omniglot's background set, handwritten characters",
         "images_background.zip of github.com/brendenlake/omniglot",
@@ -206,13 +169,6 @@ DATASETS: dict[str, DataSet] = {
         ("ChestX-Det",),
         3_578,
     ),
-    "lfw": DataSet(
-        "Labeled Faces in the Wild, the official development halves",
-        "pictures, peopleDevTrain.txt and peopleDevTest.txt of its authors",
-        "people:read_lfw",
-        ("lfw", "lfw-py"),
-        13_233,
-    ),
     "market1501": DataSet(
         "Market-1501, people seen by six cameras",
         "Market-1501-v15.09.15.zip of its authors",
@@ -220,21 +176,12 @@ DATASETS: dict[str, DataSet] = {
         ("Market-1501-v15.09.15",),
         12_936 + 3_368 + 15_913,  # without 3,819 junk boxes, which are left out
     ),
-    "clothing1m": DataSet(
-        "Clothing1M, clothes with clean and with noisy labels",
-        "from its authors, on request",
-        "objects:read_clothes",
-        ("Clothing1M",),
-        # The number of noisy images that are in a clean list too, and left out, is not published.
-        counts=(({"noisy": False}, 47_570 + 14_313 + 10_526),),
-    ),
     "pitts30k": DataSet(
         "Pittsburgh 30k, street views with positions",
         "pictures of Pittsburgh 250k on request, pitts30k_*.mat of NetVLAD",
         "places:read_pittsburgh",
         ("pittsburgh/datasets/pitts30k_train.mat",),
         34_232,
-        counts=_PITTSBURGH,
     ),
     "pitts250k": DataSet(
         "Pittsburgh 250k, street views with positions",
@@ -243,7 +190,6 @@ DATASETS: dict[str, DataSet] = {
         ("pittsburgh/datasets/pitts250k_train.mat",),
         191_520,
         options={"version": "250k"},
-        counts=_PITTSBURGH,
     ),
     "msls": DataSet(
         "Mapillary Street-Level Sequences, street views with positions",
@@ -429,7 +375,7 @@ def verify(
         alone = int(np.sum(np.unique(labels, return_counts=True)[1] == 1))
     return Findings(
         {part: len(images) for part, images in parts.items()},
-        dataset.published(options),
+        dataset.images if not (options.keys() & SELECTING) else None,
         tuple(error for error in errors if error is not None),
         alone,
         source.notes,

@@ -6,10 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
+from rcir import storage
 from rcir.data.images import IMAGE_ENDINGS
 from rcir.data.names import MISSING_VALUES, require_utf8, to_nfc
 from rcir.errors import InvalidData, printable
@@ -34,6 +35,7 @@ SYSTEM_FOLDERS = frozenset(
 )
 OTHER_FILES = "files that are not pictures"
 SHOWN_ENDINGS = 3
+CHUNK = 1 << 13  # pictures that are listed together
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,24 @@ class Pictures:
     ids: Sequence[str]  # unique: the path in the folder, with slashes, or from the table
     columns: Mapping[str, Sequence[Any]]  # metadata by name; None where a value is unknown
     notes: tuple[str, ...] = ()  # sentences on what was left out, and what else matters
+    # In files that hold several pictures, the first byte and the number of bytes of each.
+    spans: Sequence[tuple[int, int] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, rows: slice) -> Pictures:
-        """Return some of the pictures, without notes."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return Pictures(self.paths[rows], self.ids[rows], columns)
+    @classmethod
+    def joined(cls, chunks: Iterable[Pictures], notes: Iterable[str] = ()) -> Pictures:
+        """Join pictures with the same columns."""
+        paths: list[Path] = []
+        ids: list[str] = []
+        columns: dict[str, list[Any]] = {}
+        for chunk in chunks:
+            paths += chunk.paths
+            ids += chunk.ids
+            for name, values in chunk.columns.items():
+                columns.setdefault(name, []).extend(values)
+        return cls(paths, ids, columns, tuple(notes))
 
     def without(self, rows: Collection[int]) -> Pictures:
         """Return the pictures that are not in some rows, without notes."""
@@ -81,30 +93,54 @@ def scan_folder(folder: Path) -> Pictures:
     to folders are skipped and counted. Names of labels that differ in their Unicode form only are
     the same.
     """
-    skipped, other_endings = Counter[str](), Counter[str]()
-    ids = sorted(_pictures_below(folder, skipped, other_endings))
+    notes, chunks = stream_folder(folder)
+    return Pictures.joined(chunks, notes)
+
+
+def stream_folder(folder: Path) -> tuple[tuple[str, ...], Iterator[Pictures]]:
+    """Return notes on a folder, and its pictures as `scan_folder` lists them, in chunks.
+
+    The folder is walked twice: which folders are splits depends on all of them.
+    """
+    skipped, other_endings, tops = Counter[str](), Counter[str](), Counter[str]()
+
+    def names() -> Iterator[str]:
+        for name in _pictures_below(folder, skipped, other_endings):
+            top, slash, _ = name.partition("/")
+            tops[top if slash else ""] += 1
+            yield name
+
+    notes: list[str] = []
+    split_of, has_labels = _split_folders(folder, names(), notes)
     note = _note(skipped, other_endings)
-    if not ids:
+    if not tops:
         raise InvalidData(
-            f"{folder} has no pictures{f' ({note})' if note else ''}; pictures end in "
-            f"{', '.join(IMAGE_ENDINGS)}"
+            f"{storage.as_text(folder)} has no pictures{f' ({note})' if note else ''}; "
+            f"pictures end in {', '.join(IMAGE_ENDINGS)}"
         )
-    require_utf8(ids, str(folder))
-    notes = [note] if note else []
-    split_of = _split_folders(folder, ids, notes)
-    labels: list[str | None] = []
-    for name in ids:
-        label = name.rpartition("/")[0]
-        if split_of and "/" in name:
-            label = label.partition("/")[2]
-        labels.append(to_nfc(label) or None)
-    _require_present(folder, labels)
-    columns = {"label": labels} if any(labels) else {}
     if split_of:
-        columns["split"] = [split_of.get(name.partition("/")[0]) for name in ids]
-        sizes = Counter(split or "none" for split in columns["split"])
+        sizes = Counter[str]()
+        for top, count in tops.items():
+            sizes[split_of.get(top, "none")] += count
         notes.append(f"splits: {', '.join(f'{name} ({n:,})' for name, n in sizes.items())}")
-    return Pictures([folder / name for name in ids], ids, columns, tuple(notes))
+
+    def chunks() -> Iterator[Pictures]:
+        listed = _pictures_below(folder, Counter(), Counter())
+        while ids := list(islice(listed, CHUNK)):
+            require_utf8(ids, str(folder))
+            labels: list[str | None] = []
+            for name in ids:
+                label = name.rpartition("/")[0]
+                if split_of and "/" in name:
+                    label = label.partition("/")[2]
+                labels.append(to_nfc(label) or None)
+            _require_present(folder, labels)
+            columns = {"label": labels} if has_labels else {}
+            if split_of:
+                columns["split"] = [split_of.get(name.partition("/")[0]) for name in ids]
+            yield Pictures([folder / name for name in ids], ids, columns)
+
+    return (*([note] if note else ()), *notes), chunks()
 
 
 def _require_present(folder: Path, labels: Iterable[str | None]) -> None:
@@ -120,35 +156,55 @@ def _require_present(folder: Path, labels: Iterable[str | None]) -> None:
 def _pictures_below(
     folder: Path, skipped: Counter[str], other_endings: Counter[str]
 ) -> Iterator[str]:
-    """Yield the paths of pictures in the folder, in any order, and count what is skipped."""
-    pending = [""]
-    while pending:
-        inside = pending.pop()
-        try:
-            with os.scandir(folder / inside) as scanned:
-                entries = list(scanned)
-        except OSError:
-            if not inside:
-                raise
-            skipped["folders that cannot be read"] += 1
-            continue
-        for entry in entries:
-            name = entry.name.lower()
-            if name.startswith("."):
+    """Yield the paths of pictures in the folder in their order, and count what is skipped."""
+    if storage.is_uri(folder):
+        for info in storage.list_objects(folder):
+            *places, last = info.name.lower().split("/")
+            if any(part.startswith(".") for part in (*places, last)):
                 skipped["hidden files and folders"] += 1
-            elif entry.is_dir(follow_symlinks=False):
-                if name in SYSTEM_FOLDERS:
-                    skipped["folders of file managers and network drives"] += 1
-                else:
-                    pending.append(f"{inside}{entry.name}/")
-            elif entry.is_symlink() and not _is_file(entry):
-                is_folder = Path(entry.path).is_dir()
-                skipped["links to folders" if is_folder else "broken links"] += 1
-            elif name.endswith(IMAGE_ENDINGS) and _is_file(entry):
-                yield f"{inside}{entry.name}"
+            elif not SYSTEM_FOLDERS.isdisjoint(places):
+                skipped["folders of file managers and network drives"] += 1
+            elif last.endswith(IMAGE_ENDINGS):
+                yield info.name
             else:
                 skipped[OTHER_FILES] += 1
-                other_endings[Path(entry.name).suffix] += 1
+                other_endings[Path(last).suffix] += 1
+        return
+
+    def names_in(inside: str) -> Iterator[str]:
+        names = []  # of folders with a slash, by which they are ordered as the paths in them
+        with os.scandir(folder / inside) as entries:
+            for entry in entries:
+                name = entry.name.lower()
+                if name.startswith("."):
+                    skipped["hidden files and folders"] += 1
+                elif entry.is_dir(follow_symlinks=False):
+                    if name in SYSTEM_FOLDERS:
+                        skipped["folders of file managers and network drives"] += 1
+                    else:
+                        names.append(f"{entry.name}/")
+                elif entry.is_symlink() and not _is_file(entry):
+                    is_folder = Path(entry.path).is_dir()
+                    skipped["links to folders" if is_folder else "broken links"] += 1
+                elif name.endswith(IMAGE_ENDINGS) and _is_file(entry):
+                    names.append(entry.name)
+                else:
+                    skipped[OTHER_FILES] += 1
+                    other_endings[Path(entry.name).suffix] += 1
+        return iter(sorted(names))
+
+    pending = [("", names_in(""))]
+    while pending:
+        inside, names = pending[-1]
+        if (name := next(names, None)) is None:
+            pending.pop()
+        elif not name.endswith("/"):
+            yield f"{inside}{name}"
+        else:
+            try:
+                pending.append((f"{inside}{name}", names_in(f"{inside}{name}")))
+            except OSError:
+                skipped["folders that cannot be read"] += 1
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -171,8 +227,13 @@ def _note(skipped: Counter[str], other_endings: Counter[str]) -> str:
     return f"left out: {', '.join(counts)}" if counts else ""
 
 
-def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[str, str]:
-    """Return the split of each folder that is one; {} if the folder is not divided into splits."""
+def _split_folders(
+    folder: Path, ids: Iterable[str], notes: list[str]
+) -> tuple[dict[str, str], bool]:
+    """Return the split of each folder that is one, and whether there are class folders.
+
+    The former is empty if the folder is not divided into splits.
+    """
     children: dict[str, set[str]] = {}  # of each folder with pictures below it, those folders in it
     for name in ids:
         place = name.rpartition("/")[0]
@@ -195,14 +256,14 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
     }
     others = sorted(tops - named.keys())
     if not named:
-        return {}
+        return {}, bool(tops)
     if not others:
         if len(set(named.values())) < len(named):
             raise InvalidData(
                 f"{folder} has the folders {', '.join(named)}, and several of them are the "
                 "same split: put their pictures together"
             )
-        return named
+        return named, any(name in children for name in named)
     with_classes = [name for name in named if name in children]
     if with_classes:
         raise InvalidData(
@@ -215,7 +276,7 @@ def _split_folders(folder: Path, ids: Sequence[str], notes: list[str]) -> dict[s
         f"{', '.join(named)} is taken for a class, not for a split: it contains pictures and no "
         f"class folders, and lies beside {_list_names(others)}"
     )
-    return {}
+    return {}, True
 
 
 def _list_names(names: Iterable[str]) -> str:

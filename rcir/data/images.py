@@ -14,17 +14,18 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from rcir.errors import ImageTooLarge, InvalidImage, MissingPackage
+from rcir.errors import DataUnavailable, ImageTooLarge, InvalidImage, MissingPackage
 from rcir.imports import naming_extras
+from rcir.storage import as_text, is_uri, open_file
 
 if TYPE_CHECKING:  # pictures that keep their size need no torch
     from torch import Tensor
@@ -204,7 +205,7 @@ def _turn_upright(pixels: NDArray[np.uint8], image: Image.Image) -> NDArray[np.u
 
 
 def _jpeg_pixels(
-    file: BinaryIO, image: JpegImagePlugin.JpegImageFile, channels: int
+    file: IO[bytes], image: JpegImagePlugin.JpegImageFile, channels: int
 ) -> NDArray[np.uint8] | None:
     """Decode by torchvision: the same values, faster. None if it refuses: Pillow decides then."""
     if "torch" not in sys.modules:  # which takes seconds to import
@@ -374,8 +375,8 @@ def read_capture_times(paths: Sequence[str | os.PathLike[str]]) -> list[str | No
 
 def _capture_time(path: str | os.PathLike[str]) -> str | None:
     try:
-        with open_image(path) as file:
-            image = _open_format(cast("BinaryIO", file), _formats(path))
+        with open_image(path, lazily=True) as file:
+            image = _open_format(file, _formats(path))
             exif = Image.Image.getexif(image)  # the method of PNG files decodes all pixels
             stated = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
             return str(datetime.strptime(str(stated).strip("\0 "), "%Y:%m:%d %H:%M:%S"))
@@ -385,9 +386,12 @@ def _capture_time(path: str | os.PathLike[str]) -> str | None:
 
 @contextmanager
 def open_image(
-    source: str | os.PathLike[str] | bytes | UntrustedImage,
-) -> Iterator[BufferedReader | BytesIO]:
-    """Open the file of an image; errors in the context become `InvalidImage`."""
+    source: str | os.PathLike[str] | bytes | UntrustedImage, lazily: bool = False
+) -> Iterator[IO[bytes]]:
+    """Open the file of an image; errors in the context become `InvalidImage`.
+
+    An object in a bucket is read completely, unless `lazily`.
+    """
     formats = UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else FORMATS
     with _pillow(image_name(source), formats):
         if isinstance(source, UntrustedImage):
@@ -395,11 +399,11 @@ def open_image(
             yield source
         elif isinstance(source, bytes):
             yield BytesIO(source)
-        elif not (path := Path(source)).is_file():
+        elif not (is_uri(source) or (path := Path(source)).is_file()):
             missing = "a folder" if path.is_dir() else "not a file that is there"
             raise InvalidImage(f"{path} is {missing}: pass the path of an image, such as 1.jpg")
         else:
-            with path.open("rb") as file:
+            with open_file(source, lazily) as file:
                 yield file
 
 
@@ -407,14 +411,18 @@ def image_name(source: str | os.PathLike[str] | bytes | UntrustedImage) -> str:
     """Return the name of an image's file for messages."""
     if isinstance(source, UntrustedImage):
         source = source.getvalue()
-    return f"the picture of {len(source)} bytes" if isinstance(source, bytes) else str(Path(source))
+    return (
+        f"the picture of {len(source)} bytes"
+        if isinstance(source, bytes)
+        else as_text(Path(source))
+    )
 
 
 def _formats(source: object) -> tuple[str, ...]:
     return UNTRUSTED_FORMATS if isinstance(source, UntrustedImage) else (*FORMATS, *CODEC_FORMATS)
 
 
-def _open_format(file: BinaryIO, formats: Iterable[str]) -> ImageFile.ImageFile:
+def _open_format(file: IO[bytes], formats: Iterable[str]) -> ImageFile.ImageFile:
     """Open an image as `Image.open` does, whose limit of pixels cannot be changed by an argument.
 
     Only these formats are tried: for others, Pillow may run programs, such as Ghostscript for EPS.
@@ -496,8 +504,10 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
     token = _runs_pillow.set(True)
     try:
         yield
-    except InvalidImage:
+    except (InvalidImage, DataUnavailable):
         raise
+    except FileNotFoundError as error:
+        raise InvalidImage(f"{error}: pass the path of an image, such as 1.jpg") from error
     except MissingPackage as error:
         raise InvalidImage(f"{name} may be HEIC, which is not read: {error}") from error
     except UnidentifiedImageError as error:
@@ -515,7 +525,7 @@ def _pillow(name: str, formats: Iterable[str] = FORMATS) -> Iterator[None]:
         _runs_pillow.reset(token)
 
 
-def _check(image: Image.Image, name: str, max_pixels: int, file: BinaryIO | None = None) -> None:
+def _check(image: Image.Image, name: str, max_pixels: int, file: IO[bytes] | None = None) -> None:
     """Raise `InvalidImage` for what the header states, before anything is decoded."""
     width, height = image.size
     _check_pixels(name, width, height, max_pixels)
@@ -536,7 +546,7 @@ def _check_pixels(name: str, width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _bits(image: Image.Image, file: BinaryIO | None) -> int:
+def _bits(image: Image.Image, file: IO[bytes] | None) -> int:
     """Return the bits per channel of a file, or of a PIL image without one.
 
     Pillow's mode does not show them: it reduces colours of 16 bits to the upper 8.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from scipy.io import loadmat
@@ -18,6 +16,7 @@ from rcir.data.names import to_nfc
 from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import Relevance
 from rcir.errors import DataUnavailable, InvalidData
+from rcir.storage import as_text, is_uri, join, list_files
 
 Content = TypeVar("Content")
 READ_ERRORS = (
@@ -26,7 +25,8 @@ READ_ERRORS = (
     *(zlib.error, MatReadError, UnboundLocalError),
 )
 LEFT_OUT = "left out"  # the split of images that are counted only
-MAX_NUMBER = 10**18  # of numbers in text files
+MAX_DIGITS = 18  # of numbers in text files
+Listings: TypeAlias = "dict[str, tuple[Path, dict[str, str]]]"  # of folders, their files by name
 
 
 class Row(NamedTuple):
@@ -109,12 +109,20 @@ def require_files(folder: Path, names: Sequence[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str) -> list[Path]:
-    """Return the paths of images in a folder; every folder is listed once.
+def require_images(
+    folder: Path,
+    names: Sequence[str],
+    listed_in: str,
+    get: str,
+    total: int = 0,
+    listings: Listings | None = None,
+) -> list[Path]:
+    """Return the paths of images, by default all `total` ones, in a folder.
 
-    A name that the disk has in another Unicode form is found there.
+    A name that the disk has in another Unicode form is found there. A folder is listed once, unless
+    `listings`, to which it is added, have it.
     """
-    places: dict[str, tuple[Path, dict[str, str]]] = {}  # each folder, and its files by name
+    places = {} if listings is None else listings
     paths, absent = [], []
     for name in names:
         place, slash, file = name.rpartition("/")
@@ -134,16 +142,16 @@ def require_images(folder: Path, names: Sequence[str], listed_in: str, get: str)
         if any(PureWindowsPath(name).root or "\\" in name for name in absent):
             remedy = "write paths relative to this folder, with slashes, such as fruit/1.jpg"
         raise DataUnavailable(
-            f"{len(absent)} of {len(names)} images listed in {listed_in} are missing from "
-            f"{folder}, for instance {', '.join(absent[:2])}: {remedy}"
+            f"{len(absent)} of {total or len(names)} images listed in {listed_in} are missing from "
+            f"{as_text(folder)}, for instance {', '.join(absent[:2])}: {remedy}"
         )
     return paths
 
 
 def _folder_on_disk(folder: Path, place: str) -> Path:
     """Return the path of a folder inside another, whose names may have another Unicode form."""
-    path = folder / place
-    if path.is_dir() or path.name in ("", ".."):
+    path = join(folder, place)
+    if is_uri(path) or path.is_dir() or path.name in ("", ".."):
         return path
     outer = place.rpartition("/")[0]
     above = _folder_on_disk(folder, outer) if outer else folder
@@ -152,14 +160,6 @@ def _folder_on_disk(folder: Path, place: str) -> Path:
     wanted = to_nfc(path.name)
     same = (child for child in above.iterdir() if to_nfc(child.name) == wanted)
     return next((child for child in same if child.is_dir()), path)
-
-
-def list_files(folder: Path) -> list[str]:
-    """Return the names of the files directly in a folder; none if it does not exist."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_file()]
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> Iterator[list[str]]:
@@ -183,30 +183,27 @@ def read_lines(path: Path, columns: int, header: int = 0) -> Iterator[list[str]]
         yield fields
 
 
-def read_pairs(path: Path, header: int = 0) -> dict[str, str]:
+def read_pairs(path: Path) -> dict[str, str]:
     """Return the second field of each line of a text file by the first, which comes once."""
     pairs: dict[str, str] = {}
-    for name, value in islice(read_lines(path, 2, header), header, None):
+    for name, value in read_lines(path, 2):
         if name in pairs:
             raise InvalidData(f"{path} lists {name} twice: fetch it again")
         pairs[name] = value
     return pairs
 
 
-def parse_whole_number(path: Path, line: int, value: str, limit: int = MAX_NUMBER) -> int:
-    """Return a number below a limit, not negative; `InvalidData` names the line otherwise."""
-    if not value.isdecimal() or len(value) > len(str(MAX_NUMBER)) or int(value) >= limit:
+def parse_whole_number(path: Path, line: int, value: str) -> int:
+    """Return a number below 10^18, not negative; `InvalidData` names the line otherwise."""
+    if not value.isdecimal() or len(value) > MAX_DIGITS:
         raise InvalidData(
-            f"{path}, line {line}: {value[:80]!r} is not a whole number below {limit}: fetch the "
-            "file again"
+            f"{path}, line {line}: {value[:80]!r} is not a whole number of at most {MAX_DIGITS} "
+            "digits: fetch the file again"
         )
     return int(value)
 
 
-def read_numbers(path: Path, header: int = 0, limit: int = MAX_NUMBER) -> dict[str, int]:
-    """Return what `read_pairs` does, as whole numbers below a limit."""
-    pairs = read_pairs(path, header)
-    return {
-        name: parse_whole_number(path, line, value, limit)
-        for line, (name, value) in enumerate(pairs.items(), header + 1)
-    }
+def read_numbers(path: Path) -> dict[str, int]:
+    """Return what `read_pairs` does, as whole numbers."""
+    pairs = enumerate(read_pairs(path).items(), 1)
+    return {name: parse_whole_number(path, line, value) for line, (name, value) in pairs}

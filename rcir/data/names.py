@@ -51,10 +51,13 @@ def require_utf8(names: Iterable[str], where: str, remedy: str = RENAME_ADVICE) 
         ) from None
 
 
-def require_unique(names: Sequence[str], what: str, remedy: str) -> None:
-    """Raise `InvalidData` if a name of a column comes twice; rows are counted from 1."""
+def require_unique(
+    names: Sequence[str], what: str, remedy: str, rows: Sequence[int] | None = None
+) -> None:
+    """Raise `InvalidData` if a name of a column comes twice; `rows` are counted from 1."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         last = len(names) - list(reversed(names)).index(twice[0])
+        last = last if rows is None else rows[last - 1]
         raise InvalidData(
             f"{what} has {len(twice)} names twice, such as {printable(twice[0])}, row {last}: "
             f"{remedy}"

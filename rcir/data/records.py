@@ -86,6 +86,13 @@ class ImageSet:
             return {}
         return dict(zip(labels.tolist(), names, strict=True))
 
+    def attribute(self, name: str, images: str) -> NDArray[Any]:
+        """Return an attribute (n,), or raise `InvalidData` that says which `images` lack it."""
+        if not (isinstance(name, str) and name in self.attributes):
+            names = ", ".join(self.attributes) or "none"
+            raise InvalidData(f"{images} have no attribute {name!r}; they have {names}")
+        return self.attributes[name]
+
     def pick(self, rows: NDArray[np.integer]) -> Sequence[ImageLike] | NDArray[Any]:
         """Return the images of some rows, in that order; an array if the set is an array."""
         if isinstance(self.images, np.ndarray):

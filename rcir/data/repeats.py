@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b, file_digest
-from typing import TYPE_CHECKING, Any, TypeAlias
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,9 @@ def _digest(image: ImageLike) -> str:
 
     if isinstance(image, str | os.PathLike | bytes | UntrustedImage):
         with open_image(image) as file:
-            return file_digest(file, lambda: blake2b(digest_size=DIGEST_BYTES)).hexdigest()
+            return file_digest(
+                cast("BytesIO", file), lambda: blake2b(digest_size=DIGEST_BYTES)
+            ).hexdigest()
     if isinstance(image, Image.Image):
         grey = image.mode in ("1", "L")
     else:

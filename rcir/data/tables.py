@@ -13,20 +13,24 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from rcir.data.names import as_ids, as_label_lists, as_labels, as_numbers, as_texts
 from rcir.errors import InvalidData, printable
+from rcir.storage import as_text, open_file
 
 COLUMN_READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("id", "path", "key", "query", "gallery", "item"), as_ids),
-    **{"label": as_labels, "labels": as_label_lists},
+    **{"label": as_labels, "query_label": as_labels, "labels": as_label_lists},
     **dict.fromkeys(("group", "cluster", "encounter", "split"), as_texts),
-    **dict.fromkeys(("x", "y", "uncertainty", "score"), as_numbers),
+    **dict.fromkeys(("x", "y", "uncertainty", "score", "distance", "relevant"), as_numbers),
 }
 FIELD_SEPARATORS = (",", ";", "\t")
+HEADER_LINES = 100  # in which the header ends
+CHUNK = 1 << 13  # rows that are yielded together
 BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -36,20 +40,27 @@ BYTE_ORDER_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
 }
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, or in another encoding of Unicode with its mark."""
-    content = path.read_bytes()
-    marked = (name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark))
-    encoding = next(marked, "utf-8")
-    try:
-        text = content.decode(encoding)
-        if "\0" not in text:  # as UTF-16 has them, if it is read as another encoding
-            return text
-        before = text[: text.index("\0")]
-    except UnicodeDecodeError as error:
-        before = content[: error.start].decode(encoding, "replace")
+def stream_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text with their ends; `InvalidData` if it has another encoding."""
+    with open_file(path) as file:
+        start = file.read(4)
+        marked = (name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark))
+        encoding = next(marked, "utf-8")
+        file.seek(0)
+        try:
+            with io.TextIOWrapper(file, encoding, newline="") as lines:
+                for line in lines:
+                    if "\0" in line:  # as UTF-16 has them, if it is read as another encoding
+                        raise UnicodeError
+                    yield line
+            return
+        except UnicodeError:
+            pass
+    with open_file(path) as file:
+        text = file.read().decode(encoding, "replace")
+    wrong = min(place for mark in "\0\ufffd" if (place := text.find(mark)) >= 0)
     raise InvalidData(
-        f"{path} cannot be read: line {len((before + '.').splitlines())} is not text in "
+        f"{path} cannot be read: line {len((text[:wrong] + '.').splitlines())} is not text in "
         f"{encoding.removesuffix('-sig').upper()}: save the file as UTF-8, which Excel calls 'CSV "
         "UTF-8', or convert it, for instance with `iconv -f CP1252 -t UTF-8`"
     )
@@ -60,13 +71,25 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
 
     `InvalidData` if a row has more or fewer fields than the header, or two columns have one name.
     """
-    text = read_text(path)
-    stated = re.match(r"sep=([,;\t])\r?\n", text, re.IGNORECASE)  # Excel reads and hides this line
-    if stated:
-        text = "\n" + text[stated.end() :]  # so that lines keep their numbers
-    rows = _rows(text, stated[1] if stated else _separator(text))
+    columns: dict[str, list[str | None]] = {}
+    for chunk in stream_csv(path):
+        for name, values in chunk.items():
+            columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def stream_csv(path: Path) -> Iterator[dict[str, list[str | None]]]:
+    """Yield the columns of a CSV file as `read_csv` does, of some rows at a time; at least once."""
+    lines = stream_lines(path)
+    first = next(lines, "")
+    stated = re.fullmatch(r"sep=([,;\t])\r?\n", first, re.IGNORECASE)  # Excel reads and hides it
+    head = list(islice(lines, HEADER_LINES)) if stated else [first, *islice(lines, HEADER_LINES)]
+    separator = stated[1] if stated else _separator("".join(head))
+    # The empty line in place of a stated separator lets lines keep their numbers.
+    rows = _rows(chain(["\n"] if stated else (), head, lines), separator)
     records: list[list[str]] = []
     header: list[str] | None = None
+    n_chunks = 0
     try:
         for row in rows:
             blank = len(row) < 2 and not "".join(row).strip()
@@ -74,6 +97,7 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
                 continue
             if header is None:
                 header = [name.strip() for name in row]
+                _require_different(path, [name for name in header if name])
                 continue
             if len(row) != len(header):
                 if len(row) < len(header) or any(map(str.strip, row[len(header) :])):
@@ -83,13 +107,20 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
                     )
                 row = row[: len(header)]
             records.append(row)
+            if len(records) == CHUNK:
+                yield _columns(header, records)
+                records, n_chunks = [], n_chunks + 1
     except csv.Error as error:
         raise InvalidData(
             f"{path} cannot be read: line {rows.line_num}: {error}: check the quotation marks"
         ) from error
     if header is None:
         raise InvalidData(f"{path} cannot be read: it is empty: expected a header and rows")
-    _require_different(path, [name for name in header if name])
+    if records or not n_chunks:
+        yield _columns(header, records)
+
+
+def _columns(header: list[str], records: list[list[str]]) -> dict[str, list[str | None]]:
     columns = zip(*records, strict=True) if records else ((),) * len(header)
     return {
         name: [value.strip() or None for value in column]
@@ -98,26 +129,30 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
     }
 
 
-def read_parquet(path: Path, names: Collection[str] | None = None) -> Any:
-    """Return an Arrow table of the columns with these names, or of all; missing ones are ignored.
+def read_parquet(path: Path, names: Collection[str]) -> Any:
+    """Return an Arrow table of the columns with these names; missing ones are ignored.
 
-    Blanks around names do not count, and an index without a name, which pandas adds, is left out.
+    Blanks around names do not count.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        columns = [
-            name
-            for name in file.schema_arrow.names
-            if (not name.startswith("__index_level_") if names is None else name.strip() in names)
-        ]
+    with open_file(path) as opened, parquet.ParquetFile(opened) as file:
+        columns = [name for name in file.schema_arrow.names if name.strip() in names]
         _require_different(path, [name.strip() for name in columns])
         # PyArrow reads lists of categories from one row group at a time only.
         groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
         table = pa.concat_tables(groups) if groups else file.read(columns)
     renamed = table.rename_columns([name.strip() for name in table.column_names])
     return renamed.replace_schema_metadata(table.schema.metadata)
+
+
+def read_schema(path: Path) -> Any:
+    """Return the schema of a Parquet file, of which no more is read."""
+    from pyarrow import parquet
+
+    with open_file(path, lazily=True) as file:
+        return parquet.read_schema(file)
 
 
 def list_values(path: Path, name: str, column: Any) -> list[Any]:
@@ -141,10 +176,15 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def parse_columns(file: Path, columns: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return those of the named columns that a file has, each read by the rule for its name."""
+def parse_columns(
+    file: Path, columns: Mapping[str, Any], names: Iterable[str], first: int = 1
+) -> dict[str, Any]:
+    """Return those of the named columns that a file has, each read by the rule for its name.
+
+    Messages count rows from `first`.
+    """
     return {
-        name: COLUMN_READERS[name](columns[name], f"{file}: column {name}", first=1)
+        name: COLUMN_READERS[name](columns[name], f"{as_text(file)}: column {name}", first=first)
         for name in names
         if name in columns
     }
@@ -160,11 +200,10 @@ def missing_column(table: Path | str, column: str, present: Sequence[str]) -> In
         if name not in wanted and name.lower() in wanted
     ]
     remedy = ", ".join(renamed) or "rename one, or add it"
-    return InvalidData(f"{table} has no column {column}; it has {listed}: {remedy}")
+    return InvalidData(f"{as_text(table)} has no column {column}; it has {listed}: {remedy}")
 
 
-def _rows(text: str, separator: str) -> Any:
-    lines = io.StringIO(text, newline="")
+def _rows(lines: Iterable[str], separator: str) -> Any:
     return csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
 
 
@@ -173,7 +212,7 @@ def _separator(text: str) -> str:
     n_columns = {}
     for separator in FIELD_SEPARATORS:
         try:
-            n_columns[separator] = len(next(_rows(text, separator), []))
+            n_columns[separator] = len(next(_rows(io.StringIO(text, newline=""), separator), []))
         except csv.Error:
             n_columns[separator] = 0
     return max(FIELD_SEPARATORS, key=n_columns.__getitem__)

@@ -5,8 +5,8 @@ The columns are those of `VectorTable`; of a .npz file its arrays, of the same n
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,15 +25,18 @@ from rcir.data.tables import (
     parse_columns,
     read_csv,
     read_parquet,
+    read_schema,
 )
 from rcir.errors import DataUnavailable, InvalidData
-from rcir.files import read_array, write_file
+from rcir.files import read_array, write_file, written_aside
+from rcir.storage import as_text, is_file, is_folder, is_uri, list_files
 from rcir.stored_vectors import StoredVectors
 
 # In the metadata of a Parquet file's schema: what embedded the vectors; the number of shards; a
 # digest of what the vectors were made of; and, as JSON, ids and reasons of what was left out.
 MODEL_KEY, SHARDS_KEY = "rcir.model", "rcir.shards"
 SOURCE_KEY, REJECTS_KEY = "rcir.source", "rcir.rejects"
+SHARD = re.compile(r"part-.*\.parquet")
 CLUSTER = "cluster"  # the column of clusters, unless another one is named
 MATCH_COLUMNS = ("label", "labels", "x", "y")  # of what defines matches
 COLUMNS_READ = ("id", "group", CLUSTER, *MATCH_COLUMNS, "uncertainty", "vector", "time")
@@ -82,6 +85,8 @@ def read_vectors(path: Path, **named: str | None) -> VectorTable:
     column_of = {name: column for name, column in named.items() if column is not None}
     readers = {".parquet": _parquet_columns, ".npz": _npz, ".npy": _npy}
     with _reading(path):
+        if path.suffix.lower() != ".parquet" and is_uri(path):
+            raise InvalidData(f"{as_text(path)}: in a bucket, vectors must be in Parquet files")
         if path.suffix.lower() not in readers:
             raise InvalidData(f"{path} must end in {', '.join(readers)}")
         names = (*COLUMNS_READ, *column_of.values())
@@ -97,19 +102,19 @@ def read_vectors(path: Path, **named: str | None) -> VectorTable:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Raise `DataUnavailable` for a file that is not there, and `InvalidData` for any error."""
-    if not path.is_file():
-        raise DataUnavailable(f"there is no file {path}")
+    if not is_file(path):
+        raise DataUnavailable(f"there is no file {as_text(path)}")
     try:
         yield
-    except InvalidData:
+    except (DataUnavailable, InvalidData):
         raise
     except Exception as error:
-        raise InvalidData(f"{path} cannot be read: {error}") from error
+        raise InvalidData(f"{as_text(path)} cannot be read: {error}") from error
 
 
 def read_matches(path: Path) -> list[tuple[str, str]]:
     """Read a table of true matches, .csv or .parquet: ids in the columns `query` and `gallery`."""
-    columns = _read_table(path, ("query", "gallery"))
+    columns = read_table(path, ("query", "gallery"))
     return list(zip(columns["query"], columns["gallery"], strict=True))
 
 
@@ -118,7 +123,7 @@ def read_scores(path: Path) -> dict[tuple[str, str], float]:
 
     `InvalidData` if a pair has two different scores.
     """
-    columns = _read_table(path, ("query", "item", "score"))
+    columns = read_table(path, ("query", "item", "score"))
     pairs = list(zip(columns["query"], columns["item"], strict=True))
     values = columns["score"].tolist()
     scores = dict(zip(pairs, values, strict=True))
@@ -139,31 +144,29 @@ def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
     write_file(path, "".join(f"{query} {item}\n" for query, item in pairs).encode())
 
 
-def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return columns of a table, .csv or .parquet; `InvalidData` if it lacks one."""
+def read_table(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """Return columns of a table, .csv or .parquet; `InvalidData` if it lacks one of `names`."""
     columns: dict[str, Any]
     with _reading(path):
         if path.suffix.lower() == ".csv":
             columns = dict(read_csv(path))
             present = list(columns)
         else:
-            columns, _, present = _parquet_columns(path, names)
+            columns, _, present = _parquet_columns(path, (*names, *optional))
         for name in names:
             if name not in columns:
                 raise missing_column(path, name, present)
-        return parse_columns(path, columns, names)
+        return parse_columns(path, columns, (*names, *optional))
 
 
 def _parquet_columns(path: Path, names: Sequence[str]) -> _Columns:
-    from pyarrow import parquet
-
     table = read_parquet(path, names)
     model = (table.schema.metadata or {}).get(MODEL_KEY.encode())
     columns: dict[str, Any] = {
         name: _matrix(path, column) if name == "vector" else list_values(path, name, column)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    present = parquet.read_schema(path).names
+    present = read_schema(path).names
     return columns, None if model is None else model.decode(), present
 
 
@@ -269,7 +272,7 @@ def read_all_vectors(path: Path, **named: str | None) -> VectorTable:
 
     The vectors of shards are mapped from a temporary file; one shard at a time is in memory.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         return read_vectors(path, **named)
     from pyarrow import default_memory_pool
 
@@ -300,17 +303,17 @@ def read_all_vectors(path: Path, **named: str | None) -> VectorTable:
 
 def _shards(folder: Path) -> list[Path]:
     """Return the shards in a folder, in order, or raise if there are none or some are missing."""
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException
 
-    shards = sorted(folder.glob("part-*.parquet"))
+    shards = sorted(folder / name for name in list_files(folder) if SHARD.fullmatch(name))
     if not shards:
         raise DataUnavailable(
-            f"the folder {folder} holds no {shard_name(0)}: give a file of vectors, or a folder "
-            "that `rcir embed --shards` wrote"
+            f"the folder {as_text(folder)} holds no {shard_name(0)}: give a file of vectors, or a "
+            "folder that `rcir embed` wrote"
         )
     n, stated = len(shards), None
     with suppress(ArrowException, OSError):  # an unreadable shard is refused when it is read
-        stated = (parquet.read_schema(shards[0]).metadata or {}).get(SHARDS_KEY.encode())
+        stated = (read_schema(shards[0]).metadata or {}).get(SHARDS_KEY.encode())
     if stated not in (None, str(n).encode()) or shards[-1].name != shard_name(n - 1):
         raise InvalidData(
             f"{folder} holds {n} shards{'' if stated is None else f' of {stated.decode()}'}, and "
@@ -333,49 +336,51 @@ def _require_alike(file: Path, table: VectorTable, first: VectorTable) -> None:
         )
 
 
-def write_vectors(
-    path: Path,
+def vector_table(
     vectors: NDArray[np.float32],
-    ids: Sequence[str],
-    columns: Mapping[str, Sequence[Any]],
-    *,
-    model: str,
+    ids: Any,
+    columns: Mapping[str, Any],
     uncertainty: NDArray[np.float64] | None = None,
-    shards: int = 1,
-    source: str | None = None,
-    rejects: Mapping[str, str] | None = None,
-) -> None:
-    """Write unit vectors (n, d) of pictures, with metadata, as one Parquet file or not at all.
+) -> Any:
+    """Return the Arrow table of unit vectors (n, d) of pictures.
 
     Columns: ``id`` (string), ``vector`` (fixed_size_list of d float32), ``uncertainty`` (float64)
-    if there is one, then the others: ``label`` (string), ``labels`` (list of string), ``x`` and
-    ``y`` (float64), any other in the type of its values. For the metadata see `MODEL_KEY`.
+    if there is one, then the others, which are of Arrow.
     """
     import pyarrow
-    from pyarrow import parquet
 
     n, d = vectors.shape
     for name, values in {"ids": ids, "uncertainty": uncertainty, **columns}.items():
         if values is not None and len(values) != n:
             raise InvalidData(f"got {len(values)} values of {name} for {n} vectors")
-    if reserved := sorted({"id", "vector", "uncertainty"} & columns.keys()):
-        raise InvalidData(f"the name of column {reserved[0]!r} is reserved: rename it")
+    require_free_names(columns)
     flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     arrays = {
-        "id": pyarrow.array(list(ids), pyarrow.string()),
+        "id": pyarrow.array(ids, pyarrow.string()),
         "vector": pyarrow.FixedSizeListArray.from_arrays(flat, d),
     }
     if uncertainty is not None:
         arrays["uncertainty"] = pyarrow.array(np.asarray(uncertainty, np.float64))
-    text, number = pyarrow.string(), pyarrow.float64()
-    types = {"label": text, "labels": pyarrow.list_(text), "x": number, "y": number}
-    arrays |= {
-        name: pyarrow.array(list(values), types.get(name)) for name, values in columns.items()
-    }
-    metadata = {MODEL_KEY: model} | ({SHARDS_KEY: str(shards)} if shards > 1 else {})
-    metadata |= {} if source is None else {SOURCE_KEY: source}
-    metadata |= {REJECTS_KEY: json.dumps(dict(rejects))} if rejects else {}
-    table = pyarrow.table(arrays).replace_schema_metadata(metadata)
-    buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(table, buffer)
-    write_file(path, buffer.getvalue().to_pybytes())
+    return pyarrow.table(arrays | dict(columns))
+
+
+def require_free_names(columns: Iterable[str]) -> None:
+    """Raise `InvalidData` if a column of pictures has the name of one of vectors."""
+    if reserved := sorted({"id", "vector", "uncertainty"} & {*columns}):
+        raise InvalidData(f"the name of column {reserved[0]!r} is reserved: rename it")
+
+
+def write_tables(path: Path, tables: Iterable[Any], metadata: Mapping[str, str]) -> None:
+    """Write Arrow tables with the same columns, one after the other, as one Parquet file."""
+    from pyarrow import parquet
+
+    with written_aside(path) as aside, aside.open("wb") as file:
+        writer = None
+        try:
+            for table in tables:
+                named = table.replace_schema_metadata(metadata)
+                writer = writer or parquet.ParquetWriter(file, named.schema)
+                writer.write_table(named)
+        finally:  # an open writer would write to a closed file
+            if writer is not None:
+                writer.close()

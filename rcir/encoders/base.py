@@ -31,10 +31,11 @@ from rcir.torch_settings import BY_DIFFERENCES, full_precision, shared_by_thread
 Images: TypeAlias = "Sequence[ImageLike] | NDArray[np.uint8]"
 Pooling = Literal["gem", "avg", "flatten"]
 Activation = Literal["leaky-relu", "relu"]
+Precision = Literal["float32", "bfloat16"]
 EARLIER = "earlier"  # metadata of an option: its value in folders from before it existed
 
 N_DRAWS = 20  # of a query whose encoder states a variance
-MAX_HELD = 1 << 14  # embeddings that `TrainingImages.batches` holds: 16 replicas embed a block each
+MAX_HELD = 1 << 16  # embeddings that `TrainingImages.batches` holds: each time, workers start
 
 METHODS = {
     "deterministic": "rcir.encoders.deterministic:Deterministic",
@@ -294,15 +295,18 @@ class Encoder(nn.Module):
         """Take over the weights of the trained encoders of `member_configs`."""
         raise NotImplementedError(f"{type(self).__name__} has members, and no method take_members")
 
-    def embed(self, images: Tensor) -> Embedding:
-        """Embed images (n, C, H, W) in evaluation mode without gradients, in full precision.
+    def embed(self, images: Tensor, precision: Precision = "float32") -> Embedding:
+        """Embed images (n, C, H, W) in evaluation mode without gradients.
 
         Queries must be embedded as the calibration queries were, up to
-        `rcir.risk.results.TOLERANCE`, on any device and in any thread.
+        `rcir.risk.results.TOLERANCE`, on any device and in any thread: in full precision, unless
+        vectors of bfloat16 arithmetic are stored for gallery and queries alike.
         """
         mode = shared_by_threads(self, self._evaluation_mode)
-        with mode, torch.inference_mode(), full_precision():
-            return self._embed(images)
+        rounded = torch.autocast(images.device.type, torch.bfloat16, precision == "bfloat16")
+        with mode, torch.inference_mode(), full_precision(), rounded:
+            embedding = self._embed(images)
+            return embedding if precision == "float32" else embedding.map(Tensor.float)
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from rcir.data.preprocessing import Preprocessing
 from rcir.embedding import Embedding
-from rcir.encoders.base import Encoder, Images
+from rcir.encoders.base import Encoder, Images, Precision
 from rcir.encoders.memory import batch_within
 from rcir.errors import InvalidData, InvalidImage
 from rcir.losses.mutual_likelihood import fuse_gaussians
@@ -21,7 +24,8 @@ from rcir.terminal import begin, working
 
 BATCH = 128  # images in a forward pass at most
 SMALL_BATCH = 8  # images that are embedded together whatever memory they take
-BLOCK_SIZE = 8 * BATCH  # images that are in memory together, as bytes
+BLOCK_SIZE = 8 * BATCH  # images of a block at most
+BLOCK_BYTES = 1 << 27  # of the pixels of a block, at most
 BATCHES_AHEAD = 2  # batches that are read while one is computed
 LENGTH_TOLERANCE = 1e-3  # of a unit vector, by rounding
 
@@ -31,58 +35,121 @@ Embed: TypeAlias = Callable[[Encoder, Preprocessing, Images], Embedding]
 Block: TypeAlias = tuple[Embedding | None, dict[int, str]]
 
 
-def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
-    """Embed any number of images in batches, on the device of the encoder."""
-    with working("embedding", len(images)):
-        blocks = (_embed_block(encoder, preprocessing, block) for block in split_blocks(images))
-        return Embedding.concatenate(list(blocks))
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """All that decides how images are embedded.
+
+    Args:
+        batch: images in a forward pass; None for as many as fit, see `batch_within`.
+        precision: see `Encoder.embed`.
+    """
+
+    encoder: Encoder
+    preprocessing: Preprocessing
+    batch: int | None = None
+    precision: Precision = "float32"
+
+    @property
+    def block_size(self) -> int:
+        """The number of images that are decoded, embedded and stored together."""
+        height, width = self.preprocessing.size
+        n_bytes = height * width * self.preprocessing.channels
+        return max(1, min(BLOCK_SIZE, BLOCK_BYTES // n_bytes))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the encoder."""
+        return next(self.encoder.parameters()).device
+
+    def encode(self, pixels: Tensor) -> Embedding:
+        """Embed decoded images (n, channels, *size) on the encoder's device.
+
+        Convolutions are fastest, and round alike, with the channels of a pixel side by side.
+        """
+        images = self.preprocessing.normalise(pixels).contiguous(memory_format=torch.channels_last)
+        return self.encoder.embed(images, self.precision)
+
+    def batch_size(self, images: int, example: Callable[[], Tensor]) -> int:
+        """Return the number of images in a forward pass; `example` returns decoded images."""
+        if self.batch is not None or images <= SMALL_BATCH:
+            return self.batch or SMALL_BATCH
+        shape = example().shape[1:]
+        image = self.preprocessing.normalise(torch.zeros(1, *shape, device=self.device))
+        return batch_within(self.encoder, image, BATCH)
 
 
-def _embed_block(
-    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int | None = None
-) -> Embedding:
-    embedded = []
-    for part in _batches(encoder, preprocessing, images, batch):
-        embedded.append(encoder.embed(part))
-        begin(len(part))
-    return Embedding.concatenate(embedded)
-
-
-def embed_readable(
-    encoder: Encoder,
-    preprocessing: Preprocessing,
-    images: Images,
-    batch: int | None = None,
-) -> Block:
-    """Embed the readable images of a block, `batch` together or as many as fit (`batch_within`)."""
+def decode(preprocessing: Preprocessing, images: Images) -> tuple[Tensor, dict[int, str]]:
+    """Return the pixels of readable images, and the rows of the others with reasons."""
     try:
-        return _embed_block(encoder, preprocessing, images, batch), {}
+        return preprocessing.resized(images), {}
     except InvalidImage:
         rejects = preprocessing.find_faults(images)
         if not rejects:
             raise
     readable = [images[row] for row in range(len(images)) if row not in rejects]
     if not readable:
-        return None, rejects
-    return _embed_block(encoder, preprocessing, readable, batch), rejects
+        empty = torch.empty(0, preprocessing.channels, *preprocessing.size, dtype=torch.uint8)
+        return empty, rejects
+    return preprocessing.resized(readable), rejects
 
 
-def _batches(
-    encoder: Encoder, preprocessing: Preprocessing, images: Images, batch: int | None
-) -> Iterator[Tensor]:
-    """Yield the encoder's input for images, batch by batch, on its device."""
-    device = next(encoder.parameters()).device
-    if batch is None:
-        batch = SMALL_BATCH
-        if len(images) > SMALL_BATCH:
-            first = preprocessing.normalise(preprocessing.resized(images[:1]).to(device))
-            batch = batch_within(encoder, first, BATCH)
-    if len(images) <= batch:  # such as a query: no thread to read ahead
-        yield preprocessing.normalise(preprocessing.resized(images).to(device))
-        return
-    parts = [images[start : start + batch] for start in range(0, len(images), batch)]
-    for pixels in read_ahead(preprocessing.resized, parts, device):
-        yield preprocessing.normalise(pixels)
+def embed(encoder: Encoder, preprocessing: Preprocessing, images: Images) -> Embedding:
+    """Embed any number of images in batches, on the device of the encoder."""
+    model = EmbeddingModel(encoder, preprocessing)
+    with working("embedding", len(images)):
+        batches = _embed_batches(model, images, model.preprocessing.resized)
+        return Embedding.concatenate(list(batches))
+
+
+def embed_block(model: EmbeddingModel, images: Images) -> Block:
+    """Embed the readable images of a block. Its batches are the same wherever it is embedded."""
+    rejects: dict[int, str] = {}
+    done = 0
+
+    def read(batch: Images) -> Tensor:
+        nonlocal done
+        pixels, faults = decode(model.preprocessing, batch)
+        rejects.update({done + row: reason for row, reason in faults.items()})
+        done += len(batch)
+        return pixels
+
+    embedded = list(_embed_batches(model, images, read))
+    return Embedding.concatenate(embedded) if embedded else None, rejects
+
+
+def embed_pixels(
+    model: EmbeddingModel, pixels: NDArray[Any], rejects: Collection[int]
+) -> Embedding | None:
+    """Embed the decoded images of a block without its rejects, in the batches of `embed_block`."""
+    if not len(pixels):
+        return None
+    n = len(pixels) + len(rejects)
+    size = model.batch_size(n, lambda: torch.from_numpy(pixels[:1].copy()))
+    readable = np.setdiff1d(np.arange(n), list(rejects))
+    parts = np.split(pixels, np.searchsorted(readable, range(size, n, size)))
+
+    def copied(part: NDArray[Any]) -> Tensor:  # they may lie in read-only memory
+        return torch.from_numpy(part.copy())
+
+    batches = read_ahead(copied, [part for part in parts if len(part)], model.device)
+    return Embedding.concatenate(list(map(model.encode, batches)))
+
+
+def _embed_batches(
+    model: EmbeddingModel, images: Images, read: Callable[[Images], Tensor]
+) -> Iterator[Embedding]:
+    """Yield the embedding of each batch with readable images."""
+    size = model.batch_size(len(images), lambda: decode(model.preprocessing, images[:1])[0])
+    parts = [images[start : start + size] for start in range(0, max(1, len(images)), size)]
+    decoded: Iterable[Tensor]
+    if len(parts) == 1:  # such as a query: no thread to read ahead
+        decoded = [read(images).to(model.device)]
+    else:
+        decoded = read_ahead(read, parts, model.device)
+    for pixels, part in zip(decoded, parts, strict=True):
+        if len(pixels):
+            yield model.encode(pixels)
+        begin(len(part))
 
 
 def read_ahead(
@@ -105,12 +172,6 @@ def read_ahead(
                 yield pending.popleft().result().to(device, non_blocking=True)
         while pending:
             yield pending.popleft().result().to(device, non_blocking=True)
-
-
-def split_blocks(images: Images) -> list[Images]:
-    """Split images into blocks; no images are one block that `Preprocessing.resized` refuses."""
-    starts = range(0, max(1, len(images)), BLOCK_SIZE)
-    return [images[start : start + BLOCK_SIZE] for start in starts]
 
 
 def fuse(embedding: Embedding, template: Tensor, templates: int) -> Embedding:

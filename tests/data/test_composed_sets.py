@@ -9,13 +9,12 @@ import pytest
 from PIL import Image
 from scipy.stats import binomtest, chisquare
 from sklearn.datasets import load_digits
-from torchvision.datasets import MNIST
 
 from rcir.data import DataConfig, load_splits
 from rcir.data.augmentation import occlude
 from rcir.data.datasets.handwriting import list_released_classes
 from rcir.errors import InvalidConfig, InvalidData
-from tests.data.small_sets import MNIST_TEST, MNIST_TRAIN, read, write_mnist
+from tests.data.small_sets import read
 
 PARTS = ("train", "validation", "gallery", "tuning", "calibration", "test")
 QUERIES = PARTS[3:]
@@ -199,35 +198,6 @@ def test_options_of_digits_out_of_range_are_refused(option, value):
         load_splits(DataConfig("digits", options={option: value}))
 
 
-# N-digit MNIST
-
-SMALL = {"total_train": 7_000, "total_test": 3_000}
-
-
-@pytest.fixture(scope="module")
-def small_mnist(tmp_path_factory):
-    """The folder of a small MNIST without black pixels, and its contents."""
-    root = tmp_path_factory.mktemp("mnist")
-    contents, resources = write_mnist(root / "mnist", n_train=1300, n_test=1200)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(MNIST, "resources", resources)
-        yield root, contents
-
-
-def digit_rows(images, contents, files):
-    """(n, digits) the row of every digit in one half of MNIST; KeyError if it is not there."""
-    rows = {picture.tobytes(): row for row, picture in enumerate(contents[files[0]])}
-    tiles = images.reshape(len(images), 28, -1, 28).transpose(0, 2, 1, 3)
-    return np.array([[rows[tile.tobytes()] for tile in each] for each in tiles])
-
-
-def counts_of(images):
-    """The number of classes, and of images in each."""
-    classes, counts = np.unique(images.labels, return_counts=True)
-    (each,) = set(counts.tolist())
-    return len(classes), each
-
-
 @pytest.mark.parametrize(
     ("digits", "first"),
     # Of NumPy's legacy generator, whose stream is frozen; the lists were released with seed 714.
@@ -238,106 +208,6 @@ def test_classes_are_those_of_the_released_lists(digits, first):
     assert classes[:8] == first
     assert len(set(classes)) == len(classes) == 7 * 10**digits // 10
     assert set(range(10**digits)) - set(classes) == unseen(10**digits)
-
-
-@pytest.mark.parametrize(
-    ("options", "train", "test"),
-    [
-        (SMALL, (70, 100), (30, 100)),
-        (SMALL | {"unseen": False, "total_test": 7_000}, (70, 100), (70, 100)),
-        ({"total_train": 5_000, "total_test": 1_000}, (50, 100), (10, 100)),
-        ({"digits": 3, "total_train": 1_000, "total_test": 1_000}, (10, 100), (10, 100)),
-        ({"gap": "instance", "total_train": 2_000, "total_test": 350}, (100, 20), (100, 3)),
-    ],
-)
-def test_each_gap_has_its_classes_and_sizes(small_mnist, options, train, test):
-    digits = options.get("digits", 2)
-    source = read("n-digit-mnist", small_mnist[0], **options)
-    assert (counts_of(source.train), counts_of(source.queries)) == (train, test)
-    assert source.queries.images.shape == (test[0] * test[1], 28, 28 * digits)
-    rows = digit_rows(source.queries.images, small_mnist[1], MNIST_TEST)
-    numbers = small_mnist[1][MNIST_TEST[1]][rows] @ 10 ** np.arange(digits)[::-1]
-    np.testing.assert_array_equal(numbers, source.queries.labels)
-    assert source.queries.ids[0].endswith(f"-{numbers[0]:0{digits}d}")
-    assert len({*source.train.ids, *source.queries.ids}) == train[0] * train[1] + test[0] * test[1]
-    train_classes, test_classes = (
-        set(part.labels.tolist()) for part in (source.train, source.queries)
-    )
-    is_closed = "gap" in options or "unseen" in options
-    assert source.gallery == ("train" if is_closed else "queries")
-    if "gap" in options:
-        assert train_classes == test_classes == set(range(10**digits))
-    else:
-        assert not train_classes & unseen(10**digits)
-        assert test_classes <= (train_classes if is_closed else unseen(10**digits))
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_released_sets_have_their_published_sizes(data_root):
-    for options, train, test in (
-        ({}, (70, 1428), (30, 333)),
-        ({"digits": 3}, (700, 142), (100, 100)),
-        ({"gap": "instance"}, (100, 1000), (100, 100)),
-    ):
-        source = read("n-digit-mnist", data_root, **options)
-        assert (counts_of(source.train), counts_of(source.queries)) == (train, test)
-
-
-def test_digits_are_of_their_half_and_show_the_label(small_mnist):
-    root, contents = small_mnist
-    source = read("n-digit-mnist", root, **SMALL)
-    assert 0.3 < source.train.attributes["occluded"].mean() < 0.4  # 1 - 0.807**2 = 0.349
-    assert not source.queries.attributes["occluded"].any()
-    for images, files in ((source.train, MNIST_TRAIN), (source.queries, MNIST_TEST)):
-        whole = ~images.attributes["occluded"]
-        rows, labels = digit_rows(images.images[whole], contents, files), images.labels[whole]
-        np.testing.assert_array_equal(contents[files[1]][rows] @ [10, 1], labels)
-        for number in np.unique(labels):
-            of_class = rows[labels == number]
-            # No digit comes twice in a class and position.
-            assert [len(set(column)) for column in of_class.T.tolist()] == [len(of_class)] * 2
-        # Positions are drawn independently: pairs of rows do not recur.
-        assert len({*map(tuple, rows.tolist())}) > 0.98 * len(rows)
-
-
-def test_corrupt_images_are_the_clean_ones_behind_black_squares(small_mnist):
-    clean, corrupt = (
-        read("n-digit-mnist", small_mnist[0], corrupt=p, **SMALL).queries for p in (0.0, 1.0)
-    )
-    assert clean.ids == corrupt.ids
-    assert not clean.attributes["occluded"].any()
-    black = corrupt.images == 0
-    np.testing.assert_array_equal(clean.images[~black], corrupt.images[~black])
-    np.testing.assert_array_equal(black.any((1, 2)), corrupt.attributes["occluded"])
-
-
-def test_the_option_draw_decides_which_digits_are_drawn(small_mnist):
-    first, again, other = (
-        read("n-digit-mnist", small_mnist[0], draw=draw, **SMALL) for draw in (0, 0, 1)
-    )
-    for name in ("train", "queries"):
-        a, b, c = (getattr(source, name) for source in (first, again, other))
-        np.testing.assert_array_equal(a.images, b.images)
-        np.testing.assert_array_equal(a.labels, c.labels)
-        assert (a.images != c.images).any((1, 2)).mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        *[({"digits": 0}, "digits"), ({"digits": 5}, "digits"), ({"gap": "class"}, "gap")],
-        *[({"corrupt": 1.01}, "corrupt"), ({"corrupt": float("nan")}, "corrupt")],
-        *[({"train_corrupt": -0.1}, "train_corrupt"), ({"draw": -1}, "draw")],
-        *[({"total_train": 99}, "total_train"), ({"total_test": 30_000}, "1000 images")],
-        ({"total_test": 0, "gap": "instance"}, "total_test"),
-        ({"digits": 1, "total_train": 60_000}, "8571 images"),
-        ({"gap": "instance", "total_train": 99}, "0 images"),
-    ],
-)
-def test_options_of_n_digit_mnist_out_of_range_are_refused(small_mnist, options, word):
-    with pytest.raises(InvalidConfig, match=word):
-        read("n-digit-mnist", small_mnist[0], **(SMALL | options))
 
 
 # Omniglot

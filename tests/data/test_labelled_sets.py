@@ -100,38 +100,6 @@ SOP = Layout(
 )
 
 
-def lfw(images="lfw", lists="lfw"):
-    files = {
-        f"{lists}/peopleDevTrain.txt": ["2", "Zico\t2", "Abdullah\t1"],
-        f"{lists}/peopleDevTest.txt": ["2", "AJ_Lamas\t1", "Bill\t1"],
-    }
-    trains = {"Zico/Zico_0001.jpg": 3, "Zico/Zico_0002.jpg": 3, "Abdullah/Abdullah_0001.jpg": 1}
-    queries = {"AJ_Lamas/AJ_Lamas_0001.jpg": 0, "Bill/Bill_0001.jpg": 2}
-    return Layout(".", images, files, trains, queries, attributes=CUB.attributes)
-
-
-CLOTHES = {
-    "train": {"images/0/00/1,1.jpg": 0, "images/0/01/2,2.jpg": 13},
-    "val": {"images/1/00/3,3.jpg": 4, "images/1/00/4,4.jpg": 5},
-    "test": {"images/2/00/5,5.jpg": 5, "images/2/00/6,6.jpg": 4, "images/2/01/7,7.jpg": 4},
-}
-NOISY = {"images/3/00/8,8.jpg": 2, "images/3/00/9,9.jpg": 3}
-
-
-def clothing(place="annotations", also_noisy=()):
-    """The noisy labels cover the clean images too, and are all wrong there."""
-    clean = {name: label for part in CLOTHES.values() for name, label in part.items()}
-    files = {f"{place}/clean_{part}_key_list.txt": [*labels] for part, labels in CLOTHES.items()}
-    files[f"{place}/noisy_train_key_list.txt"] = [*also_noisy, *NOISY]
-    noisy = NOISY | {name: (label + 1) % 14 for name, label in clean.items()}
-    for kind, labels in (("clean", clean), ("noisy", noisy)):
-        lines = [f"{name} {label}" for name, label in reversed(labels.items())]
-        files[f"{place}/{kind}_label_kv.txt"] = lines
-    parts = (CLOTHES["train"] | NOISY, CLOTHES["val"], CLOTHES["test"])
-    attributes = {"noisy": lambda name, _: name in NOISY}
-    return Layout("Clothing1M", ".", files, *parts, attributes=attributes)
-
-
 def sequence(name, _):
     return name.split("/")[1].split("_")[1]
 
@@ -175,15 +143,12 @@ def chest(places=("train_data", "test_data"), halves=CHEST):
 
 
 SETS = {
-    **{"cub200": CUB, "cars196": cars(), "sop": SOP, "lfw": lfw(), "clothing1m": clothing()},
+    **{"cub200": CUB, "cars196": cars(), "sop": SOP},
     **{"market1501": MARKET, "chestx-det": chest()},
 }
 LAYOUTS = [
     *[(name, layout) for name, layout in SETS.items() if name != "chestx-det"],
     *[("cars196", cars("devkit", ".")), ("cars196", cars(".", ".")), ("cars196", CARS_IN_ONE_FILE)],
-    *[("lfw", lfw("lfw", ".")), ("lfw", lfw("lfw-py/lfw_funneled", "lfw-py"))],
-    ("lfw", lfw("lfw-py/lfw-deepfunneled", "lfw-py")),
-    *[("lfw", lfw("lfw-py/lfw", "lfw-py/lfw")), ("clothing1m", clothing("."))],
 ]
 
 
@@ -214,8 +179,6 @@ NEEDED = {
     "cub200": "images.txt image_class_labels.txt classes.txt",
     "cars196": "cars_train_annos.mat cars_meta.mat cars_test_annos_withlabels.mat",
     "sop": "Ebay_train.txt Ebay_test.txt",
-    "lfw": "peopleDevTrain.txt peopleDevTest.txt",
-    "clothing1m": "clean_val_key_list.txt clean_label_kv.txt noisy_label_kv.txt",
     "chestx-det": "ChestX_Det_train.json ChestX_Det_test.json",
 }
 
@@ -251,12 +214,6 @@ def test_missing_files_and_images_are_named(tmp_path, name):
         ("sop", "Ebay_train.txt", "\n2 1 1 ", "\n2 1 ", "line 3"),
         ("sop", "Ebay_test.txt", " 11320 ", " 2 ", "both"),
         ("sop", "Ebay_test.txt", None, SOP_HEADER, "nothing"),
-        ("lfw", "peopleDevTrain.txt", "2\n", "3\n", "announces 3"),
-        ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico\t0", "no picture"),
-        ("lfw", "peopleDevTrain.txt", "Zico\t2", "Zico\t10000", "10000"),
-        ("clothing1m", "clean_val_key_list.txt", None, "a.jpg\n", r"a\.jpg"),
-        ("clothing1m", "clean_val_key_list.txt", "images/1/00/3,3", "images/2/00/5,5", "twice"),
-        ("clothing1m", "clean_label_kv.txt", None, "a.jpg 13\nb.jpg 14\n", "line 2"),
         ("chestx-det", "ChestX_Det_train.json", None, "[", "cannot be read"),
         ("chestx-det", "ChestX_Det_train.json", None, "[" * 100_000, "cannot be read"),
         ("chestx-det", "ChestX_Det_train.json", None, "{}", "list"),
@@ -369,25 +326,6 @@ def test_the_official_annotations_of_cars_are_read(data_root, tmp_path):
     source = read("cars196", tmp_path)
     assert labels_of(source.train) | labels_of(source.queries) == expected
     assert (source.train.labels.max(), source.queries.labels.min()) == (98, 99)
-
-
-# Clothing1M
-
-
-def test_clean_labels_take_precedence_over_noisy_ones(tmp_path):
-    write(tmp_path, clothing(also_noisy=["images/0/00/1,1.jpg", "images/2/00/5,5.jpg"]))
-    source = read("clothing1m", tmp_path)
-    assert labels_of(source.train) == CLOTHES["train"] | NOISY
-    assert len(source.notes) == 1
-    assert source.notes[0].startswith("2 noisy images")
-
-
-def test_noisy_files_are_needed_for_noisy_images_only(tmp_path):
-    folder = write(tmp_path, SETS["clothing1m"])
-    for name in ("noisy_train_key_list.txt", "noisy_label_kv.txt"):
-        (folder / "annotations" / name).unlink()
-    (folder / "images/3/00/8,8.jpg").unlink()
-    assert labels_of(read("clothing1m", tmp_path, noisy=False).train) == CLOTHES["train"]
 
 
 # Market-1501

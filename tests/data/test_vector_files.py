@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rcir.data.vector_files import read_all_vectors, read_vectors, shard_name, write_vectors
+from rcir.data.vector_files import read_all_vectors, read_vectors, shard_name
 from rcir.errors import DataUnavailable, InvalidData
+from tests.vectors import write_vectors
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = ["a", "b", "c", "d"]
@@ -195,14 +196,6 @@ def test_written_columns_have_the_documented_types_and_values(tmp_path):
     assert table["uncertainty"].to_pylist() == [0.1, 0.2]
     assert {name: table[name].to_pylist() for name in columns} == columns
     assert table.schema.metadata[b"rcir.model"] == b"timm:x@1f"
-
-    # Types do not depend on the values.
-    columns = {"label": [None, None], "labels": [[], []], "x": [None, 1]}
-    write_vectors(path, VECTORS[:2], ["1", "2"], columns, model="m")
-    schema = parquet.read_schema(path)
-    assert schema.names == ["id", "vector", *columns]  # and no uncertainty
-    types = ["string", "list<element: string>", "double"]
-    assert [str(kind) for kind in schema.types[2:]] == types
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_vectors_do_not_depend_on_the_batch(monkeypatch):
     expected = Embedder(batch=40)(encoder, preprocessing, images).vectors
     forwards, embed = [], encoder.embed
 
-    def counted(batch):
+    def counted(batch, *precision):
         forwards.append(len(batch))
-        return embed(batch)
+        return embed(batch, *precision)
 
     monkeypatch.setattr(encoder, "embed", counted)
     monkeypatch.setattr(batches, "BATCH", 16)

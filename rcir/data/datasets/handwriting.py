@@ -1,4 +1,4 @@
-"""Handwriting: two-digit numbers of scikit-learn's digits, N-digit MNIST, and Omniglot."""
+"""Handwriting: two-digit numbers of scikit-learn's digits, and Omniglot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from rcir.data.records import ImageSet, Source, Splits
 from rcir.errors import InvalidConfig, InvalidData
 
 CLASS_LIST_SEED = 714
-MIN_PER_CLASS = 100
-Gap = Literal["number", "instance"]
 Composed: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # images, and which are occluded
 MAX_REDRAWS = 10  # of pictures that come twice
 OMNIGLOT_ARCHIVE = Path("omniglot") / "images_background.zip"
@@ -33,102 +31,14 @@ READ_ERRORS = (
 
 
 def list_released_classes(digits: int) -> list[int]:
-    """Return the numbers that training shows, 70% of all, in the order of the released lists."""
+    """Return the numbers that N-digit MNIST trains on, 70% of all, in the released order."""
     n = 10**digits
     chosen = np.random.RandomState(CLASS_LIST_SEED).choice(n, 7 * n // 10, replace=False)
     classes: list[int] = chosen.tolist()
     return classes
 
 
-def read_n_digit_mnist(
-    root: Path,
-    *,
-    digits: int = 2,
-    gap: Gap = "number",
-    unseen: bool = True,
-    corrupt: float = 0.0,
-    train_corrupt: float = 0.2,
-    total_train: int = 100_000,
-    total_test: int = 10_000,
-    draw: int = 0,
-    download: bool = False,
-) -> Source:
-    """N-digit MNIST (Oh et al., ICLR 2019), drawn by the rules of the released sets.
-
-    An image is N MNIST digits in a row, its label the number they show, leading zeros kept. Images
-    of the evaluation are made of MNIST's test digits only, and no black squares hide parts of the
-    digits unless requested.
-
-    Args:
-        root: folder that holds MNIST, see `rcir.data.datasets.small_images.read_mnist`.
-        digits: of a number; 1 to 4.
-        gap: "number": the evaluation shows numbers that training did not; "instance": both show
-            all numbers, of other handwritten digits.
-        unseen: "number" only; False evaluates on the numbers of training.
-        corrupt: probability in [0, 1] that a black square hits a digit of the evaluation.
-        train_corrupt: the same, of training images as they are stored.
-        total_train, total_test: number of images, shared evenly by the classes (rounded down). With
-            gap "number" a class has at least 100 images: there are fewer classes then.
-        draw: decides which handwritten digits and squares are drawn.
-        download: see `read_mnist`.
-    """
-    if not 1 <= digits <= 4 or gap not in ("number", "instance"):
-        raise InvalidConfig(
-            f"data.options: digits {digits}, gap {gap!r}; 1 to 4 digits, gap 'number' or 'instance'"
-        )
-    least = MIN_PER_CLASS if gap == "number" else 1
-    if min(total_train, total_test) < least or draw < 0:
-        raise InvalidConfig(
-            f"data.options: total_train {total_train}, total_test {total_test}, draw {draw}; at "
-            f"least {least} images each, and draw at least 0"
-        )
-    _require_probabilities(corrupt=corrupt, train_corrupt=train_corrupt)
-    numbers = np.arange(10**digits)
-    train_classes = numbers if gap == "instance" else np.sort(list_released_classes(digits))
-    is_open = gap == "number" and unseen
-    test_classes = np.setdiff1d(numbers, train_classes) if is_open else train_classes
-    rng = np.random.default_rng(draw)
-    from rcir.data.datasets.small_images import read_mnist  # slow to import; other sets need none
-
-    mnist = read_mnist(root, download)
-
-    def compose(
-        name: str, pool: ImageSet, classes: NDArray[np.int64], total: int, p: float
-    ) -> ImageSet:
-        """Draw the images of all classes; in a class and position no digit image comes twice."""
-        n = total // len(classes)
-        if gap == "number" and n < MIN_PER_CLASS:
-            n = MIN_PER_CLASS
-            classes = np.sort(rng.choice(classes, total // n, replace=False))
-        images, labels = np.asarray(pool.images), np.asarray(pool.labels)
-        rows_of = [np.flatnonzero(labels == digit) for digit in range(10)]
-        available = min(map(len, rows_of))
-        if not 1 <= n <= available:
-            raise InvalidConfig(
-                f"got {n} images of each of {len(classes)} numbers; it must be 1 to {available}"
-            )
-        rows = [
-            [rng.choice(rows_of[int(digit)], n, replace=False) for digit in f"{number:0{digits}d}"]
-            for number in classes
-        ]
-        tiles = images[np.array(rows).transpose(0, 2, 1).reshape(-1, digits)]
-        composed, occluded = occlude(_join_tiles(tiles), p, rng)
-        shown = np.repeat(classes, n)
-        ids = [f"{name}-{i:06d}-{number:0{digits}d}" for i, number in enumerate(shown)]
-        return ImageSet(composed, shown.astype(np.int64), ids, {"occluded": occluded})
-
-    train = compose("train", mnist.train, train_classes, total_train, train_corrupt)
-    test = compose("test", mnist.queries, test_classes, total_test, corrupt)
-    return Source(train, test, gallery="queries" if is_open else "train")
-
-
-def _require_probabilities(**options: float) -> None:
-    for name, p in options.items():
-        if not 0 <= p <= 1:
-            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
-
-
-def _join_tiles(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def join_tiles(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Put digits side by side: (n, digits, s, s) becomes (n, s, digits * s)."""
     n, digits, side, _ = images.shape
     return images.transpose(0, 2, 1, 3).reshape(n, side, digits * side)
@@ -202,7 +112,9 @@ def load_two_digits(
         queries: "new-labels": tuning, calibration and test queries show different numbers; each
             split shows a share of the numbers that is its share of the queries, rounded up.
     """
-    _require_probabilities(occlusion=occlusion, train_occlusion=train_occlusion)
+    for name, p in {"occlusion": occlusion, "train_occlusion": train_occlusion}.items():
+        if not 0 <= p <= 1:
+            raise InvalidConfig(f"data.options.{name} is {p}; it must be in [0, 1]")
     if min(train, validation, gallery, tuning, calibration, test) < 1:
         raise InvalidConfig(
             f"data.options: train {train}, validation {validation}, gallery {gallery}, tuning "
@@ -229,7 +141,7 @@ def load_two_digits(
             for digit in range(10):
                 where = np.flatnonzero(shown == digit)
                 rows[where, position] = rng.choice(pool[targets[pool] == digit], len(where))
-        return occlude(_join_tiles(digits[rows]), p, rng)
+        return occlude(join_tiles(digits[rows]), p, rng)
 
     def compose(
         pool: NDArray[np.int64], classes: NDArray[np.int64], n: int, p: float

@@ -1,4 +1,4 @@
-"""Birds, cars, products and clothes: photographs with one label each.
+"""Birds, cars and products: photographs with one label each.
 
 Labels are the published numbers. All readers raise `DataUnavailable` if index files or images are
 missing, and `InvalidData` if an index file is damaged or does not fit the others.
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rcir.data.listing import (
-    LEFT_OUT,
     Row,
     parse_whole_number,
     read_lines,
@@ -31,8 +30,6 @@ CARS_PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_anno
 CARS_UNLABELLED = "cars_test_annos.mat"
 PRODUCTS_FILES = {"train": "Ebay_train.txt", "query": "Ebay_test.txt"}
 PRODUCTS_HEADER = ["image_id", "class_id", "super_class_id", "path"]
-CLOTHES_CLASSES = 14
-CLOTHES_CLEAN = {"train": "train", "query": "val", "gallery": "test"}
 
 
 def read_cub(root: Path) -> Source:
@@ -148,47 +145,3 @@ def read_products(root: Path) -> Source:
                 yield Row(name, split, parse_whole_number(path, line, product))
 
     return source_of(folder, rows())
-
-
-def read_clothes(root: Path, noisy: bool = True) -> Source:
-    """Clothing1M (Xiao et al., CVPR 2015): a million photographs of 14 kinds of clothes.
-
-    A million labels were taken from the surrounding text, about four in ten of them wrong; another
-    72,409 were corrected by people. The noisy and the clean training images train, the validation
-    images are queries, the test images are searched: the closed-set protocol of Taha et al. (2019).
-
-    Args:
-        root: folder that holds `Clothing1M`: in it `images` and, there or in `annotations`, the
-            official text files.
-        noisy: whether the training images with noisy labels train too.
-
-    Returns:
-        Images as paths; the attribute "noisy". Noisy images that are also in a clean list are left
-        out.
-    """
-    folder = root / "Clothing1M"
-    index = folder / "annotations" if (folder / "annotations").is_dir() else folder
-    kinds = ("clean", "noisy") if noisy else ("clean",)
-    lists = [("clean", split, f"clean_{part}") for split, part in CLOTHES_CLEAN.items()]
-    lists += [("noisy", "train", "noisy_train")] * noisy
-    label_files = require_files(index, [f"{kind}_label_kv.txt" for kind in kinds])
-    key_files = require_files(index, [f"{name}_key_list.txt" for *_, name in lists])
-    names_in = [[name for (name,) in read_lines(path, 1)] for path in key_files]
-    labels = {
-        kind: read_numbers(path, limit=CLOTHES_CLASSES)
-        for kind, path in zip(kinds, label_files, strict=True)
-    }
-    clean = {name for names in names_in[: len(CLOTHES_CLEAN)] for name in names}
-
-    def rows() -> Iterator[Row]:
-        for (kind, split, _), path, names in zip(lists, key_files, names_in, strict=True):
-            for name in names:
-                if name not in labels[kind]:
-                    raise InvalidData(f"{path} lists {name}, which has no label: fetch it again")
-                if kind == "noisy" and name in clean:
-                    yield Row(name, LEFT_OUT, "noisy images that are in a clean list too")
-                else:
-                    # The lists name images from the set's folder on: images/0/00/...jpg.
-                    yield Row(name, split, labels[kind][name], (kind == "noisy",))
-
-    return source_of(folder, rows(), ("train", "query", "gallery"), attributes=["noisy"])

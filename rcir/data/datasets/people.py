@@ -1,4 +1,4 @@
-"""People: faces, people seen by several cameras, and chest X-rays.
+"""People: seen by several cameras, and on chest X-rays.
 
 All readers raise `DataUnavailable` if index files or images are missing, and `InvalidData` if an
 index file is damaged.
@@ -11,21 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rcir.data.listing import (
-    LEFT_OUT,
-    Row,
-    list_files,
-    read_lines,
-    read_numbers,
-    require_files,
-    source_of,
-)
+from rcir.data.listing import LEFT_OUT, Row, require_files, source_of
 from rcir.data.records import Source
 from rcir.data.relevance import SharedLabel
 from rcir.errors import DataUnavailable, InvalidData
+from rcir.storage import list_files
 
-LFW_FOLDERS = ("lfw", "lfw-py/lfw_funneled", "lfw-py/lfw", "lfw-py/lfw-deepfunneled")
-LFW_FILES = {"train": "peopleDevTrain.txt", "query": "peopleDevTest.txt"}
 MARKET_PARTS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 MARKET_NAME = re.compile(r"(-1|\d{1,9})_(c(\d{1,9})s\d+).*")
 MARKET_ENDING = ".jpg"
@@ -41,49 +32,6 @@ FINDINGS = (
 TRAINING_FINDINGS = frozenset(
     ("Normal", "Atelectasis", "Calcification", "Cardiomegaly", "Emphysema", "Fibrosis")
 )
-
-
-def read_lfw(root: Path) -> Source:
-    """Labeled Faces in the Wild (Huang et al., 2007): 13,233 photographs of 5,749 people.
-
-    The official development halves, of different people.
-
-    Args:
-        root: folder that holds `lfw`, or as torchvision has it `lfw-py/lfw_funneled`, with a folder
-            of pictures for each person; in it or beside it `peopleDevTrain.txt` and
-            `peopleDevTest.txt`. Of several such folders the first of `LFW_FOLDERS` is read.
-
-    Returns:
-        Images as paths; labels: numbers of the people of both halves, sorted by name, from 0; the
-        attribute "class", the person's name.
-    """
-    folder = next((root / name for name in LFW_FOLDERS if (root / name).is_dir()), None)
-    if folder is None:
-        raise DataUnavailable(f"none of {', '.join(LFW_FOLDERS)} is in {root}")
-    inside = any((folder / name).is_file() for name in LFW_FILES.values())
-    paths = require_files(folder if inside else folder.parent, [*LFW_FILES.values()])
-    halves = [_people(path) for path in paths]
-    number = {name: n for n, name in enumerate(sorted(set().union(*halves)))}
-
-    def rows() -> Iterator[Row]:
-        for split, people in zip(LFW_FILES, halves, strict=True):
-            for name, n in people.items():
-                for k in range(1, n + 1):
-                    yield Row(f"{name}/{name}_{k:04d}.jpg", split, number[name], (name,))
-
-    return source_of(folder, rows(), attributes=["class"])
-
-
-def _people(path: Path) -> dict[str, int]:
-    """Return the number of pictures of each person; the first line has the number of people."""
-    n_pictures = read_numbers(path, header=1, limit=10_000)  # a picture's number has four digits
-    announced = next(read_lines(path, 2, header=1))
-    if announced != [str(len(n_pictures))] or 0 in n_pictures.values():
-        raise InvalidData(
-            f"{path} announces {' '.join(announced)} people and lists {len(n_pictures)}, or people "
-            "with no picture: fetch it again"
-        )
-    return n_pictures
 
 
 def read_market(root: Path) -> Source:

@@ -10,21 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pyarrow import ArrowException
 
 from rcir.data.division import shuffle_by_class
-from rcir.data.folders import SPLIT_BY_NAME, Pictures, scan_folder
+from rcir.data.folders import SPLIT_BY_NAME, scan_folder
 from rcir.data.labelling import gallery_relevance
-from rcir.data.listing import require_images
-from rcir.data.names import require_unique
+from rcir.data.manifest import USED_COLUMNS, list_pictures
 from rcir.data.records import ImageSet, Source
 from rcir.data.relevance import WithinRadius
-from rcir.data.tables import list_values, missing_column, parse_columns, read_csv, read_parquet
+from rcir.data.tables import parse_columns
 from rcir.data.vector_files import read_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData, printable
+from rcir.storage import as_text, is_file, is_folder, join
 
-TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
-USED_COLUMNS = ("path", "label", "labels", "x", "y", "key", "group", "cluster", "split")
 HALVES_STREAM = 1  # sets these draws apart from those of `divide`, which has the same seed
 
 
@@ -51,7 +48,7 @@ def read_folder(
             larger half trains and is searched.
         seed: decides the random halves.
     """
-    folder = root / path
+    folder = join(root, path)
     images, notes = _read_class_folders(folder, "name it with data.options.path")
     splits = images.attributes.get("split")
     if train is not None and (splits is not None or not open_set):
@@ -90,8 +87,8 @@ def read_class_folders(
 
 def _read_class_folders(folder: Path, remedy: str) -> tuple[ImageSet, tuple[str, ...]]:
     """Return the pictures in class folders, and notes on the others."""
-    if not folder.is_dir():
-        raise DataUnavailable(f"there is no folder {folder}: {remedy}")
+    if not is_folder(folder):
+        raise DataUnavailable(f"there is no folder {as_text(folder)}: {remedy}")
     pictures = scan_folder(folder)
     notes = pictures.notes
     if "label" not in pictures.columns:
@@ -207,8 +204,8 @@ def read_table(
     """
     if not radius > 0 or not np.isfinite(radius):
         raise InvalidConfig(f"data.options.radius is {radius}; it must be above 0")
-    file = root / path
-    if not file.is_file():
+    file = join(root, path)
+    if not is_file(file):
         raise DataUnavailable(f"there is no table {file}: name it with data.options.path")
     pictures = list_pictures(file)
     paths, ids, table = pictures.paths, pictures.ids, pictures.columns
@@ -264,7 +261,7 @@ def read_sequences(
         open_set: whether training sees the labels that evaluate.
         seed: decides random halves.
     """
-    file = root / path
+    file = join(root, path)
     table = read_vectors(file)
     if table.labels is None or isinstance(table.labels, list):
         raise InvalidData(f"{file} has no column label: it must hold the label of each sequence")
@@ -283,63 +280,6 @@ def read_sequences(
     return _halve_labels(images, open_set, seed, ())
 
 
-def _read_pictures(file: Path) -> dict[str, list[Any]]:
-    """Return the columns of a table of pictures, with None for missing values.
-
-    `path`, `key` and `label` are texts, `labels` lists, `x` and `y` numbers, others as they are.
-    """
-    table = _read_columns(file)
-    if "path" not in table:
-        raise missing_column(file, "path", list(table))
-    columns: dict[str, list[Any]] = {
-        name: [None if isinstance(value, float) and np.isnan(value) else value for value in values]
-        for name, values in table.items()
-    }
-    columns |= _read_names(file, table)
-    for name, values in parse_columns(file, table, ("label", "labels", "x", "y")).items():
-        listed = values.tolist() if isinstance(values, np.ndarray) else values
-        columns[name] = [*map(str, listed)] if name == "label" else listed
-    return columns
-
-
-def _read_columns(file: Path) -> dict[str, list[Any]]:
-    """Return the columns of a table by name, as they are."""
-    if file.suffix.lower() not in TABLE_ENDINGS:
-        raise InvalidData(f"{file} must end in {', '.join(TABLE_ENDINGS)}, or be a folder")
-    columns: dict[str, list[Any]] = {}
-    try:
-        if file.suffix.lower() != ".parquet":
-            columns |= read_csv(file)
-        else:
-            table = read_parquet(file)
-            for name, column in zip(table.column_names, table.columns, strict=True):
-                is_used = name in USED_COLUMNS
-                columns[name] = list_values(file, name, column) if is_used else column.to_pylist()
-    except InvalidData:
-        raise
-    except (ValueError, OSError, ArrowException) as error:
-        raise InvalidData(f"{file} cannot be read: {error}") from error
-    if not any(columns.values()):
-        raise InvalidData(f"{file} has no rows: one per image is needed")
-    return columns
-
-
-def _read_names(file: Path, table: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Return the columns `path` and, if there is one, `key`; the last one must be unique.
-
-    A backslash separates folders, as on Windows, unless it is part of a file's name.
-    """
-    names = parse_columns(file, table, ("path", "key"))
-    columns = {name: [text.strip() for text in texts] for name, texts in names.items()}
-    columns["path"] = [
-        name.replace("\\", "/") if "\\" in name and not (file.parent / name).is_file() else name
-        for name in columns["path"]
-    ]
-    column, ids = list(columns.items())[-1]
-    require_unique(ids, f"{file}: column {column}", "leave out copies, or add a column key")
-    return columns
-
-
 def _read_splits(file: Path, table: Mapping[str, Sequence[Any]]) -> NDArray[np.str_]:
     names = parse_columns(file, table, ("split",))["split"]
     for row, name in enumerate(names, 1):
@@ -349,19 +289,3 @@ def _read_splits(file: Path, table: Mapping[str, Sequence[Any]]) -> NDArray[np.s
                 f"{', '.join(SPLIT_BY_NAME)}"
             )
     return np.array([SPLIT_BY_NAME[name.lower()] for name in names])
-
-
-def list_pictures(source: Path) -> Pictures:
-    """List the pictures of a folder (`scan_folder`), or of a table with all columns but the names.
-
-    `labels` are lists, `x` and `y` numbers, and values of .csv and .tsv files otherwise texts.
-    """
-    if not source.exists():
-        raise DataUnavailable(f"there is no folder or table {source}: check the path")
-    if source.is_dir():
-        return scan_folder(source)
-    columns = _read_pictures(source)
-    names = columns.pop("path")
-    ids = columns.pop("key", names)
-    paths = require_images(source.parent, names, source.name, "correct the column path")
-    return Pictures(paths, ids, columns)

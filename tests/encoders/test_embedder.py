@@ -1,13 +1,11 @@
-"""Embedding many images: by several replicas, and resumed after an interruption."""
+"""Embedding many images: on several workers, and resumed after an interruption."""
 
-import contextlib
 import os
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -182,7 +180,7 @@ def test_an_unreadable_image_is_named(fault, paths, tmp_path):
     again = Counting(tmp_path / "parts")
     with pytest.raises(InvalidImage, match=r"60\.png"):
         again(paths)
-    assert again.embedded == [25, 25, 25]
+    assert again.embedded == [25, 25]
 
 
 def test_invalid_options_and_no_images_are_refused(monkeypatch):
@@ -208,40 +206,28 @@ def test_embedding_on_the_gpu_leaves_the_encoder_on_the_cpu():
 class TestOnRay:
     pytestmark = on_ray
 
-    def test_replicas_give_what_one_process_gives(self, paths, tmp_path, capfd):
+    def test_workers_give_what_one_process_gives(self, paths, tmp_path, capfd):
         encoder, folder = build("mc-dropout"), tmp_path / "parts"
-        replicas = Counting(folder, num_workers=2)
-        paths = [path.relative_to(Path.cwd()) for path in paths]  # replicas run elsewhere
+        workers = Counting(folder, num_workers=2)
+        paths = [path.relative_to(Path.cwd()) for path in paths]  # workers run elsewhere
         capfd.readouterr()
-        assert_close(replicas(paths, encoder), embed(encoder, Preprocessing(), paths))
+        assert_close(workers(paths, encoder), embed(encoder, Preprocessing(), paths))
         assert capfd.readouterr().out == ""
-        assert sorted(replicas.embedded) == sorted(BLOCKS)
+        assert sorted(workers.embedded) == sorted(BLOCKS)
         alone = Counting(folder)
         alone(paths, encoder)
         assert (alone.embedded, alone.reused) == ([], BLOCKS)
 
-    def test_replicas_stay_from_call_to_call_and_end_with_the_block(self, tmp_path):
-        class Noting(Preprocessing):
-            """Writes a file for each process that reads images."""
+    def test_another_encoder_and_an_unreadable_image(self, tmp_path):
+        embedder = Embedder(num_workers=2)
+        encoder = build("deterministic", seed=1)
+        assert_close(
+            embedder(encoder, Preprocessing(), IMAGES), embed(encoder, Preprocessing(), IMAGES)
+        )
+        with pytest.raises(InvalidImage, match="missing"):
+            embedder(encoder, Preprocessing(), [*IMAGES, tmp_path / "missing.png"])
 
-            def resized(self, images):
-                (tmp_path / str(os.getpid())).touch()
-                return super().resized(images)
-
-        btl, other = build(), build("deterministic", seed=1)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(pytest.raises(InvalidImage))  # the outer one
-            embedder = stack.enter_context(Embedder(num_workers=2).open())
-            # Another encoder each time, as a fit and its validation have.
-            for encoder, images in ((btl, IMAGES), (other, IMAGES[::-1]), (btl, IMAGES[:60])):
-                embedding = embedder(encoder, Noting(), images)
-                assert_close(embedding, embed(encoder, Preprocessing(), images))
-            processes = [psutil.Process(int(path.name)) for path in tmp_path.iterdir()]
-            assert len(processes) <= 2
-            embedder(btl, Preprocessing(), [*IMAGES, tmp_path / "missing.png"])
-        assert psutil.wait_procs(processes, timeout=20)[1] == []
-
-    def test_a_replica_that_dies_is_replaced(self, tmp_path):
+    def test_a_worker_that_dies_is_replaced(self, tmp_path):
         died = tmp_path / "died"
 
         class Deadly(Preprocessing):
@@ -257,7 +243,7 @@ class TestOnRay:
         assert died.exists()
         assert_close(embedding, embed(build(), Preprocessing(), IMAGES))
 
-    def test_a_block_that_ends_every_replica_is_named(self, paths, tmp_path):
+    def test_a_block_that_ends_every_worker_is_named(self, paths, tmp_path):
         class Deadly(Preprocessing):
             """Ends each process that gets the last block."""
 
@@ -272,18 +258,6 @@ class TestOnRay:
             counting(paths, preprocessing=Deadly())
         assert len(list(tmp_path.glob("died-*"))) == 4  # MAX_DEATHS
         assert set(counting.embedded) == {25}
-
-    def test_replicas_that_die_at_their_start_blame_no_images(self, paths, monkeypatch):
-        from rcir.encoders.replicas import Replica
-
-        class Stillborn(Replica):
-            def ready(self):
-                os._exit(1)
-
-        monkeypatch.setattr("rcir.encoders.replicas.Replica", Stillborn)
-        with pytest.raises(WorkersLost) as raised:
-            Embedder(num_workers=1)(build(), Preprocessing(), paths)
-        assert "images" not in str(raised.value)
 
     def test_a_cluster_without_a_gpu_is_refused(self):
         with pytest.raises(InvalidConfig, match="GPU"):
