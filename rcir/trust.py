@@ -20,7 +20,7 @@ CODE, SERVERS = "RCIR_TRUST_CODE", "RCIR_TRUST_SERVERS"
 # What the call that reads a folder allows: code or not, and servers.
 _reading: ContextVar[tuple[bool, frozenset[str]] | None] = ContextVar("reading", default=None)
 named_classes: set[str] = set()  # import paths that this program names itself
-built_on: set[str] = set()  # servers that this program built an index on
+built_on: set[str] = set()  # servers that this program named itself
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_a_model_of_mlflow_connects_to_the_server_of_its_retriever(place, monkey
     from rcir.registry.model_code import RetrieverModel
 
     index = rcir.load(place).index
-    named(place, {"kind": "pgvector", "options": {"dsn": "host=db.example"}})
+    named(place, {"kind": "pgvector", "options": {"place": "host=db.example#t"}})
     monkeypatch.setattr(find_index("pgvector"), "load", lambda *_: index)
     model = RetrieverModel()
     model.load_context(SimpleNamespace(artifacts={"retriever": str(place)}))
@@ -131,7 +131,7 @@ def test_a_server_that_a_folder_names_receives_nothing(place, monkeypatch):
     assert not trust.allows_server("")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        options = {"dsn": f"host=db.example hostaddr=127.0.0.1 port={port}", "timeout": 1.0}
+        options = {"place": f"host=db.example hostaddr=127.0.0.1 port={port}#t", "timeout": 1}
         named(place, {"kind": "pgvector", "options": options})
         with pytest.raises(UntrustedFolder, match="127"):
             rcir.load(place)
@@ -152,7 +152,7 @@ def test_a_server_that_a_folder_names_receives_nothing(place, monkeypatch):
 )
 def test_every_host_of_a_connection_string_is_named(dsn, hosts):
     pytest.importorskip("psycopg")
-    assert find_index("pgvector").Options(dsn).hosts == hosts
+    assert find_index("pgvector").Options(f"{dsn}#t").hosts == hosts
 
 
 def test_the_store_of_a_run_is_used_only_if_it_is_the_chosen_one_or_allowed(tmp_path, monkeypatch):

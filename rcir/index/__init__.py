@@ -1,17 +1,15 @@
 """Nearest-neighbour indexes behind one protocol: `build_index` makes one of `INDEXES`."""
 
+from rcir.index.attached import AttachedIndex
 from rcir.index.base import (
     DEPTH,
     SAFE_LENGTHS,
     Index,
-    IsRemote,
     KeepsDigests,
     Neighbours,
-    UnbuiltIndex,
     check_depth,
     check_shape,
     check_vectors,
-    dropped_on_error,
     lengths,
     nearest_others,
     no_neighbours,
@@ -19,6 +17,7 @@ from rcir.index.base import (
     one_minus_cosine,
     recall_of,
     require_finite,
+    unit_vectors,
 )
 from rcir.index.table import INDEXES, IndexConfig, build_index, find_index
 
@@ -26,17 +25,15 @@ __all__ = [
     "DEPTH",
     "INDEXES",
     "SAFE_LENGTHS",
+    "AttachedIndex",
     "Index",
     "IndexConfig",
-    "IsRemote",
     "KeepsDigests",
     "Neighbours",
-    "UnbuiltIndex",
     "build_index",
     "check_depth",
     "check_shape",
     "check_vectors",
-    "dropped_on_error",
     "find_index",
     "lengths",
     "nearest_others",
@@ -45,4 +42,5 @@ __all__ = [
     "one_minus_cosine",
     "recall_of",
     "require_finite",
+    "unit_vectors",
 ]

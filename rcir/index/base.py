@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
@@ -116,26 +114,6 @@ class Index(Protocol):
 
 
 @runtime_checkable
-class IsRemote(Protocol):
-    """An index on a server: its changes are permanent, whether it is saved or not.
-
-    A copy (`copy.copy`) shares the table. Once the copy has changed it, the original is outdated,
-    and its `search` raises `StaleCalibration`.
-    """
-
-    server: ClassVar[str]
-
-    def drop(self) -> None:
-        """Delete the index, with all that belongs to it, from the server.
-
-        Raises:
-            DataUnavailable: the server cannot be reached, or the index is gone.
-            StaleCalibration: someone else changed it; nothing was deleted.
-        """
-        ...
-
-
-@runtime_checkable
 class KeepsDigests(Protocol):
     """An index whose `version` is computed from digests, which a retriever stores to save time."""
 
@@ -146,40 +124,6 @@ class KeepsDigests(Protocol):
     def restore_digests(self, digests: list[str]) -> None:
         """Restore the digests that this index had when it was saved."""
         ...
-
-
-@contextmanager
-def dropped_on_error(index: Index) -> Iterator[None]:
-    """Drop a new index on a server if the block fails."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(index, IsRemote):
-            try:
-                index.drop()
-            except Exception as failed:
-                error.add_note(f"the new index is still on the server: {failed}")
-        raise
-
-
-class UnbuiltIndex:
-    """A placeholder for an index of n vectors of d numbers, to check changes in advance."""
-
-    def __init__(self, n: int, dim: int) -> None:
-        self._n, self._dim = n, dim
-
-    def __len__(self) -> int:
-        return self._n
-
-    def add(self, vectors: NDArray[np.float32]) -> None:
-        self._n += len(check_vectors(vectors, self._dim))
-
-    def remove(self, positions: NDArray[np.int64]) -> None:
-        self._n -= len(positions)
-
-    @property
-    def version(self) -> str:
-        return f"unbuilt {self._n}"
 
 
 def no_neighbours(n: int, k: int) -> Neighbours:
@@ -309,6 +253,37 @@ def norms_of(
         norms = np.linalg.norm(vectors, axis=1)
     shortest, longest = SAFE_LENGTHS
     return norms, np.flatnonzero(~((norms > shortest) & (norms < longest)))
+
+
+def unit_vectors(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
+    """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages.
+
+    Vectors whose squares leave the range of float32 are first divided by their largest number.
+    """
+    unit = np.empty(vectors.shape, np.float32)
+    zero: list[int] = []
+    for rows in batches(*vectors.shape):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            batch = np.ascontiguousarray(vectors[rows], np.float32)
+            norms, unsafe = norms_of(batch)
+            np.divide(batch, norms[:, None], out=unit[rows])
+        if not len(unsafe):
+            continue
+        exact = vectors[rows][unsafe]
+        exact = exact.astype(np.result_type(exact, np.float64))
+        unsafe += rows.start
+        require_finite(exact, first + unsafe)
+        largest = np.abs(exact).max(axis=1, keepdims=True)
+        zero += unsafe[largest[:, 0] == 0].tolist()
+        exact /= np.where(largest > 0, largest, 1)
+        norms = np.linalg.norm(exact, axis=1, keepdims=True)
+        unit[unsafe] = exact / np.where(norms > 0, norms, 1)
+    if zero:
+        raise InvalidData(
+            f"{len(zero)} of {len(vectors)} vectors are zero, first in row {first + zero[0]}, and "
+            f"have no angle to others: leave them out, or pass {as_option('metric', 'euclidean')}"
+        )
+    return unit
 
 
 def one_minus_cosine(

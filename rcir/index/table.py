@@ -12,7 +12,6 @@ from rcir.errors import InvalidConfig
 from rcir.imports import find_class, import_path
 from rcir.index.base import Index
 from rcir.options import require_options
-from rcir.trust import allow_servers
 
 INDEXES = {
     "flat": "rcir.index.flat:FlatIndex",
@@ -21,7 +20,11 @@ INDEXES = {
     "ivf-pq": "rcir.index.faiss_kinds:IvfPqIndex",
     "factory": "rcir.index.faiss_kinds:FactoryIndex",
     "gpu": "rcir.index.gpu:GpuIndex",
-    "pgvector": "rcir.index.pgvector:PgvectorIndex",
+    **{  # collections that exist, see `rcir.attach`
+        "lancedb": "rcir.index.lance:LanceIndex",
+        "qdrant": "rcir.index.qdrant:QdrantIndex",
+        "pgvector": "rcir.index.pgvector:PgvectorIndex",
+    },
 }
 PROTOCOL = ("Options", "build", "add", "remove", "search", "version", "save", "load", "__len__")
 
@@ -55,9 +58,9 @@ class IndexConfig:
     """The kind of an index, and its options.
 
     Args:
-        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu" or
-            "pgvector" (on a server); or the import path of your own index,
-            "package.module:Class"; see `rcir.index.Index`.
+        kind: a name in `INDEXES`: "flat" (exact), "hnsw", "ivf", "ivf-pq", "factory", "gpu"; for
+            a gallery that is attached, "lancedb", "qdrant" or "pgvector"; or the import path of
+            your own index, "package.module:Class"; see `rcir.index.Index`.
         options: of the index, see its `Options`, which have defaults.
 
     Raises:
@@ -110,6 +113,4 @@ def build_index(vectors: NDArray[np.float32], config: IndexConfig | None = None)
     config = IndexConfig() if config is None else config
     if not isinstance(config, IndexConfig):
         raise InvalidConfig(f"index is {config!r}; pass an IndexConfig")
-    options = config.index_options()
-    allow_servers(getattr(options, "hosts", ()))
-    return find_index(config.kind).build(vectors, options)
+    return find_index(config.kind).build(vectors, config.index_options())

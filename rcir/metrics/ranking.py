@@ -98,30 +98,6 @@ def average_precision_at_k(
     return per_match(precision_sums(relevant, k), np.minimum(totals.astype(np.int64), k))
 
 
-def macro_mean(values: NDArray[np.floating[Any]], classes: NDArray[Any]) -> float:
-    """Return the mean over classes of each class's mean, which large classes do not dominate.
-
-    Args:
-        values: (n,) such as average precisions; NaN and classes with nothing else are left out.
-        classes: (n,) labels of the queries.
-
-    Raises:
-        InvalidData: shapes differ, or every value is NaN.
-
-    Example:
-        >>> macro_mean(np.array([1.0, 1.0, 1.0, 0.0, np.nan]), np.array([7, 7, 7, 2, 2]))
-        0.5
-    """
-    present = ~np.isnan(values)
-    if values.ndim != 1 or values.shape != classes.shape or not present.any():
-        raise InvalidData(
-            f"values have shape {values.shape}, {np.count_nonzero(present)} of them not NaN, "
-            f"classes {classes.shape}; both must be (n,), with at least one value"
-        )
-    _, numbers = np.unique(classes[present], return_inverse=True)
-    return float(np.mean(np.bincount(numbers, values[present]) / np.bincount(numbers)))
-
-
 def precision_sums(relevant: NDArray[np.bool_], limit: int | Integers) -> NDArray[np.float64]:
     """Return the sum (n,) of each query's precisions at the ranks of matches, up to a limit.
 

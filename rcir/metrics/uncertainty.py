@@ -1,4 +1,4 @@
-"""Quality of an uncertainty: calibration, correlation, sparsification, out-of-distribution."""
+"""Quality of an uncertainty: calibration and sparsification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rcir.autologging import without_autologging
 from rcir.errors import InvalidData
 from rcir.metrics.ranking import Floats, check_columns, per_match
 
@@ -87,35 +86,6 @@ def reliability(
     return Reliability(middles, accuracy, count, float((gap * count).sum() / count.sum()))
 
 
-def pearson(uncertainty: Floats, performance: Floats) -> float:
-    """Return Pearson's correlation of uncertainty and performance of queries.
-
-    It is negative if the uncertainty is useful (Taha et al., 2019, with average precisions).
-
-    Args:
-        uncertainty: (n,) larger is less certain, n >= 2.
-        performance: (n,) larger is better.
-
-    Returns:
-        -1 to 1; NaN if one of the two is constant.
-
-    Raises:
-        InvalidData: shapes differ, there are fewer than two queries, or a value is NaN.
-
-    Example:
-        >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([0.9, 0.8, 0.7])), 6)
-        -1.0
-    """
-    check_columns(uncertainty=uncertainty, performance=performance)
-    if len(uncertainty) < 2:
-        raise InvalidData("a correlation needs at least two queries; there is one")
-    if np.ptp(uncertainty) == 0 or np.ptp(performance) == 0:
-        return float("nan")
-    from scipy import stats  # slow to import
-
-    return float(stats.pearsonr(uncertainty, performance).statistic)
-
-
 @dataclass(frozen=True)
 class Sparsification:
     """Mean performance of the remaining queries as more and more are left out.
@@ -178,40 +148,3 @@ def _means_of_rest(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
     dropped = n * PERCENTS // 100
     sums = np.cumsum(ordered[::-1])[::-1]
     return np.asarray(sums[dropped] / (n - dropped), np.float64)
-
-
-@dataclass(frozen=True)
-class OutOfDistribution:
-    """Detection of out-of-distribution images, the positives, by uncertainty.
-
-    Attributes:
-        auroc: area under the ROC curve: probability that one of them is more uncertain than an
-            image in distribution, ties counted half.
-        auprc: average precision, the area under the precision-recall curve by steps.
-    """
-
-    auroc: float
-    auprc: float
-
-
-@without_autologging()
-def out_of_distribution(inside: Floats, outside: Floats) -> OutOfDistribution:
-    """Measure how well uncertainties separate images in distribution (n,) from others (m,).
-
-    Raises:
-        InvalidData: one of the two is empty, not one-dimensional, or holds NaN.
-
-    Example:
-        >>> scores = out_of_distribution(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.9]))
-        >>> round(scores.auroc, 4), round(scores.auprc, 4)
-        (0.8333, 0.8333)
-    """
-    check_columns(inside=inside)
-    check_columns(outside=outside)
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    positive = np.arange(len(inside) + len(outside)) >= len(inside)
-    score = np.concatenate([inside, outside])
-    return OutOfDistribution(
-        float(roc_auc_score(positive, score)), float(average_precision_score(positive, score))
-    )

@@ -6,6 +6,7 @@ all images if rounding may have hidden nearer ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +28,7 @@ Cache = Literal["full", "sampled"]
 BLOCK_ELEMENTS = 1 << 25  # distances in memory at a time: 128 MiB of float32
 CUDA_BLOCK_ELEMENTS = 1 << 28  # 1 GiB, since a GPU runs as many kernels for a small block
 PAIR_ELEMENTS = 1 << 22  # matching pairs in memory at a time
-SQUARE_ROWS = 1 << 14  # rows that are squared at a time
+CENTRED_ROWS = 1 << 14  # rows that are centred at a time
 GROUP_COLUMNS = 64  # columns of which the search first considers only the nearest
 EXTRA_CANDIDATES = 16  # candidates beyond the requested number
 
@@ -105,11 +106,13 @@ class TupleSearch:
         database = find_database(relevance)
         # Images outside of the database, which are no positives or negatives.
         self._asking = None if database is None else torch.from_numpy(~database).to(cache.device)
-        # In parts, since the whole would be a second cache.
-        self._squares = torch.cat([part.square().sum(1) for part in cache.split(SQUARE_ROWS)])
-        # Of |y|^2 - 2 x.y: a few times the measured one, of random vectors of 16 to 2,048 numbers.
+        # Without it, rounding would hide distances that are small beside the vectors' lengths.
+        self._centre = cache.mean(0)
+        self._squares = torch.cat([part.square().sum(1) for part in self._centred_parts()])
+        # Of |y|^2 - 2 x.y: a few times the measured one, of random vectors of 16 to 2,048 numbers,
+        # and that of centring them.
         scale = self._squares.max().item() if n else 0.0
-        self._error = 4 * d**0.5 * torch.finfo(cache.dtype).eps * scale
+        self._error = 4 * (d**0.5 + 1) * torch.finfo(cache.dtype).eps * scale
         elements = CUDA_BLOCK_ELEMENTS if cache.is_cuda else BLOCK_ELEMENTS
         self.block = max(1, elements // max(1, n, (wanted + EXTRA_CANDIDATES) * d))
         self._buffer = cache.new_empty(0)  # of the first block's size
@@ -126,7 +129,10 @@ class TupleSearch:
             self._buffer = self._cache.new_empty(len(rows), len(self._cache))
         values = self._buffer[: len(rows)]
         # Within a row, |x|^2 changes no order.
-        torch.addmm(self._squares, self._cache[rows], self._cache.T, alpha=-2, out=values)
+        anchors = self._cache[rows] - self._centre
+        squares, outputs = (whole.split(CENTRED_ROWS, -1) for whole in (self._squares, values))
+        for part, square, output in zip(self._centred_parts(), squares, outputs, strict=True):
+            torch.addmm(square, anchors, part.T, alpha=-2, out=output)
         step = max(1, PAIR_ELEMENTS // len(self._cache))
         parts = [
             self._positives(values[at : at + step], rows[at : at + step], config, draws[at:][:step])
@@ -139,6 +145,10 @@ class TupleSearch:
         for part in again.split(max(1, len(values) // 8)):
             columns[part], distance[part] = self._search_all(rows[part], reach[part], config)
         return has, positive, columns, distance
+
+    def _centred_parts(self) -> Iterator[Tensor]:
+        """Yield the centred vectors in parts, since the whole would be a second cache."""
+        return (part - self._centre for part in self._cache.split(CENTRED_ROWS))
 
     def _positives(
         self, values: Tensor, rows: Tensor, config: MiningConfig, draws: Tensor
@@ -205,7 +215,7 @@ class TupleSearch:
         if config.negatives in ("margin-violating", "semi-hard"):
             limit = limit.minimum(reach + config.margin)
         rest = value[:, -1] + squares - self._error  # no other is nearer than its root
-        undecided = rest.isfinite() & (rest < limit.square())
+        undecided = rest.isfinite() & (rest <= limit.square())
         return columns, distance, undecided & (value.shape[1] < values.shape[1])
 
     def _search_all(

@@ -278,8 +278,8 @@ class State:
         if changed := self.changes():
             raise StaleCalibration(
                 f"changed since calibration: {', '.join(changed)}. The guarantee does not cover "
-                "that: call `recalibrate`, or `calibrate` with labelled queries; `search` gives "
-                "neighbours without a guarantee"
+                "that: call `recalibrate`, or `calibrate` with labelled queries, after attaching a "
+                "collection again; `search` gives neighbours without a guarantee"
             )
         return calibration
 

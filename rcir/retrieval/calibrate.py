@@ -30,6 +30,7 @@ from rcir.retrieval.query_checks import (
     check_clusters,
     check_matches,
     check_searched,
+    digests_of,
     keep_independent,
     vector_distances,
     warn_of_gallery,
@@ -101,8 +102,9 @@ def calibrate(
             )
         require_alike(queries, tuned)
         check_clusters(tuning.population, calibration.population)
-    tuned_digests = digests([]) if tuned is None else tuned.digests
-    require_no_repeats(searcher.foreign_digests, tuned_digests, queries.digests, options.recurring)
+    tuned_digests = digests([]) if tuning is None else digests_of(searcher, tuning)
+    own_digests = digests_of(searcher, calibration)
+    require_no_repeats(searcher.foreign_digests, tuned_digests, own_digests, options.recurring)
     calibration = keep_independent(searcher, calibration, [] if tuned is None else [tuned])
     if tuning is not None:
         tuning = keep_independent(searcher, tuning, [])
@@ -320,7 +322,8 @@ def extend(
         )
     added = queries_to_store(searcher, queries, calibration.uncertainty)
     queries = _as_evidence(searcher, queries, added)
-    require_new(searcher.foreign_digests, calibration.query_digests, added.digests, recurring)
+    own_digests = digests_of(searcher, queries)
+    require_new(searcher.foreign_digests, calibration.query_digests, own_digests, recurring)
     warn_of_gallery(searcher, "queries to add", queries, recurring)
     if not recurring:
         others = [queries.vectors for queries in before]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # vectors need no torch
     from rcir.encoders.base import Encoder
     from rcir.encoders.batches import Embed
 
+GALLERY = "the images of the gallery"  # in messages
+
 
 def embed_gallery(
     encoder: Encoder,
@@ -30,6 +32,7 @@ def embed_gallery(
     images: ImageSet,
     embedder: Embed | None,
     templates: str | None,
+    key: str | None,
 ) -> tuple[NDArray[np.float32], Gallery]:
     """Return the vectors (n, d) and the items of a gallery of images, see `Retriever.build`."""
     if len(images) == 0:
@@ -39,6 +42,12 @@ def embed_gallery(
 
     require_encoder(encoder)
     items, template = (images, None) if templates is None else templates_of(images, templates)
+    keys = None if key is None else as_names(images.attribute(key, GALLERY), key)
+    if keys is not None and template is not None:
+        first = np.unique(template, return_index=True)[1]
+        if not np.array_equal(keys, keys[first][template]):
+            raise InvalidData(f"the images of one template have different values of {key}")
+        keys = keys[first]
     require_utf8(items.ids, "the ids of the gallery")
     require_utf8(images.label_names.values(), "the labels of the gallery")
     embedding = (embedder or embed)(encoder, preprocessing, images.images)
@@ -61,6 +70,7 @@ def embed_gallery(
         uncertainty=uncertainty,
         digests=item_digests,
         items=embedding.map(lambda values: values.cpu()) if encoder.reranks else None,
+        keys=keys,
     )
 
 
@@ -138,10 +148,7 @@ def templates_of(images: ImageSet, attribute: str) -> tuple[ImageSet, NDArray[np
         >>> templates.ids, templates.labels.tolist(), number.tolist()
         (['Ann', 'Bo'], [4, 2], [0, 1, 0])
     """
-    if not isinstance(attribute, str) or attribute not in images.attributes:
-        names = ", ".join(images.attributes) or "none"
-        raise InvalidData(f"the gallery has no attribute {attribute!r}; it has {names}")
-    values = images.attributes[attribute].astype(str)
+    values = images.attribute(attribute, GALLERY).astype(str)
     if missing := int(np.isin(values, MISSING_VALUES).sum()):
         raise InvalidData(
             f"{missing} gallery images have no {attribute}: name the template of each image; for a "

@@ -14,7 +14,7 @@ from rcir.data.names import as_texts
 from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
-from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, norms_of, require_finite
+from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, unit_vectors
 from rcir.options import require_text
 from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
 from rcir.risk.results import TOLERANCE, LabelledResults
@@ -113,7 +113,7 @@ class VectorOptions:
         """Return vectors as they are searched; `first` is the number of the first, for messages."""
         if self.metric == "euclidean":
             return check_vectors(vectors, first=first)
-        return _of_unit_length(vectors, first)
+        return unit_vectors(vectors, first)
 
     @staticmethod
     def uncertainties(values: ArrayLike | None) -> NDArray[np.float64] | None:
@@ -356,37 +356,6 @@ def order_columns(table: Any, classes: Sequence[int | str]) -> Any:
             "`Retriever.classes`: rename them, or pass an array"
         )
     return as_numpy(table)[:, [places[name] for name in wanted]]
-
-
-def _of_unit_length(vectors: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
-    """Return vectors (n, d) over their lengths; `first` is the row of the first, for messages.
-
-    Vectors whose squares leave the range of float32 are first divided by their largest number.
-    """
-    unit = np.empty(vectors.shape, np.float32)
-    zero: list[int] = []
-    for rows in batches(*vectors.shape):
-        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-            batch = np.ascontiguousarray(vectors[rows], np.float32)
-            norms, unsafe = norms_of(batch)
-            np.divide(batch, norms[:, None], out=unit[rows])
-        if not len(unsafe):
-            continue
-        exact = vectors[rows][unsafe]
-        exact = exact.astype(np.result_type(exact, np.float64))
-        unsafe += rows.start
-        require_finite(exact, first + unsafe)
-        largest = np.abs(exact).max(axis=1, keepdims=True)
-        zero += unsafe[largest[:, 0] == 0].tolist()
-        exact /= np.where(largest > 0, largest, 1)
-        norms = np.linalg.norm(exact, axis=1, keepdims=True)
-        unit[unsafe] = exact / np.where(norms > 0, norms, 1)
-    if zero:
-        raise InvalidData(
-            f"{len(zero)} of {len(vectors)} vectors are zero, first in row {first + zero[0]}, and "
-            f"have no angle to others: leave them out, or pass {as_option('metric', 'euclidean')}"
-        )
-    return unit
 
 
 def embedded_vectors(

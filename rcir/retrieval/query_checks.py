@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from rcir.data.labelling import example_labels
 from rcir.data.repeats import (
+    Digests,
     warn_of_bursts,
     warn_of_copies,
     warn_of_gallery_bursts,
     warn_of_twins,
 )
 from rcir.errors import InvalidData, StaleCalibration, warn
-from rcir.index import build_index
+from rcir.index import AttachedIndex, build_index, lengths
+from rcir.index.attached import LAST_DIGITS
 from rcir.metrics.labels import UNMATCHED, earlier_of_same_label
 from rcir.retrieval.queries import Queries, queries_of
 from rcir.retrieval.search import Searcher
@@ -43,6 +45,20 @@ def check_searched(searcher: Searcher, queries: LabelledResults) -> None:
             "the queries were searched by another retriever, or this one has changed since: "
             "search them again"
         )
+
+
+def digests_of(searcher: Searcher, queries: LabelledResults) -> Digests:
+    """Return the digests of queries, (n,), as gallery items have them.
+
+    An engine may change the last digits of vectors. Then a query that is an item is recognised by
+    its distance.
+    """
+    own, results, gallery = queries_of(queries).digests, queries.results, searcher.gallery.digests
+    if gallery is None or not isinstance(searcher.index, AttachedIndex):
+        return own
+    limits = LAST_DIGITS * lengths(results.require("vectors"))
+    is_item = results.require("distances")[:, 0] <= limits
+    return np.where(is_item, gallery[results.require("positions")[:, 0]], own)
 
 
 def check_matches(searcher: Searcher, queries: LabelledResults, are_added: bool = False) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,9 +26,8 @@ from rcir.index import (
     DEPTH,
     Index,
     IndexConfig,
-    IsRemote,
-    UnbuiltIndex,
     build_index,
+    check_depth,
     lengths,
 )
 from rcir.metrics.ranking import Floats
@@ -135,6 +134,7 @@ class Retriever:
         embedder: Embed | None = None,
         index: IndexConfig | None = None,
         templates: str | None = None,
+        key: str | None = None,
     ) -> Self:
         """Embed and index a gallery; the result still has to be calibrated.
 
@@ -149,6 +149,8 @@ class Retriever:
                 a person. The images of a template become one item with the name of the template,
                 and their embeddings are fused (`rcir.encoders.batches.fuse`). By default, every
                 image is an item.
+            key: the attribute of the gallery that names the part of each item, such as a site; see
+                `keys` of `from_embeddings`.
 
         Raises:
             InvalidData: the gallery is empty or does not have the attribute, or images of one
@@ -165,17 +167,18 @@ class Retriever:
             >>> Retriever.build(encoder, Preprocessing(), gallery, templates="person").ids
             array(['Ann', 'Bo'], dtype=object)
         """
-        vectors, items = embed_gallery(encoder, preprocessing, gallery, embedder, templates)
-        unbuilt = cast("Index", UnbuiltIndex(*vectors.shape))  # the parts are checked first
+        vectors, items = embed_gallery(encoder, preprocessing, gallery, embedder, templates, key)
+        check_depth(depth)
         searcher = Searcher(
             gallery=items,
-            index=unbuilt,
+            index=build_index(vectors, index),
             encoder=encoder,
             preprocessing=preprocessing,
             max_depth=depth,
+            options=VectorOptions(key=KEY if key is None else key),
             label_names=gallery.label_names,
         )
-        return cls(replace(searcher, index=build_index(vectors, index)))
+        return cls(searcher)
 
     @classmethod
     @working("building the retriever")
@@ -256,11 +259,15 @@ class Retriever:
             clusters=item_clusters,
             keys=None if keys is None else as_names(keys, "keys"),
         )
-        unbuilt = cast("Index", UnbuiltIndex(*prepared.shape))  # the parts are checked first
+        check_depth(depth)
         searcher = Searcher(
-            gallery, unbuilt, max_depth=depth, options=options, label_names=label_names
+            gallery,
+            build_index(prepared, index),
+            max_depth=depth,
+            options=options,
+            label_names=label_names,
         )
-        return cls(replace(searcher, index=build_index(prepared, index)))
+        return cls(searcher)
 
     def attach_encoder(self, encoder: Encoder, preprocessing: Preprocessing) -> None:
         """Let queries be images, too, by the encoder that embedded the gallery's vectors.
@@ -370,21 +377,20 @@ class Retriever:
         Raises:
             InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
                 added.
-            InvalidConfig, InvalidImage: see `embed`.
+            InvalidConfig, InvalidImage: see `embed`; or the gallery is attached.
             SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        with self._no_other_change_of_a_table():
-            before = self._state
-            searcher = before.searcher.with_items(
-                images,
-                ids,
-                labels,
-                uncertainty=uncertainty,
-                model=model,
-                clusters=clusters,
-                keys=keys,
-            )
-            self._replace(before, State(searcher, before.calibration))
+        before = self._state
+        searcher = before.searcher.with_items(
+            images,
+            ids,
+            labels,
+            uncertainty=uncertainty,
+            model=model,
+            clusters=clusters,
+            keys=keys,
+        )
+        self._replace(before, State(searcher, before.calibration))
         self._state.warn_of_new_labels()
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -395,9 +401,8 @@ class Retriever:
                 removed.
             SaveConflict: the retriever was changed otherwise meanwhile.
         """
-        with self._no_other_change_of_a_table():
-            before = self._state
-            self._replace(before, State(before.searcher.without(ids), before.calibration))
+        before = self._state
+        self._replace(before, State(before.searcher.without(ids), before.calibration))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write this retriever to a folder as its current version.
@@ -460,10 +465,6 @@ class Retriever:
                 after = State(searcher, after.calibration)
             self._state = after
 
-    def _no_other_change_of_a_table(self) -> AbstractContextManager[object]:
-        """Hold all other changes while a table on a server is changed, which cannot be undone."""
-        return _SWAP if isinstance(self.index, IsRemote) else nullcontext()
-
     @property
     def searcher(self) -> Searcher:
         """The search that finds the candidates."""
@@ -498,11 +499,12 @@ class Retriever:
         group: str | None = None,
         embedder: Embed | None = None,
         cluster: str | None = None,
+        key: str | None = None,
     ) -> LabelledResults:
         """Search queries with known matches, see `Searcher.search_labelled`."""
         state = self._state
         return state.with_uncertainty(
-            state.searcher.search_labelled(queries, group, embedder, cluster)
+            state.searcher.search_labelled(queries, group, embedder, cluster, key)
         )
 
     def changes(self) -> list[str]:
@@ -871,7 +873,6 @@ class Retriever:
         memory until then.
 
         Raises:
-            InvalidConfig: the index is on a server, which changes in place.
             SaveConflict: the retriever was changed otherwise meanwhile.
             InvalidData, StaleCalibration: as `recalibrate`.
 
@@ -887,11 +888,6 @@ class Retriever:
             >>> len(retriever.ids), retriever.changes()
             (500, [])
         """
-        if isinstance(self.index, IsRemote):
-            raise InvalidConfig(
-                "the index is on a server and changes in place: call `add` or `remove`, then "
-                "`recalibrate`, on the retriever itself"
-            )
         before, folder, changed = self._state, self.version_folder, copy(self)
         yield changed
         if changed.calibration is not None and changed.changes():

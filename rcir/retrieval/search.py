@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence, Sized
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,10 +19,9 @@ from rcir.embedding import Embedding, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, printable, warn
 from rcir.index import (
     DEPTH,
+    AttachedIndex,
     Index,
-    IsRemote,
     Neighbours,
-    UnbuiltIndex,
     build_index,
     check_depth,
     check_shape,
@@ -156,7 +155,7 @@ class Searcher:
     ) -> Searcher:
         """Return the search of this gallery with further items, see `Retriever.add`.
 
-        It has a copy of an index in memory; one on a server grows in place.
+        It has a copy of the index.
         """
         if not hasattr(images, "__len__") or isinstance(images, str | bytes | os.PathLike):
             raise InvalidData(f"images is {images!r}: pass a list with one image per id")
@@ -198,7 +197,7 @@ class Searcher:
                 keys=None if keys is None else as_names(keys, "keys"),
             )
         )
-        if self.options.clusters == "found" and not isinstance(self.index, UnbuiltIndex):
+        if self.options.clusters == "found":
             gallery = replace(gallery, clusters=self._moments_with(queries.vectors, gallery))
         index = _changeable(self.index)
         index.add(queries.vectors)
@@ -207,7 +206,7 @@ class Searcher:
     def without(self, ids: Sequence[str]) -> Searcher:
         """Return the search of this gallery without some items, see `Retriever.remove`.
 
-        It has a copy of an index in memory; one on a server shrinks in place.
+        It has a copy of the index.
         """
         rows = self.gallery.positions(ids)
         if len(rows) == len(self.gallery):
@@ -322,17 +321,21 @@ class Searcher:
     ) -> Neighbours:
         """Return distances and positions (n, depth) of the nearest items, in each part if keyed.
 
-        Parts are searched exactly, each in an index of its own, which is built when it is needed.
+        Parts are searched exactly, each in an index of its own, which is built when it is needed;
+        those of an attached collection by its engine.
         """
         if keys is None:
             return self.index.search(vectors, depth)
         distances, positions = no_neighbours(len(vectors), depth)
         for key in np.unique(keys).tolist():
+            rows = keys == key
+            if isinstance(self.index, AttachedIndex):
+                distances[rows], positions[rows] = self.index.search_part(vectors[rows], depth, key)
+                continue
             if key not in self._parts:
                 items = self.gallery.part(key)
                 self._parts[key] = items, build_index(self.index.vectors_at(items))
             items, index = self._parts[key]
-            rows = keys == key
             distances[rows], found = index.search(vectors[rows], depth)
             positions[rows] = np.where(found < 0, -1, items[found])
         return distances, positions
@@ -478,7 +481,7 @@ class Searcher:
         An image has another vector, by its last digits, in another batch; an item is recognised by
         its digits.
         """
-        if self.encoder is None or isinstance(self.index, UnbuiltIndex) or not len(vectors):
+        if self.encoder is None or not len(vectors):
             return vectors
         _, positions = self.index.search(vectors, 1)
         found = positions[:, 0] >= 0
@@ -648,14 +651,16 @@ class Searcher:
         group: str | None = None,
         embedder: Embed | None = None,
         cluster: str | None = None,
+        key: str | None = None,
     ) -> LabelledResults:
         """Search queries with known relevance.
 
         Args:
             queries: images with labels or another `Relevance`; or the result of `labelled`.
-            group, cluster: names of the attributes that contain the groups and the clusters, such
-                as videos, of the images; queries of one cluster are not independent. Without
-                `cluster`, a warning is issued if the images come with clusters.
+            group, cluster, key: names of the attributes that contain the groups of the images,
+                their clusters, such as videos, and the parts of the gallery that they are searched
+                in; queries of one cluster are not independent. Without `cluster`, a warning is
+                issued if the images come with clusters. Keys are the groups without `group`.
             embedder: see `Retriever.build`.
 
         Raises:
@@ -664,20 +669,16 @@ class Searcher:
         if isinstance(queries, Queries):
             return self._search_labelled(queries)
         self.gallery.relevance_for(queries.relevance)
-        for name in (group, cluster):
-            if name is not None and not (isinstance(name, str) and name in queries.attributes):
-                attributes = ", ".join(queries.attributes) or "none"
-                raise InvalidData(f"the queries have no attribute {name!r}; they have {attributes}")
+        groups, clusters, keys = (
+            None if name is None else as_names(queries.attribute(name, "the queries"), name)
+            for name in (key if group is None else group, cluster, key)
+        )
         if cluster is None and queries.cluster is not None:
             warn(
                 f"the queries come in clusters ({queries.cluster}), for which a guarantee for "
                 f"independent queries does not hold: pass cluster={queries.cluster!r}"
             )
-        groups, clusters = (
-            None if name is None else as_names(queries.attributes[name], name)
-            for name in (group, cluster)
-        )
-        embedded = self.prepare(queries.images, embedder)
+        embedded = replace(self.prepare(queries.images, embedder), keys=keys)
         return self._search_labelled(
             embedded.with_population(queries.relevance, groups, clusters, cluster)
         )
@@ -875,12 +876,7 @@ def _require_queries(queries: Queries) -> None:
 
 
 def _changeable(index: Index) -> Index:
-    """Return a copy of an index to change; on a server, one that shares the table.
-
-    Once the copy has changed the table, searches of the index itself raise `StaleCalibration`.
-    """
-    if isinstance(index, IsRemote):
-        return copy(index)
+    """Return a copy of an index to change."""
     try:
         return deepcopy(index)
     except MemoryError:

@@ -139,13 +139,10 @@ class ChosenUncertainty:
     Attributes:
         name: one of `QUERY_UNCERTAINTIES`.
         sizes: mean sizes by each uncertainty alone at each alpha, if they were compared.
-        encoder_ratio: mean size with the encoder's uncertainty beside the neighbourhood, over that
-            with the best other one; None if they were not compared.
     """
 
     name: str
     sizes: ComparedSizes = field(default_factory=dict)
-    encoder_ratio: float | None = None
 
 
 def choose_uncertainty(
@@ -171,7 +168,7 @@ def choose_uncertainty(
     ratio = size_ratio(candidates["encoder"], candidates[name], options.score_function, *levels)
     if np.isnan(ratio):
         return ChosenUncertainty(name, sizes)
-    return ChosenUncertainty("encoder" if ratio <= ENCODER_ADDS else name, sizes, ratio)
+    return ChosenUncertainty("encoder" if ratio <= ENCODER_ADDS else name, sizes)
 
 
 def models_labels(searcher: Searcher, options: CalibrationOptions) -> bool:

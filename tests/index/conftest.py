@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from rcir import Retriever
-from rcir.index import IndexConfig, find_index
+from rcir.index import find_index
 
 NUMBERS = itertools.count()
-# Options with which an approximate index finds the nearest of a few hundred vectors.
-REMOTE = {
-    "pgvector exact": {"method": "exact"},
-    "pgvector hnsw": {"method": "hnsw", "ef_search": 400},
-    "pgvector ivfflat": {"method": "ivfflat", "lists": 8, "probes": 8},
-}
 
 
 def vectors(n, dim=7, seed=0, largest=100):
@@ -70,15 +64,3 @@ def postgres(tmp_path_factory):
     server = PostgresServer(tmp_path_factory.mktemp("postgres"))
     yield server
     server.stop()
-
-
-@pytest.fixture
-def remote(request):
-    """`remote(name, server=None, **options)`: the configuration of an index that is not there."""
-
-    def remote(name, server=None, **options):
-        server = server or request.getfixturevalue("postgres")
-        address = {"dsn": server.dsn, "table": f"t{next(NUMBERS)}"}
-        return IndexConfig("pgvector", address | REMOTE[name] | options)
-
-    return remote

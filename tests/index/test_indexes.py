@@ -1,4 +1,4 @@
-"""The contract of every index: local ones, remote ones, and a class of the user's own."""
+"""The contract of every index in this process, and of a class of the user's own."""
 
 import json
 import sys
@@ -16,7 +16,6 @@ from rcir.index import INDEXES, IndexConfig, build_index, find_index, nearest_ot
 from rcir.retrieval.retriever import Retriever
 from tests.index.brute import BruteIndex, BruteOptions
 from tests.index.conftest import (
-    REMOTE,
     blobs,
     brute_force,
     calibrated,
@@ -36,19 +35,11 @@ LOCAL = {
     "factory": {"factory": "IVF4,Flat", "search": "nprobe=4"},
     OWN: {},
 }
-SLOW = (pytest.mark.slow, pytest.mark.distributed)
 
 
 @pytest.fixture(params=LOCAL)
-def local(request):
-    return IndexConfig(request.param, LOCAL[request.param])
-
-
-@pytest.fixture(params=[*LOCAL, *(pytest.param(name, marks=SLOW) for name in REMOTE)])
 def config(request):
-    if request.param in LOCAL:
-        return IndexConfig(request.param, LOCAL[request.param])
-    return request.getfixturevalue("remote")(request.param)
+    return IndexConfig(request.param, LOCAL[request.param])
 
 
 def filled(config, *batches):
@@ -59,7 +50,7 @@ def filled(config, *batches):
 
 
 def test_every_kind_of_index_is_tested():
-    elsewhere = {"gpu", "pgvector"}
+    elsewhere = {"gpu", "lancedb", "qdrant", "pgvector"}
     assert INDEXES.keys() - elsewhere == LOCAL.keys() - {OWN}
 
 
@@ -224,21 +215,21 @@ def test_the_version_changes_with_every_vector_and_with_nothing_else(kind):
 @pytest.mark.parametrize(
     "duplicate", [copy, deepcopy, lambda index: loads(dumps(index))], ids=["copy", "deep", "pickle"]
 )
-def test_a_copy_has_its_own_vectors_and_version(local, duplicate):
+def test_a_copy_has_its_own_vectors_and_version(config, duplicate):
     gallery = vectors(20)
-    index = filled(local, gallery)
+    index = filled(config, gallery)
     version, other = index.version, duplicate(index)
     assert other.version == version
     other.add(vectors(2, seed=1))
-    assert other.version == filled(local, gallery, vectors(2, seed=1)).version
+    assert other.version == filled(config, gallery, vectors(2, seed=1)).version
     assert (index.version, len(index)) == (version, 20)
 
 
-def test_the_configuration_of_an_index_can_be_recovered(local, monkeypatch):
-    monkeypatch.setitem(INDEXES, "mine", INDEXES.get(local.kind, local.kind))
-    config = IndexConfig.of(filled(local, vectors(3)))
-    assert config.index_options() == local.index_options()
-    assert config.kind == local.kind
+def test_the_configuration_of_an_index_can_be_recovered(config, monkeypatch):
+    monkeypatch.setitem(INDEXES, "mine", INDEXES.get(config.kind, config.kind))
+    found = IndexConfig.of(filled(config, vectors(3)))
+    assert found.index_options() == config.index_options()
+    assert found.kind == config.kind
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from rcir.errors import InvalidData
 from rcir.metrics import (
     average_precision_at_k,
     first_match_ranks,
-    macro_mean,
     score_rankings,
 )
 
@@ -69,15 +68,6 @@ def test_totals_may_be_small_integers():
         average_precision_at_k(relevant, totals.astype(np.uint16), 300),
         average_precision_at_k(relevant, totals, 300),
     )
-
-
-def test_macro_mean_agrees_with_a_loop():
-    rng = np.random.default_rng(5)
-    values, classes = rng.random(500), rng.choice([3, 8, 9, 40], 500, p=[0.7, 0.2, 0.05, 0.05])
-    values[::7] = np.nan
-    values[classes == 9] = np.nan
-    means = [np.nanmean(values[classes == label]) for label in (3, 8, 40)]
-    assert macro_mean(values, classes) == pytest.approx(sum(means) / 3)
 
 
 KS = (1, 3, 10)
@@ -164,9 +154,3 @@ RANKINGS = np.array([[False, True, False], [False, False, False]])
 def test_invalid_rankings_are_refused(relevant, totals, ks, word):
     with pytest.raises(InvalidData, match=word):
         score_rankings(relevant, totals, ks)
-
-
-@pytest.mark.parametrize("classes", [3, 2], ids=["all NaN", "shapes"])
-def test_a_macro_mean_of_nothing_is_refused(classes):
-    with pytest.raises(InvalidData, match="NaN"):
-        macro_mean(np.full(3, np.nan), np.zeros(classes))

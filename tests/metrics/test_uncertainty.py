@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcir.errors import InvalidData
-from rcir.metrics import confidence, out_of_distribution, pearson, reliability, sparsification
+from rcir.metrics import confidence, reliability, sparsification
 
 
 def looped_reliability(values, correct, bins):
@@ -52,20 +52,6 @@ def test_confidence_is_scaled_to_a_range_and_clipped():
     np.testing.assert_allclose(found, [1, 1, 0.75, 0])
 
 
-def test_correlation_with_a_constant_is_undefined():
-    assert np.isnan(pearson(np.arange(4.0), np.ones(4)))
-    assert np.isnan(pearson(np.ones(4), np.arange(4.0)))
-
-
-def test_pearson_agrees_with_numpy():
-    rng = np.random.default_rng(3)
-    precision = rng.random(400)
-    uncertainty = rng.normal(1 - precision, 0.4)
-    expected = np.corrcoef(uncertainty, precision)[0, 1]
-    assert pearson(uncertainty, precision) == pytest.approx(expected)
-    assert expected < 0
-
-
 def looped_curve(uncertainty, performance):
     """The curve and its area, one percent at a time."""
     order = sorted(range(len(uncertainty)), key=lambda i: (-uncertainty[i], i))
@@ -101,22 +87,6 @@ def test_a_better_order_has_a_larger_sparsification_area():
     assert sparsification(chance, right).ausc < none.ausc - 0.1
 
 
-def test_auroc_is_the_share_of_ordered_pairs_with_ties_as_half():
-    rng = np.random.default_rng(0)
-    inside, outside = rng.integers(0, 9, 120), rng.integers(3, 12, 80)
-    above = outside[:, None] > inside
-    same = outside[:, None] == inside
-    found = out_of_distribution(inside, outside)
-    assert found.auroc == pytest.approx((above + same / 2).mean())
-    steps, recalled = 0.0, 0.0
-    for level in sorted(set(outside.tolist()), reverse=True):
-        hits = (outside >= level).sum()
-        recall = hits / len(outside)
-        steps += (recall - recalled) * hits / (hits + (inside >= level).sum())
-        recalled = recall
-    assert found.auprc == pytest.approx(steps)
-
-
 TWO, THREE = np.arange(2.0), np.arange(3.0)
 
 
@@ -126,13 +96,9 @@ TWO, THREE = np.arange(2.0), np.arange(3.0)
         (reliability, THREE, TWO, "shapes"),
         (reliability, np.array([0, 1.5]), TWO, "span"),
         (reliability, TWO, np.array([1, np.nan]), "NaN"),
-        (pearson, THREE, TWO, "same"),
-        (pearson, np.ones(1), np.ones(1), "two queries"),
         (sparsification, THREE, TWO, "uncertainty"),
         (sparsification, TWO, np.array([1, np.nan]), "NaN"),
         (sparsification, np.zeros(0), np.zeros(0), "n >= 1"),
-        (out_of_distribution, np.zeros(0), TWO, "inside"),
-        (out_of_distribution, TWO, np.array([np.nan]), "NaN"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

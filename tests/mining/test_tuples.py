@@ -150,10 +150,11 @@ def test_tuples_of_very_many_anchors_agree_with_a_loop_over_some_of_them(positiv
             assert np.mean(half) == pytest.approx(0.5, abs=0.04)
 
 
-def test_nearly_identical_images_are_ranked_correctly():
-    """Their squared distances are below the rounding of a product of the vectors."""
+@pytest.mark.parametrize(("spread", "dim"), [(1e-5, 4), (1e-3, 128)])
+def test_nearly_identical_images_are_ranked_correctly(spread, dim):
+    """Their squared distances are below the rounding of a product of the vectors, or near it."""
     rng = np.random.default_rng(0)
-    cache = (1 + 1e-5 * rng.standard_normal((3000, 4))).astype(np.float32)
+    cache = (1 + spread * rng.standard_normal((3000, dim))).astype(np.float32)
     labels = rng.integers(0, 600, 3000)
     config = MiningConfig("nearest", "hardest", num_negatives=3)
     tuples = mine(torch.from_numpy(cache), SameLabel(labels), torch.arange(40), config, generator())

@@ -36,8 +36,8 @@ def pair(tmp_path):
         *(
             pytest.param({work: count}, marks=slow)
             for work, count in {
-                **{"load": 2000, "kill_recalibration": 150, "pairs": 15, "kill_holder": 5},
-                **{"hold_version": 50, "save_together": 30},
+                **{"load": 500, "kill_recalibration": 60, "pairs": 6, "kill_holder": 3},
+                **{"hold_version": 20, "save_together": 15},
             }.items()
         ),
     ],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rcir
-from rcir.errors import InvalidConfig, InvalidData, SaveConflict, StaleCalibration
-from rcir.index import IndexConfig, IsRemote
+from rcir.errors import InvalidData, SaveConflict, StaleCalibration
+from rcir.index import IndexConfig
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
 
@@ -164,15 +164,6 @@ def test_without_a_calibration_only_the_gallery_changes():
         grow(next_version, 0)
     assert len(retriever.ids) == 500
     assert retriever.calibration is None
-
-
-def test_an_index_on_a_server_is_not_copied(monkeypatch):
-    retriever = built()
-    for name, value in (("server", "a server"), ("drop", lambda self: None)):
-        monkeypatch.setattr(type(retriever.index), name, value, raising=False)
-    assert isinstance(retriever.index, IsRemote)
-    with pytest.raises(InvalidConfig, match="server"), retriever.update():
-        pass
 
 
 @pytest.mark.parametrize(
