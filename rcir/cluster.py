@@ -9,6 +9,7 @@ import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 from urllib.parse import urlsplit
 
 import ray
@@ -42,6 +43,8 @@ def join_cluster() -> None:
         address = os.environ.get(ADDRESS_VARIABLE) or LOCAL
         # It warns of its own default.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+        if in_submitted_job():  # a second node on this machine would delete the working directory
+            os.chdir(gettempdir())
         with working("starting Ray" if address == LOCAL else f"joining Ray at {address}"):
             ray.init(
                 address,
@@ -130,6 +133,11 @@ def cpus_per_gpu() -> float:
             "use_gpu=false"
         )
     return min(shares)
+
+
+def count_groups(workers: int, use_gpu: bool) -> int:
+    """Return how many groups of so many workers the CPUs or GPUs of the cluster suffice for."""
+    return int(ray.cluster_resources().get("GPU" if use_gpu else "CPU", 0) // workers)
 
 
 def free(group: str) -> None:

@@ -39,7 +39,7 @@ def _forked(work: Callable[[], object]) -> int:
         os._exit(status)
 
 
-def trained(name: str) -> None:
+def trained(name: str, checkpoint_steps: int | None = None) -> None:
     from rcir.data import DataConfig
     from rcir.encoders import EncoderConfig
     from training import TrainingConfig, train
@@ -52,6 +52,7 @@ def trained(name: str) -> None:
             encoder=EncoderConfig(dim=8),
             epochs=4,
             batch=32,
+            checkpoint_steps=checkpoint_steps,
         )
     )
 
@@ -67,7 +68,7 @@ def trainings() -> None:
     seconds = finished(lambda: trained("whole"))
     for number in range(N_RUNS):
         for _ in range(N_KILLS_OF_RUN):
-            killed(lambda name=f"killed-{number}": trained(name), rng.uniform(0, 0.8 * seconds))
+            killed(lambda name=f"killed-{number}": trained(name, 3), rng.uniform(0, 0.8 * seconds))
         finished(lambda name=f"killed-{number}": trained(name))
 
 

@@ -8,6 +8,7 @@ from shlex import quote
 
 from rcir.errors import reporting_errors
 from rcir.imports import naming_extras
+from rcir.storage import as_text
 from rcir.terminal import console, print_next, working
 
 
@@ -25,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run = train(config)
         leave_cluster()
-        console.print(f"trained: {run.path}  (MLflow run {run.mlflow_run})", soft_wrap=True)
-        print_next(f"calibrate --run {quote(str(run.path))}")
+        place = as_text(run.place)
+        console.print(f"trained: {place}  (MLflow run {run.mlflow_run})", soft_wrap=True)
+        print_next(f"calibrate --run {quote(place)}")
     return 0
 
 

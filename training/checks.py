@@ -19,6 +19,7 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, find_method
 from rcir.encoders.features import frozen_backbone
 from rcir.encoders.memory import GIB, TRAINING_GIB, memory_budget, saved_bytes
 from rcir.errors import InvalidConfig, InvalidData, printable
+from rcir.storage import is_uri
 from rcir.terminal import console
 from training.config import TrainingConfig
 from training.images import image_batches, number_labels
@@ -28,9 +29,10 @@ def check_places(config: TrainingConfig) -> None:
     """Refuse to write into the working directory of a submitted job, which Ray removes."""
     if not in_submitted_job():
         return
-    if not Path(config.storage).is_absolute():
+    if not (is_uri(config.storage) or Path(config.storage).is_absolute()):
         raise InvalidConfig(
-            f"storage is {config.storage}, which Ray removes with the job: pass an absolute folder"
+            f"storage is {config.storage}, which Ray removes with the job: pass an absolute folder "
+            "or s3://BUCKET/RUNS"
         )
     if not tracking.is_chosen():
         raise InvalidConfig("set MLFLOW_TRACKING_URI on the nodes or in the job's environment")

@@ -20,6 +20,8 @@ from rcir.encoders.memory import check_memory
 from rcir.errors import InvalidConfig
 from rcir.mining import MiningConfig
 from rcir.options import require_at_least, require_options
+from rcir.runs.bucket import local_folder, place_of
+from rcir.storage import as_text, is_uri
 
 MEMBERS = "members"  # folder of their runs, in that of the encoder's
 # Options that may change in later epochs are in these groups, except those that the state of an
@@ -128,7 +130,7 @@ class TrainingConfig:
     Args:
         name: of the run and of its folder.
         storage: folder of all runs; by default the environment variable RCIR_RUNS, or `runs`. On a
-            cluster, every node must see it.
+            cluster, every node must see it; s3://BUCKET/RUNS and other URIs need no shared folder.
         seed: decides initial weights, order, mining and augmentation; at least 0.
         epochs: passes over the training images, each of which is an anchor once per epoch (with
             mining.cache "sampled", an epoch has up to mining.refresh steps).
@@ -152,7 +154,11 @@ class TrainingConfig:
             4 GiB, or 16 on a GPU.
         num_workers: Ray workers, or their minimum and maximum, between which the number follows the
             cluster; 0 trains in this process.
-        max_failures: how often in a row, without a new checkpoint, lost workers are replaced.
+        max_failures: how often in a row, without a checkpoint between them, workers may fail.
+        checkpoint_steps: also write a checkpoint after so many steps of an epoch, while training
+            goes on; None for the ends of epochs only.
+        timeout_s: seconds after which a worker fails that waits for the others, such as for one
+            that hangs on its GPU.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
         threads: CPU threads per process; None for the default of torch or Ray. Their number decides
             the last digits of sums: runs are reproducible with the same number.
@@ -192,6 +198,8 @@ class TrainingConfig:
     memory_gib: float | None = None
     num_workers: int | tuple[int, int] = 0
     max_failures: int = 3
+    checkpoint_steps: int | None = None
+    timeout_s: int = 1800
     use_gpu: bool = False
     threads: int | None = None
     max_rejects: float = 0
@@ -212,13 +220,16 @@ class TrainingConfig:
             require_at_least(self, batch_per_worker=1)
             object.__setattr__(self, "batch", self.batch_per_worker * max(1, self.most_workers))
         require_at_least(self, seed=0, epochs=1, patience=0, batch=1, max_failures=0, threads=1)
+        require_at_least(self, checkpoint_steps=1, timeout_s=1)
         check_max_rejects(self.max_rejects)
         check_memory("memory_gib", self.memory_gib)
         if not 0 <= self.min_delta < 1:
             raise InvalidConfig(f"min_delta is {self.min_delta}; it must lie in [0, 1)")
         self._check_workers()
-        if "://" in self.storage:
-            raise InvalidConfig(f"storage is {self.storage}; pass a (mounted) folder")
+        if "://" in self.storage and not is_uri(self.storage):
+            raise InvalidConfig(
+                f"storage is {self.storage}; pass a folder, shared by all nodes, or s3://BUCKET/RUNS"
+            )
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise InvalidConfig(f"name is {self.name!r}; it must be usable as the name of a folder")
         self._set_defaults()
@@ -313,8 +324,8 @@ class TrainingConfig:
 
     @property
     def folder(self) -> Path:
-        """The absolute folder of the run."""
-        return Path(self.storage).absolute() / self.name
+        """The absolute folder of the run; of a run in a bucket, its copy on this machine."""
+        return local_folder(Path(self.storage) / self.name, training=True)
 
     @property
     def has_members(self) -> bool:
@@ -392,7 +403,7 @@ def member_configs(config: TrainingConfig, folder: Path) -> list[TrainingConfig]
         replace(
             config,
             name=f"member-{number}",
-            storage=str(folder / MEMBERS),
+            storage=as_text(place_of(folder) / MEMBERS),
             # Ensembles of neighbouring seeds share no member.
             seed=int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0]),
             encoder=member,

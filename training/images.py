@@ -86,18 +86,18 @@ def on_features(
 ) -> tuple[TrainingConfig, Splits]:
     """Replace training and validation images by their features if the encoder's backbone is frozen.
 
-    The features are cached in the folder `runs`; replicas compute them if there are workers.
+    The features are cached in the folder `runs`; workers compute them if there are some.
     """
     frozen = frozen_backbone(encoder)
     if frozen is None:
         return config, splits
     backbone = BackboneFeatures(frozen, config.encoder)
-    with Embedder(num_workers, config.use_gpu, runs / FEATURES_FOLDER).open() as embedder:
-        train, validation = (
-            replace(images, images=embedding.vectors.numpy())
-            for images in (splits.train, splits.validation)
-            for embedding in [embedder(backbone, config.preprocessing, images.images)]
-        )
+    embedder = Embedder(num_workers, config.use_gpu, runs / FEATURES_FOLDER)
+    train, validation = (
+        replace(images, images=embedding.vectors.numpy())
+        for images in (splits.train, splits.validation)
+        for embedding in [embedder(backbone, config.preprocessing, images.images)]
+    )
     passed = FeaturePreprocessing(**vars(config.preprocessing))
     return (
         replace(config, preprocessing=passed),

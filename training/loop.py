@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.exceptions import RayError
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import get_current_placement_group
 
 from rcir.cluster import cpus_per_gpu, join_cluster
@@ -28,15 +27,18 @@ from rcir.embedding import Embedding
 from rcir.encoders import build_encoder
 from rcir.encoders.batches import BATCH, embed
 from rcir.errors import RcirError, WorkersLost
+from rcir.files import owner
+from rcir.runs.bucket import fetch, hold, local_folder
 from rcir.runs.folder import RunFolder
+from rcir.storage import as_text, is_uri
 from rcir.terminal import console, forwarded, working
 from rcir.torch_settings import keep_freed_memory
 from rcir.tracking import TrackedRun
 from training import checkpoint
-from training.checkpoint import History, TrainState
+from training.checkpoint import CheckpointWriter, History, TrainState, last_checkpoint
 from training.config import TrainingConfig
 from training.images import on_features
-from training.trainer import Trainer, freeze_affine
+from training.trainer import Progress, Trainer, freeze_affine
 from training.validation import (
     CERTIFIED_SIZE,
     MEAN_AVERAGE_PRECISION,
@@ -46,19 +48,27 @@ from training.validation import (
     hidden_ranges,
     validate,
 )
-from training.workers import LOG_FILE, PROGRESS_FILE, Workers, add_line, follow
+from training.workers import LOG_FILE, PROGRESS_FILE, Workers, follow
 
-PLACEMENT_GROUP = "placement_group"  # where its id is reported
-Result = TypeVar("Result")
+# What is reported beside metrics: an id, and what the first worker printed.
+PLACEMENT_GROUP, LOG = "placement_group", "log"
+# In the folder of a run: another process frees its workers' resources, which is no failure.
+STOPPED_FILE = "stopped"
 
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a worker: the configuration, absolute folder and MLflow run of a training."""
+    """The job of a worker: the configuration, place and MLflow run of a training."""
 
     config: TrainingConfig
-    folder: Path
+    place: Path  # an absolute folder, or a URI
     tracked: TrackedRun
+    holder: str = field(default_factory=owner)  # of the lock of a run in a bucket
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine."""
+        return local_folder(self.place, training=True)
 
 
 def training_loop(job: Job) -> None:
@@ -69,15 +79,23 @@ def training_loop(job: Job) -> None:
 
     # Without Ray's checkpoints: Ray refuses to continue a run whose older ones were removed.
     def report(metrics: dict[str, Any]) -> None:
+        if isinstance(log, StringIO):
+            metrics = metrics | {LOG: log.getvalue()}
+            log.truncate(log.seek(0))
         ray.train.report(metrics | placement)
 
     workers = Workers.join(job.config.use_gpu)
-    with (job.folder / LOG_FILE).open("a", buffering=1) as log:
+    hold(job.place, job.holder)
+    folder = fetch(job.place, training=True)  # before any worker writes
+    # The process that waits may be on another machine.
+    file = StringIO() if is_uri(job.place) else (folder / LOG_FILE).open("a", buffering=1)
+    with file as log:
         if workers.rank == 0:
             # Shown by the process that waits for the workers.
             console.file = log
-            forwarded.append(job.folder / PROGRESS_FILE)
+            forwarded.append(folder / PROGRESS_FILE)
         _train(job, workers, report)
+        (folder / PROGRESS_FILE).unlink(missing_ok=True)
 
 
 def train_here(job: Job, callback: ray.train.UserCallback | None) -> None:
@@ -103,17 +121,32 @@ def _threads(number: int | None) -> Iterator[None]:
 
 def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None]) -> None:
     """Train; `report` gets the metrics of every epoch, once its checkpoint is written."""
-    with _threads(job.config.threads), History(job.folder, job.tracked) as history:
+    with (
+        _threads(job.config.threads),
+        History(job.folder, job.tracked) as history,
+        CheckpointWriter(job.folder) as writer,
+    ):
         with working("reading the training images", logged=True):
-            trainer, validation_images, state = _prepare(job, workers)
+            trainer, validation_images, state, progress = _prepare(job, workers, history)
         config, watch = trainer.config, TrainingWatch()
+        if workers.rank == 0 and (state.epoch or progress):
+            within = f", step {int(progress['step'])} of the next" if progress else ""
+            console.print(f"training continues after epoch {state.epoch}{within}")
         first = workers.rank == 0  # decides for all: other hardware might round differently
+
+        def save(progress: Progress) -> None:
+            if first:
+                state.steps = trainer.steps
+                writer.save(state, trainer.encoder, trainer.optimizer, progress, history.losses)
+
         while not is_done(state, config):
             epoch, started = state.epoch + 1, time.monotonic()
             title = f"epoch {epoch}/{config.epochs}"
             with working(f"{title} mining", logged=True) as work:
                 with torch.random.fork_rng(_generators(workers)):
-                    training_metrics = trainer.epoch(epoch, work, history.step if first else None)
+                    log = history.step if first else None
+                    training_metrics = trainer.epoch(epoch, work, log, save, progress)
+                progress = None
                 work.become(f"{title} validation")
                 with hidden_ranges(trainer.encoder) as ranges:
                     embedding = _embed_together(trainer, validation_images)
@@ -131,9 +164,7 @@ def _train(job: Job, workers: Workers, report: Callable[[dict[str, float]], None
             if first:
                 # Metrics first: with its checkpoint, an epoch is not repeated.
                 history.add(epoch, metrics)
-                checkpoint.save_checkpoint(
-                    job.folder, state, trainer.encoder, trainer.optimizer, validation
-                )
+                writer.save(state, trainer.encoder, trainer.optimizer, validation)
                 console.print(f"{title}  {_summarize(metrics)}", soft_wrap=True)
                 watch.after(epoch, metrics, trainer.collapsed_loss())
             report(metrics | {"epoch": epoch})
@@ -147,8 +178,10 @@ def _summarize(metrics: Mapping[str, float]) -> str:
     return "  ".join([*parts, f"{metrics['seconds']:.1f} s"])
 
 
-def _prepare(job: Job, workers: Workers) -> tuple[Trainer, ImageSet, TrainState]:
-    """Return the trainer, the validation images, and the state of the last checkpoint."""
+def _prepare(
+    job: Job, workers: Workers, history: History
+) -> tuple[Trainer, ImageSet, TrainState, Progress | None]:
+    """Return the trainer, the validation images, and state and progress of the last checkpoint."""
     if workers.device.type == "cpu":
         keep_freed_memory()
     config, folder = job.config, job.folder
@@ -164,10 +197,11 @@ def _prepare(job: Job, workers: Workers) -> tuple[Trainer, ImageSet, TrainState]
     encoder.to(workers.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = config.optimizer.build(encoder.parameters())
     # The first worker decides: another may see an earlier state of a shared folder.
-    last = workers.broadcast(checkpoint.last_epoch(folder))
-    state = TrainState(seed=config.seed)
-    if last:
-        state = checkpoint.restore(folder, last, encoder, optimizer)
+    last = workers.broadcast(last_checkpoint(folder))
+    state, progress = TrainState(seed=config.seed), None
+    if any(last):
+        state, progress, losses = checkpoint.restore(folder, last, encoder, optimizer)
+        history.losses.update(losses)
     # The loss calls the wrapped model, whose gradients are averaged over the workers; all else
     # uses the encoder itself.
     model: Any = torch.compile(encoder) if config.compile else encoder
@@ -177,7 +211,7 @@ def _prepare(job: Job, workers: Workers) -> tuple[Trainer, ImageSet, TrainState]
             model, move_to_device=False, parallel_strategy_kwargs=buffers
         )
     trainer = Trainer(config, encoder, model, optimizer, splits.train, workers, steps=state.steps)
-    return trainer, splits.validation, state
+    return trainer, splits.validation, state, progress
 
 
 def is_done(state: TrainState, config: TrainingConfig) -> bool:
@@ -201,6 +235,48 @@ def _generators(workers: Workers) -> list[torch.device]:
     return [workers.device] if workers.device.type == "cuda" else []
 
 
+@dataclass
+class Failures(ray.train.UserCallback):
+    """Logs failures of workers, and ends a training that would fail again.
+
+    Ray would count failures of the whole training, also those after which it went on.
+    """
+
+    place: Path  # of the run, perhaps a URI
+    folder: Path  # of the run, on the machine of the process that waits and of Ray's controller
+    most: int  # in a row, without a checkpoint between them
+    count: int = 0
+    reached: tuple[int, int] = (0, 0)  # the last checkpoint at the last failure
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: object
+    ) -> None:
+        """Add what the first worker printed to the log, which it may not have reached."""
+        with (self.folder / LOG_FILE).open("a") as log:
+            log.write(metrics[0].get(LOG, ""))
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        if (self.folder / STOPPED_FILE).is_file():
+            raise WorkersLost(f"the training of {as_text(self.place)} was stopped")
+        errors, last = worker_exceptions.values(), checkpoint.last_checkpoint(self.place)
+        for error in errors:
+            if isinstance(error, RcirError):
+                raise error
+        self.count = 1 if last > self.reached else self.count + 1
+        self.reached = last
+        kinds = ", ".join(sorted({type(error).__name__ for error in errors}))
+        failure = f"workers failed after epoch {last[0]} ({kinds})"
+        if self.count > self.most:
+            first = str(next(iter(errors), "")).strip().partition("\n")[0]
+            raise WorkersLost(
+                f"{failure}, {self.count} times in a row, the last time by: {first}: see Ray's "
+                f"log; the same command continues {as_text(self.place)} from its last checkpoint"
+            )
+        (self.folder / PROGRESS_FILE).unlink(missing_ok=True)  # of those that failed
+        with (self.folder / LOG_FILE).open("a") as log:
+            log.write(f"{failure}\n")
+
+
 def launch(
     config: TrainingConfig, run: RunFolder, callback: ray.train.UserCallback | None = None
 ) -> None:
@@ -209,61 +285,39 @@ def launch(
     Lost workers are replaced; an `RcirError` of a worker is raised, and not tried again.
     """
     data = replace(config.data, root=str(data_root(config.data)))  # workers run elsewhere
-    job = Job(replace(config, data=data), run.path, run.tracked)
+    job = Job(replace(config, data=data), run.place, run.tracked)
     if not config.most_workers:
         train_here(job, callback)
         return
-    log, failures = run.path / LOG_FILE, 0
-    with follow({log: ""}, lambda: describe_start(config)):
-        scaling = scaling_config(config)
-        while True:
-            before = checkpoint.last_epoch(run.path)
-            try:
-                _train_on_ray(job, scaling, callback)
-                return
-            except ray.train.TrainingFailedError as error:
-                causes = list(getattr(error, "worker_failures", {}).values()) or [error]
-                for cause in causes:
-                    if isinstance(cause, RcirError):
-                        raise cause from error
-                reached = checkpoint.last_epoch(run.path)
-                failures = 1 if reached > before else failures + 1
-                kinds = ", ".join(sorted({type(cause).__name__ for cause in causes}))
-                failure = f"workers failed after epoch {reached} ({kinds})"
-                if failures > config.max_failures:
-                    first = str(causes[0]).strip().partition("\n")[0]
-                    raise WorkersLost(
-                        f"{failure}, {failures} times in a row, the last time by: {first}: see "
-                        f"Ray's log; the same command continues {run.path} from there"
-                    ) from error
-                add_line(log, f"{failure}: training continues from there")
-
-
-def _train_on_ray(
-    job: Job, scaling: ray.train.ScalingConfig, callback: ray.train.UserCallback | None
-) -> None:
-    content = pickle.dumps(job)
-
-    def run() -> None:  # by value: processes that only pass it on need not import this module
-        import pickle
-
-        from training.loop import training_loop
-
-        training_loop(pickle.loads(content))
-
-    trainer = TorchTrainer(
-        run,
-        scaling_config=scaling,
-        run_config=ray.train.RunConfig(
-            name="ray",
-            storage_path=str(job.folder),
-            callbacks=[callback] if callback else None,  # type: ignore[list-item]
-            # `launch` reports failures in a line.
-            logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
-        ),
-    )
-    logging.getLogger("ray.train").setLevel(logging.WARNING)
-    trainer.fit()
+    (run.path / STOPPED_FILE).unlink(missing_ok=True)
+    reached = checkpoint.last_checkpoint(run.path)
+    failures = Failures(run.place, run.path, config.max_failures, reached=reached)
+    later = " (lines follow each epoch)" if is_uri(run.place) else ""
+    with follow({run.path / LOG_FILE: ""}, lambda: describe_start(config) + later):
+        trainer = TorchTrainer(
+            lambda: training_loop(job),
+            torch_config=TorchConfig(timeout_s=config.timeout_s),
+            scaling_config=scaling_config(config),
+            run_config=ray.train.RunConfig(
+                name=config.name,
+                storage_path=str(run.path / "ray"),
+                failure_config=ray.train.FailureConfig(-1),  # `Failures` ends it
+                callbacks=[failures, *([callback] if callback else [])],  # type: ignore[list-item]
+                logging_config=ray.train.LoggingConfig("CRITICAL"),  # type: ignore[call-arg]
+            ),
+        )
+        logging.getLogger("ray.train").setLevel(logging.WARNING)
+        try:
+            trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            cause = getattr(error, "controller_failure", error)
+            if isinstance(cause, RcirError):
+                raise cause from error
+            first = str(cause).strip().partition("\n")[0]
+            raise WorkersLost(
+                f"Ray ended the training of {as_text(run.place)} ({first}): see its log; the same "
+                "command continues from the last checkpoint"
+            ) from error
 
 
 def describe_start(config: TrainingConfig) -> str:
@@ -290,23 +344,3 @@ def scaling_config(config: TrainingConfig) -> ray.train.ScalingConfig:
         use_gpu=config.use_gpu,
         resources_per_worker=resources,
     )
-
-
-def run_side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run jobs, which only wait for workers of their own, all at once on Ray; return their results.
-
-    When one fails, the others are finished first.
-    """
-    join_cluster()
-    task: Any = ray.remote(num_cpus=0)(lambda job: job())
-    running = [task.remote(job) for job in jobs]
-    results, failures = [], []
-    for job in running:
-        try:
-            results.append(ray.get(job))
-        except RayError as error:
-            failures.append(error)
-    if failures:
-        cause = getattr(failures[0], "cause", None)
-        raise cause if isinstance(cause, RcirError) else failures[0]
-    return results

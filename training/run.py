@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from ray.train import UserCallback
 
 from rcir import tracking
-from rcir.cluster import read_cluster_tags, require_cluster
+from rcir.cluster import count_groups, join_cluster, read_cluster_tags, require_cluster
 from rcir.config import flatten
 from rcir.data import Splits, load_splits
 from rcir.data.catalogue import require_enough
@@ -21,6 +22,7 @@ from rcir.encoders.base import TrainingImages, stored_encoder
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import find_index
+from rcir.runs.bucket import claimed, fetch, place_of, push
 from rcir.runs.folder import (
     FOLDER_TAG,
     RESOURCES,
@@ -33,6 +35,7 @@ from rcir.runs.folder import (
     require_same_options,
 )
 from rcir.runs.results import DIGEST_LENGTH, VALIDATION, digest_names
+from rcir.storage import as_text
 from rcir.terminal import console, working
 from training import checkpoint
 from training.checkpoint import LOSS, History, read_epochs
@@ -49,7 +52,7 @@ from training.checks import (
 )
 from training.config import MEMBERS, TrainingConfig, member_configs
 from training.images import on_features
-from training.loop import describe_start, is_done, launch, run_side_by_side
+from training.loop import describe_start, is_done, launch
 from training.validation import CERTIFIED_SIZE, QUANTILE_NAME, Validation, validate, warn_of_chance
 from training.workers import LOG_FILE, follow
 
@@ -60,8 +63,7 @@ MEMBER_CURVES = {LOSS: LOSS, CERTIFIED_SIZE: CERTIFIED_SIZE.removeprefix("valida
 
 def find_existing_run(config: TrainingConfig) -> RunFolder | None:
     """Return the run in the folder, if any; `InvalidConfig` if its configuration differs."""
-    folder = config.folder
-    run = read_run(folder)
+    run = read_run(config.folder)
     if run is None:
         return None
     old, new = run.config, as_json(asdict(config))
@@ -72,7 +74,7 @@ def find_existing_run(config: TrainingConfig) -> RunFolder | None:
         new["micro_batches"] = old.get("micro_batches")
     if config.batch_per_worker is not None:
         new |= {"batch": old.get("batch"), "batch_per_worker": None}
-    require_same_options(old, new, RESOURCES, f"{folder} contains a run")
+    require_same_options(old, new, RESOURCES, f"{as_text(run.place)} contains a run")
     return run
 
 
@@ -87,7 +89,7 @@ def create_run(
     if parent is not None:
         kind = "member" if Path(config.storage).name == MEMBERS else "trial"
     tags = {
-        FOLDER_TAG: str(folder),
+        FOLDER_TAG: as_text(place_of(folder)),
         tracking.KIND_TAG: kind,
         tracking.ENCODER_TAG: config.encoder.method,
         tracking.DATASET_TAG: config.data.name,
@@ -95,6 +97,7 @@ def create_run(
     with tracking.started_once(folder, config.name, tags, parent) as tracked:
         run = RunFolder(folder, plain, tracked.id, tracked.uri)
         run.write()
+        push(folder)
     return run
 
 
@@ -108,7 +111,8 @@ def train(
     """Train an encoder, or continue the run that its folder holds.
 
     The folder is `config.storage / config.name`. A run that was interrupted continues from its
-    last checkpoint, in the same MLflow run; a finished one is returned as it is.
+    last checkpoint, in the same MLflow run; a finished one is returned as it is. A run in a bucket
+    is trained in a copy, see `rcir.runs.bucket`.
 
     Args:
         config: the run.
@@ -145,9 +149,22 @@ def train(
     find_index("flat")  # validation needs FAISS: fail now, not after the first epoch
     if config.most_workers:
         require_cluster()
+    place = place_of(config.folder)
+    with claimed(place):
+        fetch(place, training=True)
+        return _train(config, parent, callback, rejects)
+
+
+def _train(
+    config: TrainingConfig,
+    parent: tracking.TrackedRun | None,
+    callback: UserCallback | None,
+    rejects: Mapping[str, str] | None,
+) -> RunFolder:
+    """Do what `train` does, once the copy of a run in a bucket is there."""
     run = find_existing_run(config)
     if run is not None and run.finished:
-        done = f"{run.path} is trained already; choose another name to train anew"
+        done = f"{as_text(run.place)} is trained already; choose another name to train anew"
         console.print(done, soft_wrap=True)
         return run
     # Printed once, not by every member or trial.
@@ -174,6 +191,7 @@ def train(
             run = create_run(config, parent, trained)
         else:  # the data set may have changed since
             TrainedOn.read(run.path).merge(trained).write(run.path)
+            push(run.path)
         micro_batches, batch = run.config["micro_batches"], run.config["batch"]
         if micro_batches < config.most_workers:
             raise InvalidConfig(
@@ -200,12 +218,19 @@ def _train_and_log(
             on_features(config, splits, build(config, config.encoder), runs, config.most_workers)
         validation = None
         if members:
-            jobs = [partial(train, member, run.tracked, rejects=rejects) for member in members]
+            job = partial(train, parent=run.tracked, rejects=rejects)
             logs = {member.folder / LOG_FILE: f"{member.name}: " for member in members}
             together = config.most_workers > 0
             state = partial(describe_start, config) if together else lambda: "training members"
             with follow(logs, state):
-                finished = run_side_by_side(jobs) if together else [job() for job in jobs]
+                if together:
+                    join_cluster()
+                    at_once = max(1, count_groups(config.most_workers, config.use_gpu))
+                    # Threads wait for workers; an error is raised once all have ended.
+                    with ThreadPool(min(at_once, len(members))) as pool:
+                        finished = pool.map(job, members, chunksize=1)
+                else:
+                    finished = [job(member) for member in members]
             encoder = build_without_weights(config)
             encoder.take_members([member.encoder(trust_code=True) for member in finished])
         elif not has_trainable_weights(build_on_meta(config)):
@@ -213,10 +238,8 @@ def _train_and_log(
         else:
             encoder, validation = _train_epochs(config, run, callback)
         config, splits = on_features(config, splits, encoder, runs, config.most_workers)
-        with (
-            working("choosing the weights", logged=True),
-            Embedder(config.most_workers, config.use_gpu).open() as embedder,
-        ):
+        embedder = Embedder(config.most_workers, config.use_gpu)
+        with working("choosing the weights", logged=True):
             if type(encoder).fit_posthoc is not Encoder.fit_posthoc:
                 loss = config.at(config.epochs).loss_options()
                 encoder.fit_posthoc(
@@ -234,6 +257,7 @@ def _train_and_log(
         _log(config, run, validation)
         run = replace(run, finished=True)
         run.write()
+        checkpoint.upload(run.path)
     return run
 
 
@@ -260,6 +284,8 @@ def _train_epochs(
     # All epochs may be trained if the tracking server was away at the end.
     if not (checkpoint.last_epoch(run.path) and is_done(checkpoint.read_state(run.path), config)):
         launch(config, run, callback)
+        if config.most_workers:
+            fetch(run.place, training=True)  # what they have made on other machines
     encoder = build_without_weights(config)
     best = checkpoint.read_state(run.path).best_epoch
     checkpoint.restore_weights(run.path, best, encoder)

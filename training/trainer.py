@@ -48,6 +48,17 @@ def stack_members(tuples: Tuples) -> Tensor:
     return torch.cat([tuples.anchor[:, None], tuples.positive[:, None], tuples.negatives], 1)
 
 
+def unstack_members(members: Tensor, valid: Tensor) -> Tuples:
+    """Return the tuples whose rows `stack_members` returned."""
+    return Tuples(members[:, 0], members[:, 1], members[:, 2:], valid)
+
+
+# How far an epoch is trained, for a checkpoint within it: the "step" that comes next, the number
+# "tuples" of tuples or images so far, the "losses" of each worker by step, and the mined tuples
+# "members" and "valid", if they are those of the epoch.
+Progress = dict[str, Tensor]
+
+
 class Objective(NamedTuple):
     """The batches of an epoch, and their losses."""
 
@@ -56,6 +67,7 @@ class Objective(NamedTuple):
     # Returns the losses of a micro-batch, (b,), for the step, a slice of the batch, and its
     # embedding, ordered as in `EmbeddedTuples`. None if tuples are mined within each batch.
     losses: Callable[[int, slice, Embedding], Tensor] | None = None
+    tuples: Tuples | None = None  # of the epoch
 
 
 @dataclass
@@ -90,20 +102,36 @@ class Trainer:
             self._labels = number_labels(self.images)
 
     def epoch(
-        self, epoch: int, work: Work, log: Callable[[int, float], None] | None = None
+        self,
+        epoch: int,
+        work: Work,
+        log: Callable[[int, float], None] | None = None,
+        save: Callable[[Progress], None] | None = None,
+        progress: Progress | None = None,
     ) -> dict[str, float]:
         """Train for an epoch, from 1 on, and return its metrics.
 
         `work` shows how many steps are done. `log` gets the number of a step and the mean loss of
         the steps since the last call, every `LOSS_INTERVAL` steps, or less often in a long run.
+        `save` gets the progress every `checkpoint_steps`, on all workers; given to the next call,
+        with the weights and the optimizer of that step, training continues from there.
         """
         self.options = self.config.at(epoch)
-        objective = self._objective(epoch)
+        objective = self._objective(epoch, progress)
+        every, start = self.config.checkpoint_steps, int(progress["step"]) if progress else 0
         work.become(f"epoch {epoch}/{self.config.epochs}", len(objective.batches))
         all_steps = self.config.epochs * len(objective.batches)
         interval = max(LOSS_INTERVAL, -(-all_steps // MAX_LOSSES))
-        losses, n_tuples, rate = [], 0, self._rate(epoch, 0.0)
-        for step, (loss, mined) in enumerate(self._steps(epoch, objective)):
+        work.advance(start, reused=True)
+        losses, n_tuples, rate = [], 0, self._rate(epoch, start / max(1, len(objective.batches)))
+        if progress:
+            n_tuples, by_worker = (
+                int(progress["tuples"]),
+                progress["losses"].to(self.workers.device),
+            )
+            same = len(by_worker) == self.workers.count
+            losses = list(by_worker[self.workers.rank] if same else by_worker.mean(dim=0))
+        for step, (loss, mined) in self._steps(epoch, objective, start):
             rate = self._rate(epoch, (step + 1) / len(objective.batches))
             if mined:
                 self._update(rate)
@@ -115,14 +143,27 @@ class Trainer:
                     if log is not None:
                         log(self.steps, recent)
             work.advance()
+            is_last = step + 1 == len(objective.batches)  # the checkpoint of the epoch follows
+            if save is not None and every and (step + 1) % every == 0 and not is_last:
+                save(self._progress(step + 1, n_tuples, losses, objective))
         losses = losses or [torch.zeros((), device=self.workers.device)]
-        n_images = sum(batch.size for batch in objective.batches)
+        n_images = sum(batch.size for batch in objective.batches[start:])
         return {
             "loss": self._mean(losses, epoch),
             "tuples": float(n_tuples),
             "images": float(n_images),
             "lr": rate,
         }
+
+    def _progress(
+        self, step: int, n_tuples: int, losses: list[Tensor], objective: Objective
+    ) -> Progress:
+        own = torch.stack(losses) if losses else torch.zeros(0, device=self.workers.device)
+        values = {"step": torch.tensor(step), "tuples": torch.tensor(n_tuples)}
+        values["losses"] = self.workers.all_gather(own[None]).cpu()
+        if objective.tuples is not None:
+            values |= {"members": stack_members(objective.tuples), "valid": objective.tuples.valid}
+        return values
 
     def _mean(self, losses: list[Tensor], epoch: int) -> float:
         """Return the mean loss of steps, over all workers; wait for the device."""
@@ -165,7 +206,7 @@ class Trainer:
             losses = self.encoder.loss(tuples, self.options.loss_options())
         return float(losses.item())
 
-    def _objective(self, epoch: int) -> Objective:
+    def _objective(self, epoch: int, progress: Progress | None) -> Objective:
         """Return the batches of an epoch: mined tuples, images to mine in, or labelled images."""
         options, loss_options = self.options, self.options.loss_options()
         if self.encoder.by_label:
@@ -180,7 +221,10 @@ class Trainer:
         if options.mining.scope == "batch":
             batches = image_batches(options, self.images, epoch)
             return Objective([batch[:, None] for batch in batches])
-        tuples = self._mine(epoch)
+        if progress:  # mined with the weights at the start of the epoch
+            tuples = unstack_members(progress["members"], progress["valid"])
+        else:
+            tuples = self._mine(epoch)
         # A last batch of fewer tuples than micro-batches is left out.
         starts = range(0, len(tuples) - self.config.n_micro_batches + 1, options.batch)
         mined = [tuples[start : start + options.batch] for start in starts]
@@ -189,7 +233,7 @@ class Trainer:
             valid = mined[step].valid[part].to(self.workers.device, non_blocking=True)
             return self.encoder.loss(EmbeddedTuples(embedding, valid), loss_options)
 
-        return Objective([stack_members(batch).numpy() for batch in mined], tuple_losses)
+        return Objective([stack_members(batch).numpy() for batch in mined], tuple_losses, tuples)
 
     @torch.no_grad()
     def _mine(self, epoch: int) -> Tuples:
@@ -235,19 +279,24 @@ class Trainer:
         table = workers.all_gather(torch.cat(columns)).cpu()
         count = parts[0].negatives.shape[1]
         members = torch.from_numpy(chosen)[table[:, : 2 + count]]
-        return Tuples(members[:, 0], members[:, 1], members[:, 2:], table[:, 2 + count :].bool())
+        return unstack_members(members, table[:, 2 + count :].bool())
 
-    def _steps(self, epoch: int, objective: Objective) -> Iterator[tuple[Tensor, int]]:
-        """Compute the gradients of each batch; yield its loss and its number of tuples or images.
+    def _steps(
+        self, epoch: int, objective: Objective, start: int
+    ) -> Iterator[tuple[int, tuple[Tensor, int]]]:
+        """Compute the gradients of each batch from a step on, from 0.
+
+        Yield the step, and the loss and the number of tuples or images of its batch.
 
         The losses have to be averaged over the workers. A batch without a tuple has no gradients.
         """
         n_micro_batches = self.config.n_micro_batches
         self._statistics.train()
         parts = [slice(part, None, n_micro_batches) for part in self._own_micro_batches]
-        rows = (_group_by_role(batch[part]) for batch in objective.batches for part in parts)
+        batches = list(enumerate(objective.batches))[start:]
+        rows = (_group_by_role(batch[part]) for _, batch in batches for part in parts)
         pixels = load_batches(self.images, self.config.preprocessing, rows, self.workers.device)
-        for step, batch in enumerate(objective.batches):
+        for step, batch in batches:
             # Every worker draws the transforms of all images of the step.
             rng = numpy_generator(self.config.seed, epoch, AUGMENTATION, step)
             transforms = self.options.augmentation.draw(
@@ -273,7 +322,7 @@ class Trainer:
             self._statistics.finish()
             if objective.losses is None:
                 total, n = self._step_within(Embedding.concatenate(embeddings), batch, epoch, step)
-            yield total, n
+            yield step, (total, n)
 
     def _step_within(
         self, part: Embedding, batch: NDArray[np.int64], epoch: int, step: int

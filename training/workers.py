@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any, TypeVar
 
 import ray.train
@@ -139,20 +139,17 @@ def _check_gpu(use_gpu: bool) -> None:
         raise InvalidConfig("use_gpu is true, but torch finds no CUDA device: set use_gpu=false")
 
 
-def add_line(log: Path, line: str) -> None:
-    """Append a line to a file that `follow` prints, perhaps in another process."""
-    with log.open("a") as file:
-        file.write(f"{line}\n")
-
-
 @contextmanager
 def follow(logs: Mapping[Path, str], state: Callable[[], str]) -> Iterator[None]:
     """Print lines that are appended to files inside the block; Ray would not forward all of them.
 
     `logs` has the files, which need not exist yet, and a prefix for their lines. The process that
     writes the first of them forwards its work to `PROGRESS_FILE` beside it; `state` describes what
-    happens until it does.
+    happens until it does. As with `working`, threads other than the main one show nothing.
     """
+    if current_thread() is not main_thread():
+        yield
+        return
     read = {log: log.stat().st_size if log.is_file() else 0 for log in logs}
     forwarded = [log.with_name(PROGRESS_FILE) for log in logs]
     ended = Event()

@@ -48,7 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 max_rejects=config.training.max_rejects,
             )
         )
-        return print_outcome(outcome)
+        status, best = print_outcome(outcome), records.ranked()[0]
+        rows = outcome.evaluation.rows
+        size = next(row.mean_size for row in rows if row.alpha == config.alpha)
+        if size is not None:
+            records.tracked.log_metrics({"sweep/test_size": size})
+        console.print(
+            f"{best.name}, mean set size at alpha = {config.alpha:g}: {best.certified_size:.2f} on "
+            "the validation queries that selected it, "
+            f"{'not certified' if size is None else f'{size:.2f}'} on test queries",
+            soft_wrap=True,
+        )
+        return status
 
 
 def print_sweep(records: Records) -> None:

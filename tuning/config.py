@@ -16,6 +16,7 @@ from rcir.errors import InvalidConfig
 from rcir.options import ALPHA, DELTA, require_at_least
 from rcir.risk import check_level
 from rcir.runs.folder import RESOURCES
+from rcir.storage import is_uri
 from training.config import TrainingConfig, override
 
 METHOD = "encoder.method"
@@ -145,8 +146,6 @@ class TuningConfig:
         final_seeds: of each finalist, more than `seeds`.
         search: "random" draws, or "tpe" (Optuna's tree-structured Parzen estimator), which prefers
             the surroundings of good trials.
-        objectives: of "tpe"; with both, it looks for all good compromises. Sizes decide which trial
-            is best.
         scheduler: "none" trains every trial to the end; "asha" (asynchronous successive halving)
             stops trials that are behind.
         interval: epochs before "asha" stops any.
@@ -167,7 +166,6 @@ class TuningConfig:
     finalists: int = 0
     final_seeds: int = 3
     search: Literal["random", "tpe"] = "random"
-    objectives: tuple[Literal["certified_size", "recall_at_1"], ...] = ("certified_size",)
     scheduler: Literal["none", "asha"] = "none"
     interval: int = 1
     reduction: int = 3
@@ -181,14 +179,15 @@ class TuningConfig:
         check_level("alpha", self.alpha)
         check_level("delta", self.delta)
         require_at_least(self, trials=1, seeds=1, interval=1, reduction=2, finalists=0, seed=0)
+        if is_uri(self.training.storage):
+            raise InvalidConfig(
+                f"training.storage is {self.training.storage}; the trials of a sweep need a "
+                "folder, shared by all nodes: train the best configuration in the bucket"
+            )
         if self.finalists and self.final_seeds <= self.seeds:
             raise InvalidConfig(
                 f"final_seeds is {self.final_seeds}; it must exceed seeds, {self.seeds}"
             )
-        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise InvalidConfig("objectives must be certified_size, recall_at_1, or both")
-        if self.search != "tpe" and self.objectives != ("certified_size",):
-            raise InvalidConfig(f"objectives {', '.join(self.objectives)} need search tpe")
         if not 0 < self.gpus_per_trial <= 1:
             raise InvalidConfig(f"gpus_per_trial is {self.gpus_per_trial}; it must lie in (0, 1]")
         if self.gpus_per_trial < 1 and (self.training.most_workers or not self.training.use_gpu):

@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 from rcir.errors import InvalidData
 from rcir.files import write_json
-from rcir.runs.folder import RunFolder, read_run
+from rcir.runs.folder import SWEEP_FILE, RunFolder, read_run
 from rcir.tracking import TrackedRun, require_store, without_credentials
 
-SWEEP_FILE, REPORTS_FILE = "sweep.json", "reports.json"
-TABLE_FILE = "trials.csv"
+REPORTS_FILE, TABLE_FILE = "reports.json", "trials.csv"
 State = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 

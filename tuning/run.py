@@ -20,7 +20,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from rcir.cluster import alive_nodes, cpus_per_gpu, join_cluster
+from rcir.cluster import alive_nodes, count_groups, cpus_per_gpu, join_cluster
 from rcir.config import flatten
 from rcir.data import data_root, load_splits
 from rcir.encoders.base import stored_encoder
@@ -30,6 +30,7 @@ from rcir.risk import required_calibration
 from rcir.runs.folder import (
     FOLDER_TAG,
     RESOURCES,
+    SWEEP_FILE,
     as_json,
     lock_run,
     read_run,
@@ -41,7 +42,7 @@ from rcir.tracking.runs import settings
 from training.checks import check_encoder, check_images, check_places, find_rejects
 from training.validation import assign_fold_roles
 from tuning.config import TuningConfig, Values, build_domains, draw, list_variations, with_values
-from tuning.records import SWEEP_FILE, TABLE_FILE, Records, Trial, read_records
+from tuning.records import TABLE_FILE, Records, Trial, read_records
 from tuning.trial import (
     OBJECTIVE,
     Plan,
@@ -55,8 +56,6 @@ from tuning.watch import TrialWatch
 
 # Options that may change when a sweep continues.
 CHANGEABLE = ("gpus_per_trial", "calibrate", *(f"training.{name}" for name in RESOURCES))
-# Of each objective, the metric in reports and the direction of its improvement.
-OBJECTIVES = {"certified_size": (OBJECTIVE, "min"), "recall_at_1": ("recall_at_1", "max")}
 # Ray Tune neither prints nor handles Ctrl-C.
 QUIET_TUNE = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_SIGINT_HANDLER": "1"}
 
@@ -96,13 +95,11 @@ def build_search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # A sweep that continues must not repeat its first draws.
     seed = np.random.SeedSequence([config.seed, len(earlier)]).generate_state(1)
-    metrics, modes = zip(*(OBJECTIVES[name] for name in config.objectives), strict=True)
-    several = len(metrics) > 1
     return RecordedOptunaSearch(
         record,
         OptunaSearch.convert_search_space(build_domains(config.training, config.space)),
-        metric=list(metrics) if several else metrics[0],
-        mode=list(modes) if several else modes[0],
+        metric=OBJECTIVE,
+        mode="min",
         sampler=optuna.samplers.TPESampler(
             seed=int(seed[0]), n_startup_trials=max(2, min(10, config.trials // 3))
         ),
@@ -142,7 +139,7 @@ def count_parallel_trials(config: TuningConfig) -> int:
     kind = "GPU" if training.use_gpu else "CPU"
     if training.most_workers:  # they may lie on several nodes
         needed: dict[str, float] = {kind: training.most_workers}
-        count = int(ray.cluster_resources().get(kind, 0) // training.most_workers)
+        count = count_groups(training.most_workers, training.use_gpu)
     else:
         needed = find_resources(config)
         count = sum(_room_on(node, needed) for node in alive_nodes())
@@ -246,7 +243,10 @@ def _run(
             trial_dirname_creator=lambda trial: f"{trial.config['drawn']['number']:03d}",
         ),
         run_config=tune.RunConfig(
-            name="ray", storage_path=str(records.folder), callbacks=[watch], verbose=0
+            name=config.training.name,
+            storage_path=str(records.folder / "ray"),
+            callbacks=[watch],
+            verbose=0,
         ),
     )
     console.print(f"{total} trials, {min(at_once, total)} at a time, in {records.folder}")

@@ -14,7 +14,7 @@ from rcir.cluster import free
 from rcir.errors import TrackingUnavailable
 from rcir.runs.folder import RunFolder, read_run
 from rcir.terminal import console
-from training.loop import PLACEMENT_GROUP
+from training.loop import PLACEMENT_GROUP, STOPPED_FILE
 from tuning.records import REPORTS_FILE, Records, Trial
 from tuning.trial import read_reports, select_metrics
 
@@ -61,13 +61,13 @@ class TrialWatch(Callback):
     ) -> None:
         finished = bool((trial.last_result or {}).get("finished"))
         if not finished:
-            _free(trial)
+            self._free(trial)
         self._end(self._find(trial), state="finished" if finished else "stopped")
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        _free(trial)
+        self._free(trial)
         record = self._find(trial)  # it may never have started
         path = self._records.folder / record.name / REPORTS_FILE
         died = {"reason": f"its process died, see {trial.error_file}", "final": False}
@@ -104,6 +104,14 @@ class TrialWatch(Callback):
                     run.tracked.end("FAILED" if trial.state == "failed" else "KILLED")
         console.print(f"{len(self._ended)}/{self._total}  {describe_trial(trial)}", soft_wrap=True)
 
+    def _free(self, trial: TuneTrial) -> None:
+        """Free the resources of the workers of a trial that did not finish."""
+        group = (trial.last_result or {}).get(PLACEMENT_GROUP)
+        if group is not None:
+            for run in self._runs(self._find(trial)):
+                (run.path / STOPPED_FILE).touch()
+            free(group)
+
     def _record(self, trial: Trial) -> None:
         self._records.trials[trial.number] = trial
         self._records.write()
@@ -137,13 +145,6 @@ def describe_trial(trial: Trial) -> str:
     result = "" if size is None else f"certified size {size:.2f}, "
     reason = f" ({trial.reason})" if trial.reason else ""
     return f"{trial.name} {state}: {result}{values}  {trial.seconds:.0f} s{reason}"
-
-
-def _free(trial: TuneTrial) -> None:
-    """Free the resources of the workers of a trial that did not finish."""
-    group = (trial.last_result or {}).get(PLACEMENT_GROUP)
-    if group is not None:
-        free(group)
 
 
 def _values(trial: TuneTrial) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from rcir.risk import check_level, is_certified, mean_size
 from rcir.risk.bootstrap import Estimate, compare_sizes, why_no_interval
 from rcir.risk.bounds import check_levels
 from rcir.risk.losses import MISS
-from rcir.runs.folder import RESOURCES, RUN_FILE, find_run, read_run, run_folder
+from rcir.runs.bucket import RUN_FILE
+from rcir.runs.folder import RESOURCES, SWEEP_FILE, find_run, read_run, run_folder
 from rcir.runs.results import RETRIEVER, TEST, VALIDATION, RunResults, Split
 from rcir.store.folder import read_current
 from rcir.terminal import working
 
-SWEEP_FILE = "sweep.json"
 FILES: Mapping[Split, str] = {"validation": VALIDATION, "test": TEST}
 CALIBRATION = "calibration"  # group of options in `Run.options`
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, RcirError)

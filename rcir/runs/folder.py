@@ -1,7 +1,7 @@
 """The folder of a training run.
 
 run.json                configuration, MLflow run, state
-checkpoints/            one folder per kept epoch, see `training.checkpoint`
+checkpoints/            one folder for each that is kept, see `training.checkpoint`
 trained_on.json         images and classes it was trained on, see `TrainedOn`
 metrics.json            of epochs and some steps, in MLflow or not yet, see `training.checkpoint`
 training.log            output of the first Ray worker: a line for each epoch, and warnings
@@ -33,15 +33,18 @@ from rcir.encoders.base import Encoder, stored_encoder
 from rcir.encoders.weights import load_encoder, save_tensors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_json
+from rcir.runs.bucket import RUN_FILE, fetch, place_of
+from rcir.storage import is_uri
 from rcir.trust import reading
 
-RUN_FILE, TRAINED_ON_FILE, ENCODER_FILE = "run.json", "trained_on.json", "encoder.safetensors"
+TRAINED_ON_FILE, ENCODER_FILE = "trained_on.json", "encoder.safetensors"
 LOCK_FILE = "lock"
+SWEEP_FILE = "sweep.json"  # in the folder of a sweep, which holds those of its trials
 FOLDER_TAG = "rcir.folder"
 # Options that do not affect the result: they may change when a run continues.
 RESOURCES = (
     *("num_workers", "max_failures", "use_gpu", "threads", "compile", "storage", "data.root"),
-    *("preprocessing.max_pixels", "max_rejects", "memory_gib"),
+    *("preprocessing.max_pixels", "max_rejects", "memory_gib", "checkpoint_steps", "timeout_s"),
 )
 QUERIES = ("tuning", "calibration", "test")
 MAX_NAMES = 5  # in a message
@@ -134,7 +137,7 @@ class RunFolder:
     """A training run on disk.
 
     Attributes:
-        path: the folder.
+        path: the folder; of a run in a bucket, its copy on this machine.
         config: its configuration, as plain values.
         mlflow_run: id of its MLflow run.
         tracking_uri: the tracking store of that run, without user and password.
@@ -156,6 +159,11 @@ class RunFolder:
         """The MLflow run; `UntrustedFolder` if its store is neither configured nor allowed."""
         uri = tracking.require_store(self.tracking_uri)
         return tracking.TrackedRun(self.mlflow_run, uri)
+
+    @property
+    def place(self) -> Path:
+        """The folder, or its URI if it is in a bucket."""
+        return place_of(self.path)
 
     @property
     def data(self) -> DataConfig:
@@ -247,7 +255,10 @@ def require_same_options(
 
 
 def find_run(reference: str) -> RunFolder:
-    """Return the training run in a folder, or with an MLflow id; `InvalidData` if there is none."""
+    """Return the training run in a folder or bucket, or with an MLflow id.
+
+    Raises `InvalidData` if there is none.
+    """
     run = read_run(Path(reference)) or read_run(run_folder(reference))
     if run is None:
         raise InvalidData(
@@ -257,12 +268,23 @@ def find_run(reference: str) -> RunFolder:
     return run
 
 
+def run_title(folder: Path) -> str:
+    """Return the name of a run in MLflow; that of a trial begins with the name of its sweep."""
+    place = folder.resolve()
+    is_trial = (place.parent / SWEEP_FILE).is_file()
+    return f"{place.parent.name}/{place.name}" if is_trial else place.name
+
+
 def run_folder(reference: str) -> Path:
-    """Return the folder of a path or an MLflow id."""
+    """Return the folder of a path or an MLflow id, or a copy of the one of a URI."""
+    if is_uri(reference):
+        return fetch(Path(reference))
     if Path(reference).is_dir():
         return Path(reference)
     tracked = tracking.find_tracked_run(reference)
     folder = tracked.tag(FOLDER_TAG) if tracked else None
+    if is_uri(folder):
+        return fetch(Path(str(folder)))
     if folder is None or not Path(folder).is_dir():
         reason = (
             f"its folder {folder} is not on this machine" if folder else "MLflow has no such id"

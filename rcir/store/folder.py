@@ -7,24 +7,30 @@
 
 A writer keeps the previous version for readers that have opened it. A version is complete by
 itself: its folder can be copied and read.
+
+In a bucket (`rcir.storage`), a writer uploads a version, then replaces the pointer if it is still
+the one that was read, without a lock: of two writers, one raises `SaveConflict`. Readers download
+a version once, into the cache (RCIR_CACHE).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from filelock import BaseFileLock, FileLock
 
+from rcir import storage
 from rcir.errors import CorruptRetriever, NoRetriever, RcirError, SaveConflict
 from rcir.files import checksum, sync, write_folder, written_aside
 from rcir.store.codec import decode
@@ -35,6 +41,8 @@ VERSION_NAME = r"\d{8}T\d{6}Z-[0-9a-f]{8}"
 LAYOUT_FILES = re.compile(
     rf"{LOCK}|current\.json|\.current\.json-[^/]*|{VERSIONS}/\.?{VERSION_NAME}[^/]*/.*"
 )
+CACHE_VARIABLE = "RCIR_CACHE"
+ABANDONED_AFTER = timedelta(days=1)  # a version in a bucket that no pointer names
 ADVICE = "copy the folder again, or calibrate again"
 Result = TypeVar("Result")
 
@@ -65,19 +73,16 @@ def save_version(folder: Path, fill: Callable[[Path], None], loaded: Path | None
     version of this folder, and no longer is.
     """
     check_place(folder)
+    if storage.is_uri(folder):
+        return _save_to_bucket(folder, fill, loaded)
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         place = folder.resolve()
         previous = _find_version(place)
-        if loaded is not None and previous not in (None, loaded) and place == loaded.parent.parent:
-            raise SaveConflict(
-                f"another version of the retriever was saved to {place} after this one was loaded "
-                "or saved, and would be lost: load the retriever again and repeat the change, or "
-                "save to another folder"
-            )
+        _require_latest(place, previous, loaded)
         _clean(place)
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        pointer = Pointer(FORMAT, name, None if previous is None else previous.name)
+        pointer = _new_pointer(previous)
+        name = pointer.version
         try:
             write_folder(place / VERSIONS / name, fill)
             with written_aside(place / POINTER) as aside:
@@ -90,17 +95,131 @@ def save_version(folder: Path, fill: Callable[[Path], None], loaded: Path | None
     return place / VERSIONS / name
 
 
+def _require_latest(folder: Path, present: Path | None, loaded: Path | None) -> None:
+    """Raise `SaveConflict` if a version was loaded from a folder and is not its present one."""
+    same = present and loaded and present.parent == loaded.parent
+    if same and present != loaded:
+        raise _conflict(folder)
+
+
+def _conflict(folder: Path) -> SaveConflict:
+    return SaveConflict(
+        f"another version of the retriever was saved to {storage.as_text(folder)} after this one "
+        "was loaded or saved, and would be lost: load the retriever again and repeat the change, "
+        "or save to another folder"
+    )
+
+
+def _new_pointer(previous: Path | None) -> Pointer:
+    name = f"{_first_name(timedelta())}-{secrets.token_hex(4)}"
+    return Pointer(FORMAT, name, None if previous is None else previous.name)
+
+
+def _save_to_bucket(folder: Path, fill: Callable[[Path], None], loaded: Path | None) -> Path:
+    """Do what `save_version` does for a URI: the pointer is replaced by a conditional write."""
+    place = local_place(folder)
+    etag, old = storage.NEW, None
+    with suppress(FileNotFoundError):
+        text, etag = storage.read_object(folder / POINTER)
+        _, old = _parse(Pointer, folder / POINTER, text)
+    previous = None if old is None else _version_of(place, folder / POINTER, old)
+    _require_latest(folder, previous, loaded)
+    new = _new_pointer(previous)
+    version, remote = place / VERSIONS / new.version, folder / VERSIONS / new.version
+    write_folder(version, fill)
+    for name in sorted(_files(version), key=lambda name: name == MANIFEST):  # which comes last
+        storage.write_object(remote / name, version / name)
+    content = json.dumps(asdict(new)).encode()
+    try:
+        storage.write_object(folder / POINTER, content, etag)
+    except SaveConflict:
+        # A write whose answer was lost is repeated, and then meets itself.
+        if storage.read_object(folder / POINTER)[0] != content:
+            _delete_versions(folder, [new.version], [])
+            shutil.rmtree(version, ignore_errors=True)
+            raise _conflict(folder) from None
+    _delete_versions(folder, [old.previous] if old else [], [new.version, new.previous])
+    return version
+
+
+def _delete_versions(
+    folder: Path, names: Sequence[str | None], retained: Sequence[str | None]
+) -> None:
+    """Delete versions in a bucket; if some are retained, also what killed writers left a day ago.
+
+    A younger version may be one that another writer uploads.
+    """
+    place, abandoned = folder / VERSIONS, _first_name(ABANDONED_AFTER) if retained else ""
+    paths = [place / info.name for info in storage.list_objects(place)]
+    version_of = {path: path.relative_to(place).parts[0] for path in paths}
+    storage.delete_objects(
+        [
+            path
+            for path, name in version_of.items()
+            if name in names or (name < abandoned and name not in retained)
+        ]
+    )
+
+
+def _first_name(age: timedelta) -> str:
+    """Return what no version of at most this age sorts before."""
+    return f"{datetime.now(UTC) - age:%Y%m%dT%H%M%SZ}"
+
+
+def cache_folder() -> Path:
+    """Return the folder that holds copies of objects in buckets (RCIR_CACHE)."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "rcir").resolve()
+
+
+def local_place(folder: Path) -> Path:
+    """Return the folder in the cache (RCIR_CACHE) in which the versions of a URI are kept."""
+    name = hashlib.sha256(storage.as_text(folder).rstrip("/").encode()).hexdigest()[:16]
+    return cache_folder() / "retrievers" / name
+
+
+def _download(folder: Path, version: Path) -> None:
+    """Download a version into the cache, unless it is there, and verify it."""
+    if version.is_dir():
+        return
+
+    def fill(aside: Path) -> None:
+        remote = folder / VERSIONS / version.name
+        try:
+            storage.download(remote / MANIFEST, aside / MANIFEST)
+            content = (aside / MANIFEST).read_bytes()
+            for name in _parse(Manifest, remote / MANIFEST, content)[1].files:
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    place = storage.as_text(remote)
+                    raise CorruptRetriever(f"{place} names the file {name!r} elsewhere: {ADVICE}")
+                storage.download(remote / name, aside / name)
+        except FileNotFoundError as error:
+            raise CorruptRetriever(f"{error}: {ADVICE}") from None
+        try:
+            with verified(aside, set()):
+                pass
+        except CorruptRetriever as error:
+            text = str(error).replace(str(aside), storage.as_text(remote))
+            raise CorruptRetriever(text) from None
+
+    write_folder(version, fill)
+    for other in version.parent.glob("[0-9]*"):
+        if other.name < min(version.name, _first_name(ABANDONED_AFTER)):
+            shutil.rmtree(other, ignore_errors=True)
+
+
 def read_current(folder: Path, read: Callable[[Path], Result]) -> Result:
     """Call `read` with the folder of the current version, and return the result.
 
     If it fails and another version has become current meanwhile, it is repeated with that version.
     """
     while True:
-        version = current_version(folder)
+        version = _find_version(folder)
         try:
-            return read(version)
-        except (RcirError, OSError):
-            if _find_version(folder) == version:
+            return read(_present(folder, version))
+        except (RcirError, OSError) as error:
+            if isinstance(error, CorruptRetriever) and version and storage.is_uri(folder):
+                shutil.rmtree(version, ignore_errors=True)  # the next call downloads it again
+            if version is None or _find_version(folder) == version:
                 raise
 
 
@@ -109,17 +228,26 @@ def current_version(folder: Path) -> Path:
 
     Raises `NoRetriever` if there is none, `CorruptRetriever` if the file that names it is damaged.
     """
-    version = _find_version(folder)
+    return _present(folder, _find_version(folder))
+
+
+def _present(folder: Path, version: Path | None) -> Path:
+    """Return a version, downloaded if it is in a bucket; `NoRetriever` if it is None."""
     if version is None:
         within = folder / "retriever"  # of the output of a calibration
         remedy = "make one with `rcir demo`, `rcir certify` or `rcir calibrate`"
-        if (folder / VERSIONS).is_dir():
+        if storage.is_uri(folder):
+            remedy = "check the name of the bucket and of the folder in it"
+        elif (folder / VERSIONS).is_dir():
             remedy = "copy the folder again"
         if _find_version(within) is not None:
-            remedy = f"pass {within}"
+            remedy = f"pass {storage.as_text(within)}"
         raise NoRetriever(
-            f"there is no retriever in {folder} (neither {POINTER} nor {MANIFEST}): {remedy}"
+            f"there is no retriever in {storage.as_text(folder)} (neither {POINTER} nor "
+            f"{MANIFEST}): {remedy}"
         )
+    if storage.is_uri(folder):
+        _download(folder, version)
     return version
 
 
@@ -133,9 +261,9 @@ def locked(folder: Path) -> Iterator[None]:
     """Let no other process or thread save to a folder of versions inside the block.
 
     There, a version can be loaded, changed and saved without a `SaveConflict`. A folder
-    without versions is not locked.
+    without versions is not locked, and neither is a URI.
     """
-    if _find_version(folder) is None:
+    if storage.is_uri(folder) or _find_version(folder) is None:
         yield
         return
     check_place(folder)
@@ -148,31 +276,33 @@ def check_place(folder: Path) -> None:
 
     The path may not be a file, a folder that contains something other than versions, or a version.
     """
-    place = folder.resolve()
-    if place.parent.name == VERSIONS and (place.parent.parent / POINTER).is_file():
+    in_bucket = storage.is_uri(folder)
+    place = folder if in_bucket else folder.resolve()
+    if place.parent.name == VERSIONS and _find_version(place.parent.parent) is not None:
         raise CorruptRetriever(
-            f"{folder} is a version of a retriever and never changes: save to "
-            f"{place.parent.parent} or to another folder"
+            f"{storage.as_text(folder)} is a version of a retriever and never changes: save to "
+            f"{storage.as_text(place.parent.parent)} or to another folder"
         )
-    if not os.path.lexists(folder):
+    if not (in_bucket or os.path.lexists(folder)):
         return
     with suppress(CorruptRetriever):
         _find_version(folder)
-        if folder.is_dir() and all(map(LAYOUT_FILES.fullmatch, _files(folder))):
+        names = [i.name for i in storage.list_objects(folder)] if in_bucket else _files(folder)
+        if (in_bucket or folder.is_dir()) and all(map(LAYOUT_FILES.fullmatch, names)):
             return
     raise CorruptRetriever(
-        f"{folder} contains a single version, or something other than a retriever, which is left "
-        "alone: choose another folder"
+        f"{storage.as_text(folder)} contains a single version, or something other than a "
+        "retriever, which is left alone: choose another folder"
     )
 
 
-def checksums(version: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+def checksums(version: Path, earlier: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the SHA-256 of all files of a version but its manifest, by name.
 
-    Names of files in inner folders have slashes. Files whose checksum is `known` are not read.
+    Names of files in inner folders have slashes. Files with an `earlier` checksum are not read.
     """
-    names, known = sorted(_files(version) - {MANIFEST}), known or {}
-    return {name: known.get(name) or checksum(version / name) for name in names}
+    names, earlier = sorted(_files(version) - {MANIFEST}), earlier or {}
+    return {name: earlier.get(name) or checksum(version / name) for name in names}
 
 
 def write_manifest(version: Path, files: Mapping[str, str]) -> None:
@@ -189,7 +319,7 @@ def verified(version: Path, required: Set[str]) -> Iterator[Mapping[str, str]]:
     """
     path = version / MANIFEST
     try:
-        text, manifest = _read_json(Manifest, path)
+        text, manifest = _parse(Manifest, path, path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptRetriever(f"{path} is missing: {ADVICE}") from error
     listed = manifest.files.keys()
@@ -216,30 +346,33 @@ def _find_version(folder: Path) -> Path | None:
 
     A version by itself, without a pointer beside it, is its own current version.
     """
-    path = folder / POINTER
+    path, in_bucket = folder / POINTER, storage.is_uri(folder)
     try:
-        _, pointer = _read_json(Pointer, path)
+        content = storage.read_object(path)[0] if in_bucket else path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return folder if (folder / MANIFEST).is_file() else None
+        return folder if not in_bucket and (folder / MANIFEST).is_file() else None
+    except OSError as error:
+        raise CorruptRetriever(f"{path} is damaged ({error}): {ADVICE}") from error
+    _, pointer = _parse(Pointer, path, content)
+    return _version_of(local_place(folder) if in_bucket else folder, path, pointer)
+
+
+def _version_of(place: Path, path: Path, pointer: Pointer) -> Path:
+    """Return the folder of the version that a pointer names."""
     if not re.fullmatch(VERSION_NAME, pointer.version):
         raise CorruptRetriever(f"{path} is damaged (version {pointer.version!r}): {ADVICE}")
-    return folder / VERSIONS / pointer.version
+    return place / VERSIONS / pointer.version
 
 
-def _read_json(kind: type[Result], path: Path) -> tuple[str, Result]:
-    """Return the text and the contents of a pointer or a manifest of this format.
-
-    Raises FileNotFoundError or NotADirectoryError, and `CorruptRetriever` for any other reason.
-    """
+def _parse(kind: type[Result], path: Path, content: bytes) -> tuple[str, Result]:
+    """Return the text and the contents of a pointer or a manifest, or raise `CorruptRetriever`."""
     try:
-        text = path.read_text()
+        text = content.decode()
         values = json.loads(text)
         stored_format = values["format"]
         if stored_format == FORMAT:
             return text, decode(kind, values, {})
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptRetriever(f"{path} is damaged ({error}): {ADVICE}") from error
     raise CorruptRetriever(
         f"{path} has format {stored_format!r}, this version of rcir reads format {FORMAT}: "
@@ -259,7 +392,7 @@ def _clean(folder: Path) -> None:
     """
     retained: set[str | None] = set()
     with suppress(FileNotFoundError):
-        _, pointer = _read_json(Pointer, folder / POINTER)
+        _, pointer = _parse(Pointer, folder / POINTER, (folder / POINTER).read_bytes())
         retained = {pointer.version, pointer.previous}
     with suppress(OSError):
         for path in (folder / VERSIONS).iterdir():

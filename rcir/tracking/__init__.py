@@ -2,7 +2,6 @@
 
 from rcir.tracking.models import (
     INSIDE,
-    INSIDE_RUN,
     RegisteredVersion,
     create_version,
     find_model,
@@ -34,7 +33,6 @@ __all__ = [
     "DATASET_TAG",
     "ENCODER_TAG",
     "INSIDE",
-    "INSIDE_RUN",
     "KIND_TAG",
     "NOTE_TAG",
     "MetricQueue",

@@ -1,7 +1,8 @@
 """Models in MLflow: logged from code, downloaded, registered under a name.
 
-The retriever of a run is one artifact: its model `retriever`, in which the retriever's folder lies
-beside the code that loads it. So `runs:/RUN/retriever` names both.
+The retriever of a run is one artifact: its model, in which the retriever's folder lies beside the
+code that loads it. Models have the names of trainings, so that MLflow's page tells them apart; for
+`load_from`, `runs:/RUN/retriever` is the model of a run whatever its name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rcir.tracking.runs import (
     NO_PROGRESS_BAR,
     SHORT_WAITS,
     TrackedRun,
+    find_tracked_run,
     mlflow_package,
     open_client,
     reachable,
@@ -29,9 +31,9 @@ from rcir.tracking.runs import (
     without_credentials,
 )
 
-MODEL_NAME = "retriever"
-INSIDE = f"artifacts/{MODEL_NAME}"  # the retriever's folder in the model's
-INSIDE_RUN = f"{MODEL_NAME}/{INSIDE}"  # and in the run's
+MODEL = "retriever"  # the type of model, and what it is in the address of a run
+INSIDE = f"artifacts/{MODEL}"  # the retriever's folder in the model's
+IN_RUN = re.compile(rf"runs:/(\w+)/{MODEL}(?=/|$)")
 MODEL_FILE = "MLmodel"
 # By default, MLflow adds project files of the working directory to a model.
 NO_PROJECT_FILES = {"MLFLOW_UV_AUTO_DETECT": "false"}
@@ -55,6 +57,7 @@ class RegisteredVersion:
 
 def log_model(
     run: TrackedRun,
+    name: str,
     *,
     code: Path,
     folder: Path,
@@ -63,22 +66,24 @@ def log_model(
     example: Mapping[str, Any],
     requirements: Sequence[str],
 ) -> str:
-    """Log the retriever in a folder as the model of a run; return the id of the model.
+    """Log the retriever in a folder as a run's model with its parameters; return the model's id.
 
-    `code` is the script that creates it, with `mlflow.models.set_model`; `files` lie beside its
-    description; `signature` is as MLflow describes it; `example` is a row of its input. The
-    retriever is uploaded from its folder, without MLflow's copy. The model is not run to infer its
-    requirements, and contains no path of this machine.
+    In `name`, characters that MLflow does not allow become "-". `code` is the script that creates
+    the model, with `mlflow.models.set_model`; `files` lie beside its description; `signature` is as
+    MLflow describes it; `example` is a row of its input. The retriever is uploaded from its folder,
+    without MLflow's copy. The model is not run to infer its requirements, and contains no path of
+    this machine.
     """
     import pandas as pd
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model, ModelSignature
 
-    experiment = run.experiment
+    experiment, params = run.experiment, run.params
+    name = re.sub(r"[^\w-]+", "-", name)
     with run.client() as client:
-        logged = client.create_logged_model(experiment, MODEL_NAME, run.id, model_type=MODEL_NAME)
+        logged = client.create_logged_model(experiment, name, run.id, None, params, MODEL)
     model_id: str = logged.model_id
-    model = Model(artifact_path=MODEL_NAME, run_id=run.id, model_uuid=model_id, model_id=model_id)
+    model = Model(artifact_path=name, run_id=run.id, model_uuid=model_id, model_id=model_id)
     with (
         tempfile.TemporaryDirectory() as place,
         settings(NO_PROJECT_FILES),
@@ -87,7 +92,7 @@ def log_model(
         # About MLflow's own use of pandas and type hints.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", ".*Any type hint", UserWarning)
-        local = Path(place) / MODEL_NAME
+        local = Path(place) / MODEL
         mlflow_package().pyfunc.save_model(
             str(local),
             python_model=str(code),
@@ -99,7 +104,7 @@ def log_model(
             mlflow_model=model,
         )
         model.flavors["python_function"] |= {
-            "artifacts": {MODEL_NAME: {"path": INSIDE, "uri": INSIDE}},
+            "artifacts": {MODEL: {"path": INSIDE, "uri": INSIDE}},
             "model_code_path": code.name,
         }
         model.save(str(local / MODEL_FILE))
@@ -115,11 +120,10 @@ def log_model(
 
 def find_model(run: TrackedRun) -> str | None:
     """Return the id of a run's latest model; None if it has none."""
-    query = f"name = '{MODEL_NAME}' AND source_run_id = '{run.id}'"
     experiment = run.experiment
     with run.client() as client:
-        models = client.search_logged_models([experiment], query)
-    return models[0].model_id if models else None
+        models = client.search_logged_models([experiment], f"source_run_id = '{run.id}'")
+    return next((model.model_id for model in models if model.model_type == MODEL), None)
 
 
 def log_retriever(run: TrackedRun, folder: Path) -> None:
@@ -129,7 +133,7 @@ def log_retriever(run: TrackedRun, folder: Path) -> None:
     """
     model = find_model(run)
     if model is None:
-        run.log_folder(folder, MODEL_NAME)
+        run.log_folder(folder, MODEL)
         return
     with run.client() as client:
         client.log_model_artifacts(model, str(folder), INSIDE)
@@ -142,6 +146,12 @@ def load_from(uri: str, load: Callable[[Path], Loaded]) -> Loaded:
     """
     from mlflow.exceptions import MlflowException
 
+    place = IN_RUN.match(uri)
+    run = find_tracked_run(place[1]) if place else None
+    if place and run and (model := find_model(run)):
+        with run.client() as client:
+            name = client.get_logged_model(model).name
+        uri = f"runs:/{run.id}/{name}{uri[place.end() :]}"
     with tempfile.TemporaryDirectory() as folder, settings(NO_PROGRESS_BAR):
         try:
             place = mlflow_package().artifacts.download_artifacts(artifact_uri=uri, dst_path=folder)

@@ -334,12 +334,18 @@ class TrackedRun:
         at = time.time() if at is None else at
         self.log_points((name, step, value, at) for name, value in metrics.items())
 
-    def log_points(self, points: Iterable[tuple[str, int, float, float]]) -> None:
-        """Log values of metrics: name, step, value and time (see `log_metrics`)."""
+    def log_points(
+        self, points: Iterable[tuple[str, int, float, float]], of: Sequence[str] = ()
+    ) -> None:
+        """Log values of metrics: name, step, value and time (see `log_metrics`).
+
+        They are also those `of` a logged model, by its id, on a data set, by its name and digest.
+        """
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(name, float(value), int(1000 * at), step) for name, step, value, at in points
+            Metric(name, float(value), int(1000 * at), step, *of)
+            for name, step, value, at in points
         ]
         with self.client() as client:
             for start in range(0, len(metrics), METRIC_BATCH_SIZE):

@@ -36,7 +36,7 @@ from rcir.store.codec import encode
 from tests.methods import config_of
 from tests.simulated_gpu import CPU, DEVICE, on_cpu, simulated, waits
 from training import TrainingConfig
-from training.checkpoint import TrainState, restore, save_checkpoint
+from training.checkpoint import CheckpointWriter, TrainState, restore
 from training.trainer import Trainer
 from training.validation import validate
 from training.workers import Workers
@@ -184,8 +184,9 @@ class Steps:
     def become(self, name, total):
         pass
 
-    def advance(self):
-        self.totals.append(waits.lines.copy())
+    def advance(self, count=1, reused=False):
+        if not reused:
+            self.totals.append(waits.lines.copy())
 
     def require_at_most(self, budget):
         """Assert the number of waits per step, without those before the first step."""
@@ -233,8 +234,9 @@ def continued(device):
     first.encoder.to(CPU)
     with tempfile.TemporaryDirectory() as folder:
         state = TrainState(epoch=1, seed=0)
-        save_checkpoint(Path(folder), state, first.encoder, first.optimizer, validation)
-        restore(Path(folder), 1, second.encoder, second.optimizer)
+        with CheckpointWriter(Path(folder)) as writer:
+            writer.save(state, first.encoder, first.optimizer, validation)
+        restore(Path(folder), (1, 0), second.encoder, second.optimizer)
     second.epoch(2, Steps())
     return encode(validation), second.encoder.state_dict()
 

@@ -14,13 +14,13 @@ from rcir.risk import Certified
 from tests.training.helpers import equal, logged, steps
 from training import checkpoint, train
 from training.checkpoint import (
+    CheckpointWriter,
     TrainState,
     checkpoint_folder,
     last_epoch,
     read_state,
     restore,
     restore_validation,
-    save_checkpoint,
 )
 from training.validation import CERTIFIED_SIZE, MEAN_AVERAGE_PRECISION, RECALL, Validation
 
@@ -91,7 +91,8 @@ def validation(n=6):
 
 def save(run, state, seed=1):
     model, optimizer = model_of(seed)
-    save_checkpoint(run, state, model, optimizer, validation(state.epoch + 3))
+    with CheckpointWriter(run) as writer:
+        writer.save(state, model, optimizer, validation(state.epoch + 3))
     return model, optimizer
 
 
@@ -99,7 +100,7 @@ def test_a_checkpoint_restores_weights_optimizer_state_and_validation(tmp_path):
     state = TrainState(3, 2, best_size=1.5, best_score=0.9, improved_epoch=1, steps=7)
     model, optimizer = save(tmp_path, state)
     other, stepped = model_of(2)
-    assert restore(tmp_path, 3, other, stepped) == state
+    assert restore(tmp_path, (3, 0), other, stepped) == (state, None, {})
     assert equal(other.state_dict(), model.state_dict())
     expected, restored = optimizer.state_dict(), stepped.state_dict()
     for ours, theirs in zip(restored["param_groups"], expected["param_groups"], strict=True):
@@ -137,11 +138,11 @@ def test_only_the_last_and_the_best_checkpoint_are_kept(tmp_path):
 def test_restoring_waits_for_another_node_but_not_endlessly(tmp_path, monkeypatch):
     writer = threading.Timer(0.2, lambda: save(tmp_path, TrainState(4, 4)))
     writer.start()
-    assert restore(tmp_path, 4, *model_of(2)).epoch == 4
+    assert restore(tmp_path, (4, 0), *model_of(2))[0].epoch == 4
     writer.join()
     monkeypatch.setattr(checkpoint, "SHARED_FOLDER_DELAY", 0)
     with pytest.raises(FileNotFoundError):
-        restore(tmp_path, 5, *model_of(1))
+        restore(tmp_path, (5, 0), *model_of(1))
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
@@ -151,7 +152,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     numbers["train_state"]["best"] = numbers["train_state"].pop("best_score")
     path.write_text(json.dumps(numbers))
     with pytest.raises(InvalidData, match="version"):
-        restore(tmp_path, 1, *model_of(1))
+        restore(tmp_path, (1, 0), *model_of(1))
 
 
 @pytest.mark.parametrize("moment", range(0, 24, 3))
@@ -161,9 +162,8 @@ def test_killed_while_it_saves_a_run_keeps_a_whole_checkpoint(tmp_path, kill, mo
     last = last_epoch(tmp_path)
     assert last in (1, 2)
     model, optimizer = model_of(3)
-    assert (
-        restore(tmp_path, last, model, optimizer).epoch == read_state(tmp_path).best_epoch == last
-    )
+    state, _, _ = restore(tmp_path, (last, 0), model, optimizer)
+    assert state.epoch == read_state(tmp_path).best_epoch == last
     assert equal(model.state_dict(), model_of(last)[0].state_dict())
     save(tmp_path, TrainState(2, 2), seed=2)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"epoch-0002"}

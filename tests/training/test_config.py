@@ -30,7 +30,7 @@ PER_CLASS = MiningConfig("farthest", "hardest", scope="batch", samples_per_class
         *((OptimizerConfig, "momentum", value) for value in (-0.1, 1.0)),
         (OptimizerConfig, "reference_batch", 0),
         (TrainingConfig, "batch_per_worker", 0),
-        (TrainingConfig, "storage", "s3://bucket/runs"),
+        (TrainingConfig, "storage", "hdfs://node/runs"),
         (DataConfig, "seed", -1),
         (MiningConfig, "scope", "all"),
         *((TrainingConfig, "name", name) for name in ("", ".", "..", "../up", "a/b", ".hidden")),

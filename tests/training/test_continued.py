@@ -100,6 +100,53 @@ def test_losses_of_steps_are_logged_once_by_a_run_that_is_stopped_within_an_epoc
     np.testing.assert_allclose([*fewer.values()], values[0].reshape(2, 5).mean(1), rtol=0.1)
 
 
+def plain_metrics(run):
+    """The metrics of epochs and the losses of steps, without times."""
+    epochs = json.loads((run.path / "metrics.json").read_text())
+    for values in epochs.values():
+        values["steps"] = {number: loss for number, (loss, _) in values.get("steps", {}).items()}
+        for name in ("time", "seconds", "images_per_second"):
+            del values[name]
+    return epochs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mining": MiningConfig("nearest", "hardest", scope="batch"), "batch": 30},
+        {"encoder": config_of("norm-softmax", dim=8), "optimizer": OptimizerConfig("sgd", 0.01)},
+    ],
+    ids=["mined by epoch", "mined by batch", "by label"],
+)
+def test_a_run_continues_to_the_bit_from_a_checkpoint_within_an_epoch(tiny, monkeypatch, options):
+    monkeypatch.setattr("training.trainer.LOSS_INTERVAL", 1)
+    options = {"epochs": 2, "mining": MiningConfig(), **options}
+    whole = train(tiny("undisturbed", **options))
+    step, done = History.step, []
+
+    def stop_at_fifteenth(self, number, loss):
+        step(self, number, loss)
+        done.append(number)
+        if done == [*range(1, 16)]:
+            raise SystemExit
+
+    monkeypatch.setattr(History, "step", stop_at_fifteenth)
+    within = tiny("within", **options, checkpoint_steps=4)
+    with pytest.raises(SystemExit):
+        train(within)
+    names = {path.name for path in (within.folder / "checkpoints").iterdir()}
+    n_steps = len(plain_metrics(whole)["1"]["steps"])
+    saved = (15 - n_steps) // 4 * 4
+    assert names == {"epoch-0001", f"epoch-0001-step-{saved:06d}"}
+    run = train(replace(within, checkpoint_steps=None))
+    assert done[15:] == [*range(n_steps + saved + 1, 2 * n_steps + 1)]
+    assert same_weights(run, whole)
+    assert same_weights(run, whole, "checkpoints/epoch-0002/optimizer.safetensors")
+    assert plain_metrics(run) == plain_metrics(whole)
+    assert not [*run.path.rglob("*-step-*")]
+
+
 def test_a_run_that_stopped_after_its_last_epoch_starts_and_repeats_none(
     whole, tiny, tmp_path, capsys, monkeypatch
 ):

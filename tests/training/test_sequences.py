@@ -1,4 +1,4 @@
-"""Sequences of stored features: read, trained by every method, resumed, embedded and searched."""
+"""Sequences of stored features: read, trained on, resumed, embedded and searched."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from rcir.encoders.batches import embed
 from rcir.errors import InvalidConfig, InvalidData, InvalidImage
 from rcir.index import nearest_others
 from rcir.retrieval.retriever import Retriever
-from tests.methods import OPTIONS, TRAINED
+from tests.methods import OPTIONS
 from tests.training.helpers import Stop, same_weights
 from training import OptimizerConfig, TrainingConfig, train
 
@@ -92,8 +92,8 @@ def test_an_interrupted_training_continues_and_its_encoder_retrieves(config, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", TRAINED)
-def test_every_method_learns_the_order_of_steps(config, method):
+@pytest.mark.parametrize("method", ["btl", "mc-dropout", "tripreg"])
+def test_methods_learn_the_order_of_steps(config, method):
     run = train(config(method))
     test = load_splits(run.data).test
     vectors = embed(run.encoder(), run.preprocessing, test.images).vectors

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from rcir.data import Augmentation, DataConfig, Preprocessing
 from rcir.encoders import EncoderConfig, base, batches
-from rcir.encoders.replicas import Replicas
 from rcir.errors import TrainingDiverged
 from rcir.mining import MiningConfig
 from tests.methods import config_of
@@ -107,22 +106,12 @@ def test_the_logged_loss_of_steps_is_the_mean_over_the_workers(tiny):
 
 
 @pytest.mark.slow
-def test_a_fit_after_training_and_its_validation_share_replicas(tiny, monkeypatch):
-    pools = []
-
-    class Counted(Replicas):
-        def __init__(self, count, use_gpu=False):
-            super().__init__(count, use_gpu)
-            pools.append(count)
-
-    monkeypatch.setattr("rcir.encoders.replicas.Replicas", Counted)
+def test_a_fit_after_training_embeds_on_workers_as_in_one_process(tiny, monkeypatch):
     monkeypatch.setattr(batches, "BLOCK_SIZE", 64)
     monkeypatch.setattr(base, "MAX_HELD", 256)  # the fit embeds twice
     config = tiny("alone", **PLAIN | {"encoder": config_of("lam", dim=4)})
     expected = train(config).encoder().state_dict()
-    assert pools == []
     actual = train(replace(config, name="together", num_workers=2)).encoder().state_dict()
-    assert pools == [2]
     for name, values in actual.items():
         np.testing.assert_allclose(values, expected[name], rtol=2e-2, atol=1e-3)
 

@@ -31,9 +31,6 @@ ASHA = {"scheduler": "asha"}
         ({}, {"finalists": -1}, "finalists"),
         ({}, {"finalists": 2, "seeds": 3}, "final_seeds"),
         ({}, {"space": {}}, "space"),
-        ({}, {"objectives": ()}, "objectives"),
-        ({}, {"objectives": ("recall_at_1",)}, "tpe"),
-        ({}, {"search": "tpe", "objectives": ("recall_at_1", "recall_at_1")}, "objectives"),
         *(({"use_gpu": True}, {"gpus_per_trial": share}, "gpus_per_trial") for share in (0.0, 2.0)),
         ({}, {"gpus_per_trial": 0.5}, "use_gpu"),
         ({"use_gpu": True, "num_workers": 1}, {"gpus_per_trial": 0.5}, "num_workers"),
@@ -61,6 +58,8 @@ def test_the_risk_level_and_delta_are_checked(name):
 
 def test_sweeps_that_make_sense_are_accepted():
     TuningConfig(replace(BASE, use_gpu=True), SPACE, gpus_per_trial=0.25)
+    with pytest.raises(InvalidConfig, match="storage"):
+        TuningConfig(replace(BASE, storage="s3://bucket/runs"), SPACE)
     TuningConfig(BASE, SPACE, **ASHA, interval=7)
     TuningConfig(override(BASE, {"encoder.method": "deep-ensemble"}), SPACE, seeds=2)
 

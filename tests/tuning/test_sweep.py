@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -227,7 +228,6 @@ def test_finalists_train_with_more_seeds_and_are_chosen_by_their_mean(
     ("method", "option", "values"),
     [
         ("deep-ensemble", "encoder.options.combination", ["distance", "aligned"]),
-        ("lam", "encoder.options.online", [True, False]),
         ("tests.toy:Toy", "encoder.options.width", [4, 6]),
     ],
 )
@@ -340,7 +340,17 @@ def test_the_command_shows_a_sweep_and_calibrates_its_best_trial(tmp_path, capsy
 
     # Given again, the sweep has nothing left to train.
     assert main([*arguments, "--calibrate"]) == 0
-    assert first in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert first in output
+    rows = json.loads((folder / names[0] / "results.json").read_text())["rows"]
+    (size,) = (row["mean_size"] for row in rows if row["alpha"] == 0.2)
+    both = (best["metrics"]["certified_size"], size)
+    (line,) = (line for line in output.splitlines() if line.startswith(f"{names[0]}, mean set"))
+    assert [float(number) for number in re.findall(r"\d+\.\d\d", line)] == [
+        pytest.approx(number, abs=0.005) for number in both
+    ]
+    logged = MlflowClient().get_run(stored["mlflow_run"]).data.metrics
+    assert (logged["sweep/certified_size"], logged["sweep/test_size"]) == both
     run = read_run(folder / names[0])
     retriever, test = Retriever.load(run.path / "retriever"), load_splits(run.data).test
     answers = retriever.retrieve(list(test.images), alpha=0.3, delta=0.1)
