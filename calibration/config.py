@@ -23,9 +23,9 @@ class CalibrationConfig:
     """A calibration.
 
     Args:
-        run: folder of a training run, or the id of its MLflow run.
-        output: folder for `retriever`, `report.html`, `results.json` and `test.safetensors`, which
-            `rcir compare` reads; the run's own unless given.
+        run: folder or URI of a training run, or the id of its MLflow run.
+        output: folder or URI for `retriever`, `report.html`, `results.json` and `test.safetensors`,
+            which `rcir compare` reads; the run's own unless given.
         score_function: how set size depends on the query; "auto" takes, for each risk, what needs
             the smallest sets at the same risk.
         query_uncertainty: "encoder", "cosine", "gap", "vote", "spread", "agreement" or "overlap",
@@ -34,6 +34,8 @@ class CalibrationConfig:
         group: attribute of the queries, such as a camera; the retriever then answers per group.
         cluster: attribute of the queries, such as a video or a patient, whose queries are not
             independent of each other; whole clusters are then divided, and each counts once.
+        key: attribute of gallery and queries that names the part of the gallery, such as a site or
+            a tenant, that a query is searched in; the groups of the queries without `group`.
         queries: "new-labels" divides the queries so that tuning, calibration and test queries have
             different labels, "shared-labels" so that they share them; as in `data.options` of the
             run unless given.
@@ -41,10 +43,9 @@ class CalibrationConfig:
         depth: candidates searched per query; no set is larger.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
-        ood: data set whose test images are queried too: does uncertainty detect them?
-        max_rejects: unreadable images of gallery, queries and `ood` that are left out: a number, or
-            a share below 1. All of them are listed in `calibration-rejects.csv` in the output, also
-            if there are more, which is an error.
+        max_rejects: unreadable images that are left out: a number, or a share below 1. All of them
+            are listed in `calibration-rejects.csv` in the output, also if there are more, which is
+            an error.
         num_workers: Ray workers that embed gallery and queries; 0 embeds in this process. An
             interrupted calibration continues where it stopped.
         use_gpu: one GPU per worker; with 0 workers, the GPU of this process.
@@ -62,12 +63,12 @@ class CalibrationConfig:
     bound: Bound = "binomial"
     group: str | None = None
     cluster: str | None = None
+    key: str | None = None
     queries: QueryDivision | None = None
     index: IndexConfig = field(default_factory=IndexConfig)
     depth: int = DEPTH
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
-    ood: str | None = None
     max_rejects: float = 0
     num_workers: int = 0
     use_gpu: bool = False
@@ -97,14 +98,12 @@ class EvaluationConfig:
             unless given.
         alphas: levels to measure.
         delta: probability of misleading calibration queries to measure at.
-        ood: data set whose test images are queried too: does uncertainty detect them?
     """
 
     retriever: str
     output: str | None = None
     alphas: tuple[float, ...] = ALPHAS
     delta: float = DELTA
-    ood: str | None = None
 
     def __post_init__(self) -> None:
         calibration_options(self)
@@ -115,8 +114,9 @@ class CertificationConfig:
     """A calibration of vectors in files, or of pictures and a model.
 
     Args:
-        gallery: vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards. With
-            a model, pictures to search: a folder of class folders, or a table with their paths.
+        gallery: vectors to search: .parquet, .npz, .npy beside a .csv, or a folder of shards; or an
+            existing collection, such as lancedb:PATH#TABLE (`rcir.attach`). With a model, pictures
+            to search: a folder of class folders, or a table with their paths.
         queries: labelled vectors or pictures that are queries; unless given, each item of the
             gallery is a query, and is left out of its own search.
         model: what embeds pictures: timm:NAME, open_clip:NAME/TAG, transformers:NAME, or the folder
@@ -144,7 +144,7 @@ class CertificationConfig:
             or the gallery's items, so that more queries calibrate. "auto" takes the items if they
             can tune and there are fewer than 200 queries.
         depth: candidates searched per query; no set is larger.
-        index: of the gallery, see `rcir.index.IndexConfig`.
+        index: of the gallery, see `rcir.index.IndexConfig`; of a collection, options of its search.
         alphas: levels to report. The retriever answers any.
         delta: probability of misleading calibration queries to report. The retriever answers any.
         seed: decides which queries tune, calibrate and measure, which the guarantee then states;

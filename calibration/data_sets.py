@@ -34,7 +34,6 @@ from rcir.data.rejects import (
 from rcir.data.relevance import same_relevance
 from rcir.encoders.embedder import Embedder
 from rcir.errors import InvalidConfig, InvalidData, StaleCalibration, printable
-from rcir.index import dropped_on_error
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.folder import QUERIES, RunFolder, TrainedOn, list_classes
 from rcir.runs.results import digest_names
@@ -54,7 +53,7 @@ def search_run(
         InvalidData: the run is not finished; or it trained on what is to certify it
             (`rcir.runs.folder.TrainedOn.require_unseen`).
         InvalidImage: more images than `max_rejects` cannot be read.
-        InvalidConfig: the queries have no such clusters, or `ood` is their own data set.
+        InvalidConfig: the queries have no such clusters.
         UntrustedFolder: the run names a class or a tracking store that is not allowed.
         TrackingUnavailable: the run in MLflow cannot be written to.
     """
@@ -65,16 +64,15 @@ def search_run(
     encoder, trained = run.encoder(), TrainedOn.read(run.path)
     rejects = read_rejects(run.path / REJECTS_FILE)
     splits = load_splits(data, _print_line, rejects)
-    if config.group is not None:
-        _require_attribute(splits, config.group)
-    outside = load_outside(run.data, config.ood)
+    for name in (config.group, config.key):  # fail before anything is embedded
+        if name is not None:
+            for part in QUERIES:
+                getattr(splits, part).attribute(name, "the queries")
     sets = [splits.gallery, splits.tuning, splits.calibration, splits.test]
-    sets += [] if outside is None else [outside]
     rejects |= (unread := find_unreadable(sets, run.preprocessing))
     table = output / CALIBRATION_REJECTS
     if line := tolerate(unread, sum(map(len, sets)), config.max_rejects, table):
         _print_line(printable(line))
-    outside = None if outside is None else outside.without(rejects)
     splits = _without_duplicates(splits.without(rejects))
     trained.require_unseen(splits)
     if warning := cluster_warning(splits, cluster):
@@ -88,6 +86,7 @@ def search_run(
         config.depth,
         embedder=embedder,
         index=config.index,
+        key=config.key,
     )
     data = replace(data, root=str(data_root(data)) if data.root else None)
     retriever.origin = {
@@ -96,10 +95,10 @@ def search_run(
         "run": run.mlflow_run,
         "group": config.group,
         "cluster": cluster,
+        "key": config.key,
         "rejects": sorted(rejects),
     }
-    with dropped_on_error(retriever.index):
-        searched = _search(retriever, data.name, splits, outside, embedder)
+    searched = _search(retriever, data.name, splits, embedder)
     return replace(searched, training=training)
 
 
@@ -107,7 +106,6 @@ def search_data_set(config: EvaluationConfig) -> SearchedSplits:
     """Search the data set of a retriever that `rcir calibrate` made.
 
     Raises:
-        InvalidConfig: `ood` is its own data set.
         InvalidData: the retriever does not say which queries it was calibrated with, or its data
             set now has other queries, or another gallery.
         NoRetriever, CorruptRetriever, StaleCalibration: of the retriever.
@@ -138,33 +136,25 @@ def search_data_set(config: EvaluationConfig) -> SearchedSplits:
         raise InvalidData(
             f"{data.name} has {changed}: restore the data set's files, or calibrate again"
         )
-    outside = load_outside(data, config.ood)
     training = tracking.find_tracked_run(origin.get("run", ""))
-    return replace(_search(retriever, data.name, splits, outside, Embedder()), training=training)
+    return replace(_search(retriever, data.name, splits, Embedder()), training=training)
 
 
 def _search(
-    retriever: Retriever,
-    dataset: str,
-    splits: Splits,
-    outside: ImageSet | None,
-    embedder: Embedder,
+    retriever: Retriever, dataset: str, splits: Splits, embedder: Embedder
 ) -> SearchedSplits:
-    """Search the queries of a data set, and those of another one.
+    """Search the queries of a data set.
 
-    The origin of the retriever names the attributes that are their groups and clusters.
+    The origin of the retriever names the attributes that are their groups, clusters and keys.
     """
-    group, cluster = (retriever.origin.get(name) for name in ("group", "cluster"))
-    results, searched_outside = [], None
-    with embedder.open() as opened:
-        for name in QUERIES:
-            images = getattr(splits, name)
-            with warnings.catch_warnings():
-                # `search_run` has warned of all splits at once.
-                warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
-                results.append(retriever.search_labelled(images, group, opened, cluster))
-        if outside is not None:
-            searched_outside = retriever.search(outside.images, opened)
+    group, cluster, key = (retriever.origin.get(name) for name in ("group", "cluster", "key"))
+    results = []
+    for name in QUERIES:
+        images = getattr(splits, name)
+        with warnings.catch_warnings():
+            # `search_run` has warned of all splits at once.
+            warnings.filterwarnings("ignore", "the queries come in clusters", UserWarning)
+            results.append(retriever.search_labelled(images, group, embedder, cluster, key))
     tuning, calibration, test = results
     return SearchedSplits(
         retriever,
@@ -174,7 +164,6 @@ def _search(
         test,
         calibration_ids=list(splits.calibration.ids),
         images=splits.test,
-        outside=searched_outside,
         data=splits,
     )
 
@@ -192,14 +181,6 @@ def _queried_data(data: DataConfig, config: CalibrationConfig, cluster: str | No
     return data
 
 
-def _require_attribute(splits: Splits, group: str) -> None:
-    """Raise `InvalidData` unless the queries of each split have an attribute."""
-    for attributes in (getattr(splits, name).attributes for name in QUERIES):
-        if group not in attributes:
-            names = ", ".join(attributes) or "none"
-            raise InvalidData(f"the queries have no attribute {group!r}; they have {names}")
-
-
 def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
     warn_of_other_labels()
     if np.isin(list_classes(splits.calibration), trained.classes).any():
@@ -208,21 +189,6 @@ def _warn_of_new_labels(splits: Splits, trained: TrainedOn) -> None:
             "for new labels are then for labels that trained it, too",
             file=sys.stderr,
         )
-
-
-def load_outside(data: DataConfig, name: str | None) -> ImageSet | None:
-    """Return the images of the evaluation half of another data set than the searched one."""
-    if name is None:
-        return None
-    if name == data.name:
-        raise InvalidConfig(f"ood is {name}, the set that the retriever searches: name another")
-    dataset = find_dataset(name)
-    other = DataConfig(name, data.root, data.download)
-    if dataset.splitter:
-        return load_splits(other).test
-    downloads = data.download and "download" in dataset.options_of_reader()
-    options = {"download": True} if downloads else {}
-    return dataset.read(data_root(other), **options).queries
 
 
 def _without_duplicates(splits: Splits) -> Splits:

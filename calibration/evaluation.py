@@ -10,12 +10,8 @@ from calibration.open_set import OpenSet
 from calibration.quality import Quality
 from rcir.options import ALPHA
 from rcir.risk.selection import ComparedSizes
+from rcir.runs.results import HEADLINE, headline_metrics
 
-# What MLflow's table of runs shows: of each of a few levels, and of `Quality.numbers`.
-HEADLINE_LEVELS = 3
-HEADLINE = {"mean_size": "mean_size", "constant_size": "constant_size", "risk": "test_risk"}
-HEADLINE_QUALITY = ["recall_at_1", "map_at_r", "auroc_miss", "auroc_unmatched", "ausc"]
-HEADLINE_QUALITY += ["ood_auroc", "ece", "ece_item", "ece_set"]
 # Attributes of `Evaluation` that are plain values in `results.json`.
 PLAIN = [*("dataset", "encoder", "uncertainty", "n_calibration", "n_test", "beyond_depth")]
 PLAIN += ["cluster", "n_clusters", "n_test_clusters", "parts_alpha", "chosen_among", "left_out"]
@@ -120,8 +116,8 @@ class Evaluation:
         rows: the miss risk at the requested levels.
         others: further guarantees at the requested levels.
         curve: the miss risk at the certified levels among `CURVE_ALPHAS` and the requested ones.
-        comparison, uncertainties, encoder_ratio: mean sizes that were compared on the tuning split,
-            see `CalibrationReport`; without "encoder" if the encoder has no uncertainty.
+        comparison, uncertainties: mean sizes that were compared on the tuning split, see
+            `CalibrationReport`; without "encoder" if the encoder has no uncertainty.
         quality: of rankings and uncertainties.
         parts: the risk of parts of the test queries, at the certified level nearest to `ALPHA`.
         parts_alpha: that level; None if nothing is certified.
@@ -151,7 +147,6 @@ class Evaluation:
     curve: list[RiskResult]
     comparison: ComparedSizes
     uncertainties: ComparedSizes
-    encoder_ratio: float | None
     quality: Quality
     parts: list[Part]
     parts_alpha: float | None
@@ -186,17 +181,8 @@ class Evaluation:
         return None if self.certified else max(self.rows, key=lambda row: row.alpha).refusal
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to compare retrievers by in MLflow, see docs/sweeps.md.
-
-        They are of the three levels nearest to `ALPHA`; levels that are not certified are left out.
-        """
-        numbers: dict[str, float | None] = {}
-        for row in sorted(self.rows, key=lambda row: abs(row.alpha - ALPHA))[:HEADLINE_LEVELS]:
-            for name, field in HEADLINE.items():
-                numbers[f"certified/alpha_{row.alpha:g}/{name}"] = getattr(row, field)
-        for name in HEADLINE_QUALITY:
-            numbers[f"quality/{name}"] = self.quality.numbers.get(name)
-        return {name: value for name, value in numbers.items() if value is not None}
+        """Return the numbers to compare retrievers by in MLflow, see `headline_metrics`."""
+        return headline_metrics([asdict(row) for row in self.rows], self.quality.numbers)
 
     def curves(self) -> dict[str, dict[int, float]]:
         """Return curves over alpha to track, by name and 1000 alpha."""
@@ -229,7 +215,6 @@ class Evaluation:
             "open_set": None if self.open_set is None else asdict(self.open_set),
             "score_function_comparison": self.comparison,
             "uncertainty_comparison": self.uncertainties,
-            "encoder_uncertainty_ratio": self.encoder_ratio,
         }
 
 

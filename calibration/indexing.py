@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.recalibration import save_tracked
-from rcir.errors import InvalidData, as_option
-from rcir.index import IndexConfig, build_index, dropped_on_error, recall_of
+from rcir.errors import InvalidConfig, InvalidData, as_option
+from rcir.index import AttachedIndex, IndexConfig, build_index, recall_of
 from rcir.index.faiss_indexes import FaissIndex
 from rcir.retrieval.calibration import Calibration, CalibrationReport
 from rcir.retrieval.retriever import Retriever
@@ -120,6 +120,11 @@ def reindex(
                 f"{len(queries)} tuning queries are too few to compare indexes: calibrate with "
                 f"more, and with {as_option('tuning', 'queries')}"
             )
+        if isinstance(retriever.index, AttachedIndex):
+            raise InvalidConfig(
+                "the gallery is attached, and indexed by its engine: change that index, then "
+                "attach the collection again"
+            )
         if isinstance(retriever.index, FaissIndex) and retriever.index.lossy:
             raise InvalidData(
                 "the index keeps codes of the vectors: build another from the vectors themselves, "
@@ -132,15 +137,14 @@ def reindex(
         exact = build_index(vectors)
         truth = exact.search(queries.vectors, retriever.depth)[1]
         index = exact if config.kind == "flat" else build_index(vectors, config)
-        with dropped_on_error(index):
-            exact_searcher, searcher = (
-                replace(retriever.searcher, index=each) for each in (exact, index)
-            )
-            by_exact = chosen = _measure(exact_searcher, calibration, truth, levels, delta)
-            if index is not exact:
-                chosen = _measure(searcher, calibration, truth, levels, delta)
-            retriever.searcher = searcher
-            report = retriever.recalibrate()
+        exact_searcher, searcher = (
+            replace(retriever.searcher, index=each) for each in (exact, index)
+        )
+        by_exact = chosen = _measure(exact_searcher, calibration, truth, levels, delta)
+        if index is not exact:
+            chosen = _measure(searcher, calibration, truth, levels, delta)
+        retriever.searcher = searcher
+        report = retriever.recalibrate()
         save_tracked(retriever, place)
         return Reindexed(levels, delta, by_exact, chosen, report, place)
 

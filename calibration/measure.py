@@ -84,7 +84,6 @@ def measure(
         curve=curve,
         comparison={} if report is None else report.comparison[None],
         uncertainties=uncertainties,
-        encoder_ratio=None if report is None else report.chosen.encoder_ratio,
         quality=quality,
         parts=[] if headline is None else count_subgroups(splits, float(headline.threshold or 0)),
         parts_alpha=None if headline is None else headline.alpha,

@@ -15,6 +15,7 @@ from rcir.data.catalogue import DataConfig
 from rcir.errors import InvalidConfig, InvalidData, printable
 from rcir.retrieval.pictures import PICTURES
 from rcir.retrieval.retriever import Retriever
+from rcir.runs.bucket import local_folder
 from rcir.terminal import console
 
 if TYPE_CHECKING:  # vectors need no torch
@@ -68,11 +69,11 @@ def embed_pictures_of(
                 "that embeds them, such as --model timm:tf_efficientnet_lite0"
             )
         return config, None
-    from rcir.data.datasets.user_images import list_pictures
+    from rcir.data.manifest import list_pictures
     from rcir.runs.config import EmbeddingConfig
     from rcir.runs.embedding import embed_pictures
 
-    folder = Path(config.output) / VECTORS
+    folder = local_folder(Path(config.output)) / VECTORS
     folder.mkdir(parents=True, exist_ok=True)
     files, folders = {}, {}
     for part in ("gallery", "queries"):

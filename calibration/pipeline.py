@@ -24,12 +24,13 @@ from calibration.vectors import search_vectors
 from rcir import api, figures, tracking
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
-from rcir.index import dropped_on_error
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
 from rcir.risk import Certified
+from rcir.runs.bucket import fetch, local_folder, place_of, push
 from rcir.runs.results import DIGEST_LENGTH, RESULTS, TEST, RunResults, digest_names
+from rcir.storage import as_text, is_uri
 from rcir.store.folder import check_place
 from rcir.terminal import working
 from rcir.tracking import TrackedRun
@@ -48,7 +49,7 @@ class Outcome:
 
     Attributes:
         splits: the retriever, and the queries that calibrated and tested it.
-        folder: where the retriever is on disk.
+        folder: where the retriever is, perhaps a URI; so for the report.
         report: the report's page.
         evaluation: what was measured on the test queries.
         mlflow_run: id of its own run in MLflow, below the training's; None if it is not tracked.
@@ -76,7 +77,7 @@ def calibrate(config: CalibrationConfig) -> Outcome:
     Raises:
         InvalidData: the output holds something else.
         CorruptRetriever: the retriever's place holds something else. In both cases nothing was
-            written, and a new index on a server is dropped.
+            written.
         RcirError: others are those of `calibration.data_sets.search_run`.
     """
     from calibration.data_sets import search_run  # imports torch, as the next ones
@@ -85,10 +86,11 @@ def calibrate(config: CalibrationConfig) -> Outcome:
     from rcir.runs.folder import find_run
 
     run = untrained_run(config) if config.run is None else find_run(config.run)
-    output = Path(config.output) if config.output else run.path
+    output = Path(config.output) if config.output else run.place
+    folder = fetch(output)
     # Embeddings are kept until the retriever is saved.
-    embedder = Embedder(config.num_workers, config.use_gpu, output / "embeddings")
-    outcome = _calibrate(config, output, partial(search_run, config, run, output, embedder))
+    embedder = Embedder(config.num_workers, config.use_gpu, folder / "embeddings")
+    outcome = _calibrate(config, output, partial(search_run, config, run, folder, embedder))
     embedder.clear()
     return outcome
 
@@ -120,35 +122,36 @@ def _calibrate(
     The score function is fitted on the tuning split, the calibration queries certify, and what is
     reported is measured on the test queries; no query is in two of them.
     """
-    started, place = time.monotonic(), output / "retriever"
-    check_output(output)
+    started, place, folder = time.monotonic(), output / "retriever", fetch(output)
+    check_output(folder)
     check_place(place)
     after = earlier_calibration(place)  # the past of the queries
     splits = search()
     retriever = splits.retriever
-    with dropped_on_error(retriever.index):
-        with working("calibrating", logged=True):
-            retriever.calibration, report = fit_and_certify(
-                retriever.searcher,
-                splits.tuning,
-                splits.calibration,
-                calibration_options(config),
-                after=after,
-            )
-        splits = splits.with_calibrated_uncertainty()
-        with working("measuring", logged=True):
-            evaluation = measure(splits, config.alphas, config.delta, report)
-        tracked = _start_run(config, output, evaluation, splits) if is_tracked else None
+    with working("calibrating", logged=True):
+        retriever.calibration, report = fit_and_certify(
+            retriever.searcher,
+            splits.tuning,
+            splits.calibration,
+            calibration_options(config),
+            after=after,
+        )
+    splits = splits.with_calibrated_uncertainty()
+    with working("measuring", logged=True):
+        evaluation = measure(splits, config.alphas, config.delta, report)
+    tracked = _start_run(config, output, evaluation, splits) if is_tracked else None
     with tracked.active() if tracked else nullcontext():
         if tracked is not None:
             retriever.origin["calibration"] = tracked.id
         retriever.save(place)
-        page = publish(output, evaluation, splits, tracked, started)
+        page = publish(folder, evaluation, splits, tracked, started)
         results = collect_results(evaluation, splits)
-        results.write(output / TEST)
+        results.write(folder / TEST)
+        push(folder)
         if tracked is not None:
             _track_results(tracked, splits.training, evaluation, results)
-            _log_model(tracked, output, splits)
+            _log_model(tracked, folder, splits, evaluation)
+    page = output / page.name
     return Outcome(splits, place, page, evaluation, tracked.id if tracked else None)
 
 
@@ -165,11 +168,13 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     from calibration.data_sets import search_data_set  # imports torch
 
     started, folder = time.monotonic(), Path(config.retriever)
-    if config.output is None and not folder.is_dir():
+    place = folder if is_uri(folder) else folder.absolute()
+    if config.output is None and not (is_uri(folder) or folder.is_dir()):
         api.load(config.retriever)  # if there is none, that is what to report
         raise InvalidConfig(f"nothing can be written beside {config.retriever}: name an output")
-    output = Path(config.output or folder.absolute().parent / "evaluation")
-    check_output(output)
+    output = Path(config.output or place.parent / "evaluation")
+    local = fetch(output)
+    check_output(local)
     splits = search_data_set(config)
     with working("measuring", logged=True):
         evaluation = measure(splits, config.alphas, config.delta)
@@ -177,7 +182,11 @@ def evaluate_retriever(config: EvaluationConfig) -> Outcome:
     if splits.training is not None:
         tracked = _start_run(config, output, evaluation, splits)
     with tracked.active() if tracked else nullcontext():
-        page = publish(output, evaluation, splits, tracked, started)
+        page = publish(local, evaluation, splits, tracked, started)
+        push(local)
+        if tracked is not None:
+            tracked.log_metrics(evaluation.metrics())
+    page = output / page.name
     return Outcome(splits, folder, page, evaluation, tracked.id if tracked else None)
 
 
@@ -190,17 +199,15 @@ def _start_run(
 ) -> TrackedRun:
     """Start a run in MLflow below that of the training, with the parameters of both."""
     from rcir.config import flatten  # imports jsonargparse
-    from rcir.runs.folder import FOLDER_TAG  # imports torch
+    from rcir.runs.folder import FOLDER_TAG, run_title  # imports torch
 
     training, kind = splits.training, KINDS[type(config)]
     params = training.params if training else {}
-    name = f"{output.resolve().name} ({kind})"
-    if isinstance(config, CalibrationConfig) and config.output is None:
-        name = f"{evaluation.encoder} {evaluation.dataset} seed {params.get('seed', 0)}"
-        if (number := splits.retriever.require_calibration().attempts) > 1:
-            name += f", calibration {number}"
+    attempts = splits.retriever.require_calibration().attempts
+    number = f" {attempts}" if attempts > 1 and not isinstance(config, EvaluationConfig) else ""
+    name = f"{run_title(output)} ({kind}{number})"
     tags = {
-        FOLDER_TAG: str(output.absolute()),
+        FOLDER_TAG: as_text(place_of(local_folder(output))),
         tracking.KIND_TAG: kind,
         tracking.ENCODER_TAG: evaluation.encoder,
         tracking.DATASET_TAG: evaluation.dataset,
@@ -211,7 +218,7 @@ def _start_run(
 
 
 def check_output(output: Path) -> None:
-    """Raise `InvalidData` if the output holds a page or results of something else."""
+    """Raise `InvalidData` if the output holds results of something else."""
     if output.exists() and not output.is_dir():
         raise InvalidData(f"{output} is a file: choose another output")
     names = [name for name in (PAGE, RESULTS, TEST) if (output / name).exists()]
@@ -243,7 +250,6 @@ def publish(
     write_results(results, evaluation, time.monotonic() - started)
     write_file(page, text.encode())
     if tracked is not None:
-        tracked.log_metrics(evaluation.metrics())
         now = time.time()
         curves = evaluation.curves()
         tracked.log_points((name, *point, now) for name in curves for point in curves[name].items())
@@ -294,14 +300,17 @@ def _track_results(
         training.log_metrics(dict(sizes[:1]))
 
 
-def _log_model(tracked: TrackedRun, output: Path, splits: SearchedSplits) -> None:
-    """Log a calibration as a model, with one of its queries as the example."""
+def _log_model(
+    tracked: TrackedRun, output: Path, splits: SearchedSplits, evaluation: Evaluation
+) -> None:
+    """Log metrics, and the calibration as a model with one of its queries as the example."""
     # imports torch
     from rcir.registry.logged_model import log_calibration, make_image_example, make_vector_example
 
     retriever = splits.retriever
     is_encoded = retriever.encoder is not None
     if is_encoded and not splits.images.pictures:
+        tracked.log_metrics(evaluation.metrics())
         return  # requests to a model hold images or vectors, not sequences
     example = (
         make_image_example(splits.images.images[0])

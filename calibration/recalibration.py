@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rcir import tracking
 from rcir.data.relevance import WithinRadius
-from rcir.data.tables import missing_column, read_text
+from rcir.data.tables import missing_column, stream_lines
 from rcir.data.vector_files import VectorTable, read_all_vectors
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from rcir.index import (
-    IsRemote,
-    UnbuiltIndex,
-)
 from rcir.retrieval.calibration import CalibrationReport, known_digests
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
@@ -54,10 +48,9 @@ def recalibrate(
     Raises:
         NoRetriever, CorruptRetriever: the folder contains no retriever, or a damaged one.
         InvalidData: the items to add or remove, or the feedback, are unsuitable, or the matches of
-            some items are unknown. The folder, and an index on a server, are not changed.
-        StaleCalibration: it is not calibrated, or others changed the index on a server.
-        DataUnavailable: there is no such file, or a server fails; what it changed before is in the
-            folder, which has to be calibrated again.
+            some items are unknown. The folder is not changed.
+        StaleCalibration: it is not calibrated, or an attached gallery was changed.
+        DataUnavailable: there is no such file, or an attached gallery is unavailable.
     """
     if since is not None and feedback is None:
         raise InvalidConfig("since requires a feedback file")
@@ -69,18 +62,9 @@ def recalibrate(
         column = options.cluster if options.clusters == "passed" else None
         key = options.key if retriever.searcher.gallery.parts else None
         added = None if add is None else read_all_vectors(add, cluster=column, key=key)
-        # The first attempt has no index, because changes on a server cannot be undone.
-        rehearsal = copy(retriever)
         calibration = retriever.require_calibration()
-        tuning, _ = calibration.queries_to_search(retriever.searcher)
-        unbuilt: Any = UnbuiltIndex(len(retriever.index), tuning.vectors.shape[1])
-        rehearsal.searcher = replace(rehearsal.searcher, index=unbuilt)
-        _change(rehearsal, removed, added)
-        calibration.queries_to_search(rehearsal.searcher)
-        for change in ((removed, None), (None, added)):
-            _change(retriever, *change)
-            if isinstance(retriever.index, IsRemote) and change != (None, None):
-                retriever.save(folder)
+        _change(retriever, removed, added)
+        calibration.queries_to_search(retriever.searcher)  # raises if they cannot be
         if reported is None:
             report = retriever.recalibrate()
         else:
@@ -158,7 +142,7 @@ def _read_ids(file: Path) -> list[str]:
     """Return the non-empty lines of a file."""
     if not file.is_file():
         raise DataUnavailable(f"there is no file {file}")
-    return [line for line in read_text(file).splitlines() if line]
+    return [name for line in stream_lines(file) if (name := line.rstrip("\r\n"))]
 
 
 def _change(retriever: Retriever, removed: list[str] | None, table: VectorTable | None) -> None:

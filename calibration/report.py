@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from calibration import sentences
 from calibration.evaluation import Evaluation, RiskResult
-from calibration.examples import Gathered, class_names, gather
+from calibration.examples import Gathered, gather
 from calibration.quality import KS
 from calibration.splits import SearchedSplits
 from rcir import figures
@@ -27,15 +27,12 @@ from rcir.risk import LabelScore, ScoredResults, SetRule, make_request
 from rcir.risk.bootstrap import Certified, Estimate, compare_sizes
 from rcir.runs.results import digest_names
 
-PROJECTED, SHOWN_LABELS = 600, 6
+SHOWN_LABELS = 6
 CURVE_DRAWS = 200  # of the bootstrap of each size on the curve
 # Titles of `Quality.numbers`; others are shown by their names.
 NUMBER_TITLES = {
     **{f"recall_at_{k}": f"R@{k}" for k in KS},
     **{f"map_at_{k}": f"mAP@{k}" for k in KS},
-    "recall_at_1_pixels": "R@1 of principal components of pixels",
-    "map": "mean average precision, whole ranking (micro)",
-    "map_macro": "mean average precision, whole ranking, mean of classes (macro)",
     "map_at_r": "MAP@R",
     "ece": "expected calibration error of R@1, 10 bins",
     "ece_item": "expected calibration error of the probabilities of items, 15 bins",
@@ -51,15 +48,12 @@ NUMBER_TITLES = {
     "ausc": "AUSC (query and first image)",
     "ausc_oracle": "AUSC of an oracle",
     "ausc_random": "AUSC of a random order",
-    "pearson_average_precision": "Pearson: uncertainty and average precision",
-    "ood_auroc": "AUROC out of distribution",
-    "ood_auprc": "AUPRC out of distribution",
 }
 
 
 def draw_figures(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
     """Draw all figures, by name, in the order in which the page shows them."""
-    return _draw_sizes(evaluation, splits) | _draw_uncertainty(evaluation, splits)
+    return _draw_sizes(evaluation, splits) | _draw_uncertainty(evaluation)
 
 
 def _draw_sizes(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
@@ -104,8 +98,8 @@ def estimate_curve_sizes(
     return [compare_sizes([parts], row.alpha, row.delta, CURVE_DRAWS)[0][0] for row in curve]
 
 
-def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[str, Figure]:
-    quality, results = evaluation.quality, splits.test.results
+def _draw_uncertainty(evaluation: Evaluation) -> dict[str, Figure]:
+    quality = evaluation.quality
     sparse = quality.sparsification
     curves = {
         evaluation.encoder: sparse.curve,
@@ -118,15 +112,6 @@ def _draw_uncertainty(evaluation: Evaluation, splits: SearchedSplits) -> dict[st
     }
     if quality.probabilities:
         drawn["probabilities"] = figures.draw_probabilities(quality.probabilities)
-    if splits.outside is not None:
-        drawn["outside"] = figures.draw_in_and_out(results.uncertainty, splits.outside.uncertainty)
-    n, dim = results.require("vectors").shape
-    if n >= 4 and dim >= 2:
-        points, rows = figures.project(results.require("vectors"), limit=PROJECTED)
-        names = class_names(splits.images)
-        drawn["projection"] = figures.draw_projection(
-            points, None if names is None else names[rows], results.uncertainty[rows]
-        )
     return drawn
 
 

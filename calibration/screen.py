@@ -9,6 +9,7 @@ from rich.table import Table
 
 from calibration.evaluation import Evaluation
 from calibration.sentences import cost, limit, promise, remarks, size_source
+from rcir.storage import as_text
 from rcir.terminal import console, print_next
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ NOTHING_CERTIFIED = 3  # exit status: everything was written, but no requested a
 def print_outcome(outcome: Outcome) -> int:
     """Print a calibration, where it is, and what to do next; return the status of the command."""
     print_evaluation(outcome.evaluation)
-    print(f"retriever: {outcome.folder}\nreport: {outcome.report}")
-    folder, row = quote(str(outcome.folder)), outcome.evaluation.headline
+    place = as_text(outcome.folder)
+    print(f"retriever: {place}\nreport: {as_text(outcome.report)}")
+    folder, row = quote(place), outcome.evaluation.headline
     if row is None:
         print_next(f"plan --retriever {folder} --alpha {outcome.evaluation.rows[-1].alpha:g}")
         return NOTHING_CERTIFIED
@@ -35,7 +37,7 @@ def print_outcome(outcome: Outcome) -> int:
         f"retrieve {query} --retriever {folder} --alpha {row.alpha:g} "
         f"--delta {outcome.evaluation.delta:g}",
         f"serve {folder}",
-        f"compare {quote(str(outcome.folder.parent))} ANOTHER_CALIBRATION",
+        f"compare {quote(as_text(outcome.folder.parent))} ANOTHER_CALIBRATION",
     )
     return 0
 

@@ -99,22 +99,10 @@ def size_source(evaluation: Evaluation) -> str:
         sentence += f", and by the encoder's uncertainty alone {by_encoder:.2f}"
     if by_labels:
         return f"{sentence}."
-    ratio = evaluation.encoder_ratio
-    if ratio is not None and name == "encoder":
-        return (
-            f"{sentence}. Beside the neighbourhood, the encoder's uncertainty makes sets "
-            f"{ratio:.2f} times as large as the best other one does: it is used."
-        )
-    sentence += (
-        ". Of the uncertainties that give nearly the smallest sets, the one is taken that best "
-        "predicts a wrong first image."
+    return (
+        f"{sentence}. Of the uncertainties that give nearly the smallest sets, the one is taken "
+        "that best predicts a wrong first image."
     )
-    if ratio is not None:
-        sentence += (
-            " Beside the neighbourhood, the encoder's uncertainty would make sets "
-            f"{ratio:.2f} times as large: it is not used."
-        )
-    return sentence
 
 
 def chance_uncertainties(evaluation: Evaluation) -> list[str]:
@@ -144,8 +132,6 @@ def remarks(evaluation: Evaluation) -> list[str]:
         sentences.append(evaluation.labels)
     sentences += _depth_advice(evaluation)
     sentences += _open_set(evaluation)
-    if auroc := evaluation.quality.numbers.get("ood_auroc"):
-        sentences.append(f"AUROC of out-of-distribution queries by their uncertainty: {auroc:.3f}.")
     return sentences
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from rcir.data import ImageSet, Splits
 from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import LabelledResults, ScoredResults, SearchResults, score
+from rcir.risk import LabelledResults, ScoredResults, score
 from rcir.risk.population import LABEL
 from rcir.tracking import TrackedRun
 
@@ -25,7 +25,6 @@ class SearchedSplits:
         tuning, calibration, test: the splits; without tuning queries the gallery's items tune.
         calibration_ids: names of the calibration queries.
         images: the test queries.
-        outside: queries of another data set, if any.
         data: the data set that the queries come from; None for files of vectors.
         training: the run in MLflow that trained the encoder, if there is one.
     """
@@ -37,7 +36,6 @@ class SearchedSplits:
     test: LabelledResults
     calibration_ids: list[str]
     images: ImageSet
-    outside: SearchResults | None = None
     data: Splits | None = None
     training: TrackedRun | None = None
 
@@ -57,10 +55,7 @@ class SearchedSplits:
         """Return the splits with the uncertainty that the retriever was calibrated with."""
         searcher = self.retriever.searcher
         uncertainty = self.retriever.require_calibration().uncertainty
-        test, outside = with_uncertainty(searcher, self.test, uncertainty), self.outside
-        if outside is not None:
-            outside = with_uncertainty(searcher, outside, uncertainty)
-        return replace(self, test=test, outside=outside)
+        return replace(self, test=with_uncertainty(searcher, self.test, uncertainty))
 
 
 def warn_of_other_labels(label: str = LABEL) -> None:

@@ -19,7 +19,7 @@ from rcir.data.repeats import digests
 from rcir.data.tables import missing_column
 from rcir.data.vector_files import CLUSTER, VectorTable, read_all_vectors, read_matches
 from rcir.errors import InvalidConfig, InvalidData
-from rcir.index import dropped_on_error
+from rcir.retrieval.attach import attach, parse_address
 from rcir.retrieval.queries import KEY, Queries
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.search import Searcher
@@ -50,9 +50,11 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         InvalidData: of a file, or of what it holds; or there are too few queries to certify any of
             the levels.
     """
-    name = Path(config.gallery).stem
+    name = Path(config.gallery).stem.rpartition("#")[2]
     config, model = embed_pictures_of(config)
     named = {"cluster": config.cluster_column, "key": config.key}
+    if config.queries is None and parse_address(config.gallery) is not None:
+        raise InvalidConfig("the gallery is a collection: name a file of --queries")
     file = Path(config.queries or config.gallery)
     table = read_all_vectors(file, **named, encounter=config.encounter)
     if "split" in table.columns:
@@ -61,28 +63,38 @@ def search_vectors(config: CertificationConfig) -> SearchedSplits:
         retriever = _build(config, table)
     if model is not None:
         model.attach(retriever)
-    with dropped_on_error(retriever.index):
-        queries = _label(retriever, config, table)
-        names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
-        if table.encounter is not None:
-            names = np.array(list(dict.fromkeys(table.encounter.tolist())))
-        rows = distinct_rows(queries)
-        queries, names = queries[rows], names[rows]
-        *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
-        with working("searching", logged=True):
-            return SearchedSplits(
-                retriever,
-                name,
-                retriever.search_labelled(queries[tuning[0]]) if tuning else None,
-                retriever.search_labelled(queries[calibration]),
-                retriever.search_labelled(queries[test]),
-                calibration_ids=names[calibration].tolist(),
-                images=_image_set(retriever, queries[test], names[test].tolist(), model),
-            )
+    queries = _label(retriever, config, table)
+    names = np.array(table.ids or [digest.hex() for digest in digests(queries.vectors)])
+    if table.encounter is not None:
+        names = np.array(list(dict.fromkeys(table.encounter.tolist())))
+    rows = distinct_rows(queries)
+    queries, names = queries[rows], names[rows]
+    *tuning, calibration, test = _divide(retriever.searcher, queries, names, config)
+    with working("searching", logged=True):
+        return SearchedSplits(
+            retriever,
+            name,
+            retriever.search_labelled(queries[tuning[0]]) if tuning else None,
+            retriever.search_labelled(queries[calibration]),
+            retriever.search_labelled(queries[test]),
+            calibration_ids=names[calibration].tolist(),
+            images=_image_set(retriever, queries[test], names[test].tolist(), model),
+        )
 
 
 def _build(config: CertificationConfig, query_table: VectorTable) -> Retriever:
     """Return the retriever of the gallery; vectors in shards are mapped into memory."""
+    if (address := parse_address(config.gallery)) is not None:
+        if config.index.kind not in ("flat", address[0]):
+            raise InvalidConfig(
+                f"--index is {config.index.kind}, and {address[0]} searches the collection: pass "
+                f"--index {address[0]}, with its options, or none"
+            )
+        options = {"metric": config.metric} | dict(config.index.options)
+        columns = options.pop("columns", {}) | ({"key": config.key} if config.key else {})
+        return attach(
+            config.gallery, columns=columns, radius=config.radius, depth=config.depth, **options
+        )
     gallery = query_table
     if config.queries is not None:
         gallery = read_all_vectors(Path(config.gallery), key=config.key)

@@ -33,6 +33,7 @@ from rcir.imports import lazily
 if TYPE_CHECKING:
     from rcir.api import load, retrieve, use
     from rcir.retrieval.answer import Retrieval
+    from rcir.retrieval.attach import attach
     from rcir.retrieval.retriever import Retriever
     from rcir.risk.guarantee import Guarantee
 
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "rcir.api": ("load", "retrieve", "use"),
     "rcir.retrieval.answer": ("Retrieval",),
+    "rcir.retrieval.attach": ("attach",),
     "rcir.retrieval.retriever": ("Retriever",),
     "rcir.risk.guarantee": ("Guarantee",),
 }
@@ -62,6 +64,7 @@ __all__ = [
     "StaleCalibration",
     "TrackingUnavailable",
     "TrainingDiverged",
+    "attach",
     "load",
     "retrieve",
     "use",

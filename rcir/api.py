@@ -12,6 +12,7 @@ from rcir.errors import NoRetriever
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.retriever import Retriever
 from rcir.risk.options import Alpha, RequestOptions
+from rcir.storage import is_uri
 
 if TYPE_CHECKING:
     from rcir.data.images import ImageLike
@@ -26,12 +27,14 @@ def load(
     """Load a retriever, every file of it checked against its checksum.
 
     Args:
-        source: a retriever folder, or an MLflow URI: "runs:/RUN_ID/retriever" of a calibration,
+        source: a retriever folder, also one in a bucket ("s3://BUCKET/FOLDER"), which is downloaded
+            once; or an MLflow URI: "runs:/RUN_ID/retriever" of a calibration,
             "models:/NAME@ALIAS" or "models:/NAME/VERSION" of a registered model.
         trust_code: import encoder and index classes outside rcir that the folder names, which runs
             their code.
-        trust_servers: hosts of PostgreSQL to connect to, with your credentials, if the folder names
-            them; "*" for all. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the same.
+        trust_servers: hosts of collections to connect to, with your credentials, if the folder
+            names them; "*" for all. RCIR_TRUST_CODE=1 and RCIR_TRUST_SERVERS=HOST,HOST allow the
+            same.
 
     Raises:
         NoRetriever: there is none.
@@ -44,7 +47,7 @@ def load(
     if not isinstance(source, str | os.PathLike):
         raise NoRetriever(f"{source!r} is not a folder or an MLflow URI")
     # Two letters at least before the colon: one is a Windows drive.
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
+    if not is_uri(source) and re.match(r"[a-z][a-z0-9+.-]+:/", str(source)):
         from rcir import tracking
 
         trusting = partial(Retriever.load, trust_code=trust_code, trust_servers=trust_servers)

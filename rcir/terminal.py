@@ -22,7 +22,8 @@ from rich.console import Console
 console = Console(highlight=False, markup=False)  # names of files may look like markup
 _screens = [c for c in (console, Console(stderr=True)) if c.is_interactive or c.is_jupyter]
 DELAY_S, COMMAND_DELAY_S = 2.0, 0.2  # of work before it is shown, by calls and by commands
-LOG_INTERVAL_S = 30.0  # between lines where none can be redrawn
+# Seconds between lines where none can be redrawn, at least; and as a share of those spent so far.
+LOG_INTERVAL_S, LOG_SHARE = 5.0, 0.01
 FORWARD_INTERVAL_S = 0.5
 
 forwarded: list[Path] = []  # a file to which this process writes its work, see `Work.follow`
@@ -46,6 +47,7 @@ class Work:
     reused: int = 0
     begun: int = 0
     started: float = field(default_factory=time.monotonic)
+    has_rate: bool = False  # shows parts per second
     _written: float = 0.0
 
     def advance(self, count: int = 1, reused: bool = False) -> None:
@@ -82,17 +84,20 @@ class Work:
             return f"{done:,} of {self.total:,}"
         left = seconds * (self.total - done) / new
         unit = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-        return f"{done:,} of {self.total:,}, {unit} left"
+        rate = f"{new / seconds:,.0f}/s, " if self.has_rate else ""
+        return f"{done:,} of {self.total:,}, {rate}{unit} left"
 
 
 @contextmanager
-def working(name: str, total: int | None = None, logged: bool = False) -> Iterator[Work]:
+def working(
+    name: str, total: int | None = None, logged: bool = False, has_rate: bool = False
+) -> Iterator[Work]:
     """Show what the block, or the function that this decorates, works on.
 
     Of nested blocks the innermost is shown, and of threads the main one: servers and workers show
     nothing. `logged` is for commands.
     """
-    work = Work(name, total)
+    work = Work(name, total, has_rate=has_rate)
     work._forward()
     if current_thread() is not main_thread():
         yield work
@@ -127,9 +132,9 @@ def _show(ended: Event, logged: bool) -> None:
         return _redraw(_screens[0], ended)
     delay = 0 if console.is_jupyter else LOG_INTERVAL_S - delay
     while (logged or console.is_jupyter) and not ended.wait(delay):
-        delay = LOG_INTERVAL_S
         for work in _stack[-1:]:
             console.print(f"{work.name}: {work.state}", soft_wrap=True)
+            delay = max(LOG_INTERVAL_S, LOG_SHARE * (time.monotonic() - work.started))
 
 
 def _redraw(screen: Console, ended: Event) -> None:

@@ -57,7 +57,7 @@ def test_missing_retriever_is_an_error_that_names_the_variable_or_the_folder(que
 
 @pytest.mark.parametrize(
     "source",
-    ["nowhere", "runs:/nonsense/retriever", "models:/none/1", "foo://bar", "s3://none/retriever"],
+    ["nowhere", "runs:/nonsense/retriever", "models:/none/1", "foo://bar"],
 )
 def test_failed_use_names_the_source_and_keeps_the_retriever(retriever, source):
     rcir.use(retriever)

@@ -71,6 +71,7 @@ def test_every_option_gives_the_answer_of_the_library(folder, image, capsys, wor
     command = ["retrieve", "--retriever", str(folder), "--alpha", ".9", "--delta", ".2"]
     assert main([*command, *words, image, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("query") == image
     assert printed == json.loads(json.dumps(answer.to_dict()))
     assert printed["ids"] == list(answer.ids)
     guarantee = printed["guarantee"]
@@ -190,7 +191,8 @@ def test_installed_script_prints_the_answer_of_the_library(folder, image):
     process = subprocess.run([script, "retrieve", image, *options], capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
     answer = rcir.load(folder).retrieve(image, 0.3, 0.1)
-    assert json.loads(process.stdout) == json.loads(json.dumps(answer.to_dict()))
+    expected = {"query": image, **answer.to_dict()}
+    assert json.loads(process.stdout) == json.loads(json.dumps(expected))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,6 @@ def test_installed_script_prints_the_answer_of_the_library(folder, image):
     [
         ([], "COMMAND"),
         (["advise"], "advise"),
-        (["retrieve"], "image"),
         (["retrieve", "a.png", "--loud"], "--loud"),
         (["retrieve", "a.png", "--alpha", "much"], "--alpha"),
         (["retrieve", "a.png", "--risk", "hits"], "false-discovery"),

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 import timm
 import torch
+from filelock import FileLock
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -74,7 +75,7 @@ def test_capture_times_come_from_exif_data(photos, options, tmp_path):
     exif.get_ifd(0x8769)[0x9003] = "    :  :     :  :  "
     with Image.open(photos / "apple/1.png") as image:
         image.convert("RGB").save(photos / "apple/4.jpg", exif=exif)
-    assert "time" not in embed(photos / "pear", tmp_path / "y.parquet", *options).column_names
+    assert embed(photos / "pear", tmp_path / "y.parquet", *options)["time"].to_pylist() == [None]
     table = embed(photos, tmp_path / "x.parquet", *options)
     times = dict(zip(table["id"].to_pylist(), table["time"].to_pylist(), strict=True))
     assert times.pop("apple/3.jpg") == "2026-11-26 09:47:00"
@@ -127,6 +128,26 @@ def test_model_name_depends_on_the_weights_only(photos, options, tmp_path):
     assert name(copy, "--batch", "2") == first != name(other)
 
 
+def test_bfloat16_is_another_model_with_similar_vectors(photos, options, tmp_path, capsys):
+    whole = embed(photos, "x.parquet", *options)
+    rounded = embed(photos, "x.parquet", *options, "--precision", "bfloat16")
+    names = [table.schema.metadata[b"rcir.model"].decode() for table in (whole, rounded)]
+    assert names[1] == f"{names[0]}-bfloat16"
+    similarities = (vectors_of(whole) * vectors_of(rounded)).sum(axis=1)
+    assert ((similarities > 0.999) & (similarities < 1 - 1e-9)).all()
+    arguments = (photos, "--output", "shards", *options)
+    embed_shards(photos, tmp_path / "shards", *options)
+    assert "another model" in error_of(capsys, *arguments, "--precision", "bfloat16")
+
+
+def test_what_is_complete_is_not_embedded_again(photos, options, capsys, monkeypatch):
+    embed(photos, "x.parquet", *options)
+    capsys.readouterr()
+    monkeypatch.setattr("rcir.data.images.to_pixels", None)
+    embed(photos, "x.parquet", *options)
+    assert "nothing is embedded" in capsys.readouterr().out
+
+
 def test_trained_run_adds_its_uncertainty(trained, splits, tmp_path):
     (tmp_path / "digits").mkdir()
     for number, pixels in enumerate(splits.test.images[:5]):
@@ -136,7 +157,7 @@ def test_trained_run_adds_its_uncertainty(trained, splits, tmp_path):
     expected = run.encoder().embed(run.preprocessing(splits.test.images[:5]))
     np.testing.assert_allclose(vectors_of(table), expected.vectors, atol=1e-4)
     np.testing.assert_allclose(table["uncertainty"], expected.uncertainty, rtol=1e-3)
-    assert table.schema.names == ["id", "vector", "uncertainty"]
+    assert table.schema.names == ["id", "vector", "uncertainty", "time"]
     assert table.schema.metadata[b"rcir.model"].decode().startswith(f"{trained.path.name}@")
 
 
@@ -259,8 +280,7 @@ def test_rejected_pictures_are_read_again(photos, options, shards, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr("rcir.data.images.to_pixels", reader)
         assert main(["embed", *map(str, arguments)]) == 0
-    if not shards:
-        assert reader.call_count <= 6  # two readable ones are not among them
+    assert reader.call_count <= 3 + 5  # the rejects, and then their part
     again, whole = read_all_vectors(tmp_path / output), embed(photos, "whole.parquet", *options)
     assert again.ids == whole["id"].to_pylist()
     assert_same_vectors(again.vectors, vectors_of(whole))
@@ -279,7 +299,7 @@ def test_table_of_paths_adds_its_columns(photos, options):
     rows = ["path,key,x,y,shop", "pear/1.png,p,1,2,north", "apple/1.png,a,3,4,"]
     (photos / "t.csv").write_text("\n".join(rows))
     table = embed(photos / "t.csv", "x.parquet", *options)
-    columns = {"x": [1.0, 3.0], "y": [2.0, 4.0], "shop": ["north", None]}
+    columns = {"x": [1.0, 3.0], "y": [2.0, 4.0], "shop": ["north", None], "time": [None, None]}
     assert table.drop_columns(["vector"]).to_pydict() == {"id": ["p", "a"], **columns}
     whole = embed(photos, "y.parquet", *options)
     assert_same_vectors(vectors_of(table), vectors_of(whole)[[2, 0]])
@@ -387,10 +407,57 @@ def test_replicas_write_the_same_vectors(photos, options, monkeypatch, ray_clust
     assert list(rejects_of(Path("y.rejects.csv"))) == ["apple/3.png"]
 
 
+def test_a_failure_leaves_an_empty_folder_of_the_user(photos, capsys, tmp_path):
+    for output in ("mine", "mine/x.parquet", "new"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        assert "timm:no" in error_of(capsys, photos, "--model", "timm:no", "--output", output)
+        assert [*tmp_path.glob("mine/*"), *tmp_path.glob("new")] == []
+        assert (tmp_path / "mine").is_dir()
+
+
+def test_labels_of_some_pictures_only_are_refused(photos, options, capsys, tmp_path):
+    (photos / "1.png").write_bytes((photos / "pear/1.png").read_bytes())
+    assert "1 of 4" in error_of(capsys, photos, *options, "--output", "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("output", ["x.parquet", "x"])
+def test_two_commands_do_not_write_one_output(photos, options, output, capsys, tmp_path):
+    folder = tmp_path / (".x.parquet.parts" if output == "x.parquet" else "x/.parts")
+    folder.mkdir(parents=True)
+    (folder / "plan.parquet").write_bytes(b"of the other command")
+    with FileLock(folder / "lock"):
+        assert "another command" in error_of(capsys, photos, *options, "--output", output)
+    assert (folder / "plan.parquet").read_bytes() == b"of the other command"
+    assert main(["embed", str(photos), *options, "--output", output]) == 0
+    assert not folder.exists()
+
+
+def test_the_end_of_a_command_leaves_the_plan_of_the_next_one(
+    photos, options, monkeypatch, tmp_path
+):
+    folder, following = tmp_path / ".x.parquet.parts", []
+
+    class Watched(FileLock):
+        def release(self, force=False):
+            super().release(force)
+            if not following:
+                following.append(FileLock(folder / "lock", timeout=0))
+                folder.mkdir(exist_ok=True)
+                following[0].acquire()
+                (folder / "plan.parquet").touch()
+
+    monkeypatch.setattr("rcir.runs.embedding.FileLock", Watched)
+    embed(photos, "x.parquet", *options)
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "plan.parquet"]
+    following[0].release()
+
+
 @pytest.mark.parametrize(
     ("source", "model", "output", "word"),
     [
         ("photos", MODEL, "x.csv", ".parquet"),
+        ("photos", MODEL, "s3://bucket/vectors", "s3://bucket/vectors"),
         ("photos", MODEL, "no/x.parquet", "folder"),
         ("photos", "resnet18", "x.parquet", "timm:resnet18"),
         ("photos", "resnet34 --checkpoint a.safetensors", "x.parquet", "timm:resnet34"),

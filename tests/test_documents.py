@@ -82,7 +82,7 @@ def test_commands_of_the_readme_run_in_order(tmp_path, shell):
     assert all(part in " ".join(lines) for part in SHORTER)
     for line in lines:
         shell(" ".join([line, *(more for part, more in options.items() if part in line)]))
-    retries = "--fail --retry 60 --retry-connrefused --retry-delay 1"
+    retries = "--fail --retry 300 --retry-connrefused --retry-delay 1"
     shell(f"curl {retries} http://127.0.0.1:5000")
     assert (tmp_path / "runs" / "digits-btl" / "retriever" / "current.json").is_file()
     if not weights.is_file():

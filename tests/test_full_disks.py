@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,7 +82,6 @@ def contents(folder):
     [
         (errno.ENOSPC, ("from", None, "to.json"), r"to\.json.*room"),
         (errno.EROFS, ("from", None, "to.json"), r"to\.json.*another place"),
-        (errno.EPERM, (), r"permitted\n$"),  # as of a socket
     ],
 )
 def test_an_error_of_the_system_names_the_file_and_what_to_do(capsys, number, files, words):
@@ -90,6 +90,17 @@ def test_an_error_of_the_system_names_the_file_and_what_to_do(capsys, number, fi
     line = capsys.readouterr().err
     assert os.strerror(number) in line
     assert re.search(words, line)
+
+
+def test_an_error_that_names_no_file_keeps_its_traceback(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as failure, reporting_errors():
+        Path.cwd()
+    assert failure.value.filename is None
+    os.chdir(tmp_path)
 
 
 def test_a_tracking_store_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -197,7 +208,7 @@ class TestFullDisk:
             for size in sizes:
                 mount("-o", f"remount,size={size}k")
                 line = refused(*command, *model, *options)
-                assert str(output) in line
+                assert str(disk) in line
                 assert "room" in line
             mount("-o", "remount,size=1m")
             assert main([*command, *model, *options]) == 0

@@ -111,6 +111,6 @@ assert len(embed(encoder, preprocessing, images.images)) == 40
 @pytest.mark.slow
 def test_workers_and_small_networks_need_neither_tracking_nor_torchvision():
     """Nor PyTorch's compiler, which torchvision and optimizers import: 3 of 7 seconds."""
-    worker = "import training.loop, rcir.encoders.embedder, rcir.encoders.replicas"
+    worker = "import training.loop, rcir.encoders.embedder, rcir.cluster"
     steps = imports_of([TRAINING_HELP, EMBED, worker])
     assert [added & {*HEAVY} for added in steps] == [{"torch"}, {"sklearn"}, {"ray"}]

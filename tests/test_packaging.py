@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,13 @@ import pytest
 import yaml
 
 import rcir
+from rcir.config import parse
 from rcir.errors import MissingPackage
 from training import TrainingConfig, train
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"rcir", "training", "calibration", "tuning"}
-FAISS = {"cpu": "faiss-cpu", "gpu": "faiss-gpu-cuvs"}
+FAISS = {"cpu": "faiss-cpu", "gpu": "faiss-gpu-cuvs", "gpu-cuda12": "faiss-gpu"}
 MAX_CORE_MIB = 700
 
 
@@ -88,7 +90,7 @@ def documented_extras():
     """The extras of each documented installation, for both devices where a file leaves it open."""
     documents = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
     texts = [path.read_text() for path in documents]
-    for device in FAISS:
+    for device in ("cpu", "gpu"):
         setup = run("make", "--dry-run", "--always-make", "setup", f"DEVICE={device}", cwd=ROOT)
         image = (ROOT / "Dockerfile").read_text().replace("$DEVICE", device)
         texts += [setup.stdout, image]
@@ -117,8 +119,32 @@ def test_every_documented_installation_brings_one_faiss():
     with ThreadPoolExecutor() as pool:
         packages = list(pool.map(resolved, installations))
     for extras, names in zip(installations, packages, strict=True):
-        expected = FAISS["gpu" if "gpu" in extras else "cpu"]
-        assert {name for name in names if name.startswith("faiss")} == {expected}, extras
+        expected = {FAISS[extra] for extra in extras if extra in FAISS}
+        assert {name for name in names if name.startswith("faiss")} == expected, extras
+        assert len(expected) == 1, extras
+
+
+def test_the_job_of_kuberay_is_a_training_on_the_ray_of_the_image():
+    job = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())["spec"]
+    cluster = job["rayClusterSpec"]
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray=={cluster['rayVersion']}" in pins
+    python, _, module, *arguments = shlex.split(job["entrypoint"])
+    assert (python, module) == ("python", "training")
+    (group,) = cluster["workerGroupSpecs"]
+    for template in (cluster["headGroupSpec"]["template"], group["template"]):
+        (node,), volumes = template["spec"]["containers"], template["spec"]["volumes"]
+        assert {mount["name"] for mount in node["volumeMounts"]} == {
+            each["name"] for each in volumes
+        }
+        (memory,) = (each for each in volumes if "emptyDir" in each)
+        assert memory["emptyDir"]["medium"] == "Memory"
+        environment = {each["name"]: each["value"] for each in node["env"]}
+    arguments += ["--storage", environment["RCIR_RUNS"], "--data.root", environment["RCIR_DATA"]]
+    files = [str(ROOT / each) if each.endswith(".yaml") else each for each in arguments]
+    config = parse(TrainingConfig, files, "train")
+    assert config.most_workers * node["resources"]["limits"]["nvidia.com/gpu"] == group["replicas"]
+    assert config.use_gpu
 
 
 def test_without_faiss_an_error_names_both_extras_that_bring_it(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def test_work_that_another_process_forwards_is_followed(tmp_path, monkeypatch):
     assert (followed.name, followed.done, followed.total) == ("epoch 1/2", 3, 8)
 
 
-MAX_SILENCE_S = 2.0
+MAX_SILENCE_S = 5.0  # also on a loaded machine
 
 
 @pytest.mark.slow

@@ -61,11 +61,15 @@ class _Values(Action):
 
 
 def add_fields(
-    parser: ArgumentParser, kind: Any, without: Collection[str] = (), positional: str | None = None
+    parser: ArgumentParser,
+    kind: Any,
+    without: Collection[str] = (),
+    positional: str | None = None,
+    optional: bool = False,
 ) -> None:
     """Add an argument for each field of a configuration, described as in its docstring.
 
-    An index is --index and --index-option; one field may be positional.
+    An index is --index and --index-option; one field may be positional, and `optional`.
     """
     hints, texts = get_type_hints(kind), _descriptions(kind)
     for field in fields(kind):
@@ -75,7 +79,8 @@ def add_fields(
             add_index(parser, IndexConfig.kind)
         elif field.name == positional:
             text = texts[field.name].removesuffix(".")
-            parser.add_argument(field.name, type=hints[field.name], help=text)
+            nargs = "?" if optional else None
+            parser.add_argument(field.name, nargs=nargs, type=hints[field.name], help=text)
         elif field.name not in without:
             flag = FLAGS.get(field.name, field.name)
             settings = _settings(hints[field.name], field.default, flag.upper())
@@ -128,7 +133,7 @@ def add_index(parser: ArgumentParser, default: str | None) -> None:
         metavar="KIND",
         default=default,
         required=default is None,
-        help="flat (exact), hnsw, ivf, ivf-pq, factory, gpu or pgvector",
+        help="flat (exact), hnsw, ivf, ivf-pq, factory or gpu; for collections lancedb, ...",
     )
     parser.add_argument(
         "--index-option",

@@ -16,24 +16,70 @@ from rcir.cli.arguments import (
     read_fields,
     read_index,
 )
+from rcir.errors import InvalidConfig
 from rcir.risk.options import request_options
 from rcir.risk.planning import NUMBERS, Pilot
+from rcir.storage import as_text, is_uri
 from rcir.terminal import print_next
+
+RESULT_OPTIONS = {"output", "score_function", "depth", "alphas", "delta"}  # of a table of results
 
 
 def add_certify_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments: the fields of `CertificationConfig`."""
+    """Add the arguments: the fields of `CertificationConfig`, or a table of results."""
     from calibration import CertificationConfig
 
-    add_fields(parser, CertificationConfig, positional="gallery")
+    add_fields(parser, CertificationConfig, positional="gallery", optional=True)
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="TABLE",
+        help="in place of a gallery, what a search engine returned: columns query, id, distance or "
+        "score, and relevant, or label and query_label",
+    )
 
 
 def run_certify(options: Namespace) -> None:
     """Calibrate, measure, write the retriever and its report, and print the table."""
     from calibration import CertificationConfig, certify, print_outcome
 
+    if (options.results is None) == (options.gallery is None):
+        raise InvalidConfig("name either a gallery, or a table of --results")
+    results = vars(options).pop("results")
+    if results is not None:
+        return _certify_results(results, options)
     if status := print_outcome(certify(read_fields(CertificationConfig, options))):
         sys.exit(status)
+
+
+def _certify_results(path: Path, options: Namespace) -> None:
+    """Certify the results of an engine, write the rule, and print what was measured."""
+    from calibration import CertificationConfig
+    from calibration.pipeline import check_output
+    from rcir.retrieval.result_tables import CertifiedResults, ResultTable
+    from rcir.risk import make_request
+
+    given, default = read_fields(CertificationConfig, options, gallery=""), CertificationConfig("")
+    names = vars(default).keys() - RESULT_OPTIONS
+    if unused := sorted(n for n in names if getattr(given, n) != getattr(default, n)):
+        raise InvalidConfig(f"--results needs no {', '.join(unused)}: leave them out")
+    if is_uri(options.output):
+        raise InvalidConfig(f"--output is {options.output}; a rule is written to a local folder")
+    check_output(Path(options.output))
+    table = ResultTable.read(path, options.depth)
+    certified = CertifiedResults.certify(
+        table, options.score_function, options.alphas, options.delta
+    )
+    folder = Path(options.output) / "rule"
+    certified.save(folder)
+    print(certified.rule.guarantee(make_request(max(options.alphas), options.delta)))
+    print(certified)
+    for alpha in sorted(
+        alpha for alpha in options.alphas if f"{alpha:g}" not in certified.measured
+    ):
+        print(f"{alpha:>6g}  not certified: add queries")
+    print(f"rule: {folder}")
+    print_next(f"retrieve --results NEW.parquet --retriever {quote(str(folder))}")
 
 
 def add_plan_arguments(parser: ArgumentParser) -> None:
@@ -96,7 +142,7 @@ def run_evaluate(options: Namespace) -> None:
 
     outcome = evaluate_retriever(read_fields(EvaluationConfig, options))
     print_evaluation(outcome.evaluation)
-    print(f"report: {outcome.report}")
+    print(f"report: {as_text(outcome.report)}")
     if outcome.evaluation.refusal:
         sys.exit(NOTHING_CERTIFIED)
 

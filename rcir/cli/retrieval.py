@@ -21,9 +21,15 @@ def add_retrieve_arguments(parser: ArgumentParser) -> None:
     """Add the arguments: queries, the retriever, the guarantee."""
     images = parser.add_argument(
         "image",
-        nargs="+",
+        nargs="*",
         action="extend",
         help="image file; for a retriever of vectors, also a file of vectors",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="TABLE",
+        help="what a search engine returned, to be cut by a rule of certify --results: see there",
     )
     parser.add_argument(
         "--retriever", help="folder or MLflow URI; without it, RCIR_RETRIEVER names it"
@@ -52,6 +58,10 @@ def run_retrieve(options: Namespace) -> None:
     """Print the answer of each picture."""
     from rcir.api import default_retriever, use
 
+    if options.results is not None:
+        return _cut_results(options)
+    if not options.image:
+        raise InvalidConfig("there is no query: name image files, or a file of vectors")
     retriever = use(options.retriever) if options.retriever else default_retriever()
     request = {option.name: getattr(options, option.name) for option in request_options()}
     names, queries = options.image, {"query": options.image}
@@ -71,7 +81,8 @@ def run_retrieve(options: Namespace) -> None:
         pairs = zip(names, answers, strict=True)
         write_pairs(options.pairs, [(name, item) for name, each in pairs for item in each.ids])
     if options.json:
-        plain = [answer.to_dict() for answer in answers]
+        named = zip(names, answers, strict=True)
+        plain = [{"query": name} | answer.to_dict() for name, answer in named]
         print(dumps(plain if len(plain) > 1 else plain[0], indent=1))
     elif len(answers) == 1:
         print(answers[0])
@@ -80,6 +91,30 @@ def run_retrieve(options: Namespace) -> None:
             print(f"{printable(name)}:\n{answer.table()}\n")
         for guarantee in dict.fromkeys(str(answer.guarantee) for answer in answers):
             print(guarantee)
+
+
+def _cut_results(options: Namespace) -> None:
+    """Print the sets of the queries of a table of results."""
+    from rcir.retrieval.result_tables import CertifiedResults, ResultTable
+
+    if options.retriever is None:
+        raise InvalidConfig("--results needs --retriever, the folder of the rule")
+    unused = [name for name in ("image", "model", "encounter", "pairs") if getattr(options, name)]
+    unused += [o.name for o in request_options()[2:] if getattr(options, o.name) != o.default]
+    if unused or not isinstance(options.alpha, float):
+        raise InvalidConfig(
+            "the rule of --results limits sets without a match, by one alpha and a delta: leave "
+            f"out {', '.join(unused) or 'other risks'}"
+        )
+    certified = CertifiedResults.load(Path(options.retriever))
+    table = ResultTable.read(options.results, certified.rule.evidence.depth)
+    sets, guarantee = certified.sets(table, options.alpha, options.delta)
+    if options.json:
+        print(dumps({"sets": sets, "guarantee": str(guarantee)}, indent=1))
+        return
+    for name, ids in sets.items():
+        print(f"{printable(name)}: {' '.join(map(printable, ids))}")
+    print(guarantee)
 
 
 def _are_embeddable(files: list[str], retriever: Retriever) -> bool:

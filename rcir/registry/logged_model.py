@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from rcir.index import IndexConfig
 from rcir.retrieval.pictures import PICTURES, ItemPictures, encode
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import make_request, request_options
-from rcir.runs.results import RESULTS, RETRIEVER, TEST, RunResults
+from rcir.runs.bucket import place_of
+from rcir.runs.results import DIGEST_LENGTH, RESULTS, RETRIEVER, TEST, RunResults, headline_metrics
 from rcir.store.folder import MANIFEST, current_version, read_manifest
 from rcir.terminal import working
 
@@ -267,24 +269,36 @@ def _number(value: float | None) -> str:
 def log_calibration(
     run: tracking.TrackedRun, output: Path, retriever: Retriever, example: dict[str, Any]
 ) -> str:
-    """Log the calibration in a folder as the model of an MLflow run; return the model's id.
+    """Log the calibration in a folder, its metrics and test queries as a model of an MLflow run.
 
-    `example` is a row of queries, see `make_image_example` and `make_vector_example`.
+    `example` is a row of queries, see `make_image_example` and `make_vector_example`. Return the
+    id of the model, which has the name of the folder.
     """
-    text = write_card(retriever, read_results(output))
+    from rcir.runs.folder import run_title  # imports torch
+
+    results = read_results(output)
+    text = write_card(retriever, results)
     run.log_tags({tracking.NOTE_TAG: text})  # the description on MLflow's page
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / CARD_FILE
         file.write_text(text)
-        return tracking.log_model(
+        model = tracking.log_model(
             run,
+            run_title(output),
             code=MODEL_CODE,
-            folder=current_version(output / RETRIEVER),
+            folder=current_version(place_of(output) / RETRIEVER),
             files=[file, output / RESULTS, output / TEST],
             signature=build_signature(retriever),
             example=example,
             requirements=list_requirements(retriever),
         )
+    # MLflow's page has columns for each name and digest: files of vectors share a name.
+    name = retriever.origin.get("data", {}).get("name", "queries")
+    digest = RunResults.read(output / TEST).queries[:DIGEST_LENGTH]
+    metrics, now = headline_metrics(results["rows"], results["quality"]), time.time()
+    points = ((metric, 0, value, now) for metric, value in metrics.items())
+    run.log_points(points, of=(model, name, digest))
+    return model
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -366,7 +380,7 @@ def _open(reference: str) -> Iterator[_Calibration]:
         run = tracking.find_tracked_run(retriever.origin.get("calibration", ""))
         model = tracking.find_model(run) if run else None
         if run is not None and model is not None:
-            manifest = f"runs:/{run.id}/{tracking.INSIDE_RUN}/{MANIFEST}"
+            manifest = f"runs:/{run.id}/retriever/{tracking.INSIDE}/{MANIFEST}"
             logged = tracking.load_from(manifest, Path.read_bytes)
             if logged != read_manifest(folder / RETRIEVER):
                 model = None  # the folder has changed
@@ -421,10 +435,10 @@ def _log(calibration: _Calibration) -> tuple[tracking.TrackedRun, str]:
         example = make_image_example(pictures.data_set().test.images[0])
     if run is not None:
         return run, log_calibration(run, folder, retriever, example)
-    from rcir.runs.folder import FOLDER_TAG  # imports torch
+    from rcir.runs.folder import FOLDER_TAG, run_title  # imports torch
 
     tags = {FOLDER_TAG: str(folder.absolute()), tracking.KIND_TAG: "registration"}
-    run = tracking.start_run(f"{folder.resolve().name} (registration)", tags)
+    run = tracking.start_run(f"{run_title(folder)} (registration)", tags)
     with run.active():
         return run, log_calibration(run, folder, retriever, example)
 

@@ -133,7 +133,7 @@ def routes_of(service: Service) -> APIRouter:
 
     @router.get("/monitor", responses=responses(429, 503, 507))
     async def monitor() -> Response:
-        """The evidence on each guarantee, and comparisons with the calibration queries."""
+        """The evidence on each guarantee, and on changes of the queries."""
         return JSONResponse(await service.monitor())
 
     @router.get("/health")

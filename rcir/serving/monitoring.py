@@ -9,13 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rcir.errors import InvalidConfig, InvalidData, RcirError
-from rcir.options import ALPHA
+from rcir.errors import InvalidConfig, InvalidData
 from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import known_digests
 from rcir.retrieval.drift import QueryMonitor
@@ -24,11 +22,10 @@ from rcir.risk import RiskMonitor
 from rcir.serving.errors import NoFeedback, StoreUnavailable
 from rcir.serving.schemas import Feedback
 from rcir.serving.served import Served
-from rcir.serving.store import Loss, MonitoredQuery, Reported, Store, is_new
+from rcir.serving.store import Loss, MonitoredQuery, Store, is_new
 
 MAX_GUARANTEES = 32  # no alarm would come from the smaller shares of further ones
 LEVEL = 0.01  # probability of a false alarm, ever, over all guarantees together
-MIN_COMPARED, MAX_COMPARED = 30, 1000  # queries that are compared with the calibration queries
 MAX_DRIFT_QUERIES = 1_000_000  # in memory; later ones are not compared
 Row = TypeVar("Row", MonitoredQuery, Loss)
 _log = logging.getLogger("rcir.serving")
@@ -222,7 +219,7 @@ class Drift:
 
 
 class Evidence:
-    """Feedback on answers of one retriever: watched, and compared with its calibration queries.
+    """Feedback on answers of one retriever, which is watched.
 
     Gallery items, and queries that tuned or calibrated the retriever, are not evidence. If the
     calibration queries came in clusters, no query is: its cluster is unknown.
@@ -234,7 +231,6 @@ class Evidence:
         self._earlier = known_digests(served.retriever.searcher, calibration)
         self._clustered = calibration.miss_rule.evidence.population.clusters is not None
         self._recurring = calibration.options.recurring
-        self._compared: tuple[Any, dict[str, Any]] | None = None  # the last comparison, with a key
         self.watch = GuaranteeWatch(self._losses, self._queries, wait, self._recurring)
 
     def feed(self, feedback: Feedback) -> int | None:
@@ -269,35 +265,6 @@ class Evidence:
             except StoreUnavailable as error:
                 _log.error("feedback is stored, but not counted yet: %s", error)
         return number
-
-    def comparison(self) -> Callable[[], dict[str, Any]] | None:
-        """Return a function, for the thread of the model, that compares the latest queries.
-
-        None if there are too few queries with feedback.
-        """
-        if self._store is None or self._clustered:
-            return None
-        reported = self._store.reported(self._served.manifest, most=MAX_COMPARED)
-        recent = reported and reported.new(self._earlier, self._recurring)
-        if recent is None or len(recent.labels) < MIN_COMPARED:
-            return None
-        return partial(self._compare, recent)
-
-    def _compare(self, recent: Reported) -> dict[str, Any]:
-        """Compare queries, unless they are those of the last comparison."""
-        alpha = min((row.terms["alpha"] for row in self.watch.rows), default=ALPHA)
-        key = (recent.queries.digests.tobytes(), recent.n_unlabelled_hits, alpha)
-        if self._compared is None or self._compared[0] != key:
-            outcome: dict[str, Any] = {"p_value": None, "n_recent": len(recent.labels)}
-            try:
-                recent.require_labels_of_hits()
-                labelled = self._served.labelled(recent.queries, recent.labels)
-                check = self._served.retriever.check(labelled, alpha)
-                outcome |= {"p_value": check.p_value, "sentence": str(check)}
-            except RcirError as error:
-                outcome["sentence"] = str(error)
-            self._compared = key, outcome
-        return self._compared[1]
 
     def _losses(self, after: int) -> list[Loss]:
         if self._store is None or self._clustered:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar
 
 from pydantic import (
@@ -118,6 +119,12 @@ class Terms(AllOptions):
     def guarantee(self) -> str:
         """The options as JSON: equal for requests of the same guarantee, which covers all parts."""
         return json.dumps(self.request.promised.to_keywords(), separators=(",", ":"))
+
+    @property
+    def encounters(self) -> Iterable[str | None]:
+        """The encounters in the order of their answers; None for each, unless they are named."""
+        names = self.request.together
+        return repeat(None) if isinstance(names, bool) else dict.fromkeys(names)
 
     @property
     def watched(self) -> bool:
@@ -231,6 +238,7 @@ class Answer(Body):
     """A set, with its guarantee."""
 
     answer: str | None
+    encounter: str | None
     version: str
     ids: list[str]
     labels: list[int] | list[str] | None

@@ -18,7 +18,7 @@ from rcir.retrieval.answer import Retrieval
 from rcir.retrieval.calibration import Calibration
 from rcir.retrieval.queries import Queries
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import RISKS, LabelledResults, Population, make_request
+from rcir.risk import RISKS, Population, make_request
 from rcir.risk.losses import MISS
 from rcir.risk.options import Distinct, RequestOptions
 from rcir.serving.errors import TooLarge
@@ -144,12 +144,6 @@ class Served:
         ends = np.cumsum([len(part) for part in parts]).tolist()
         each = (queries[start:end] for start, end in zip([0, *ends], ends, strict=False))
         return [part if isinstance(part, Queries) else next(each) for part in prepared]
-
-    def labelled(self, queries: Queries, labels: list[Any]) -> LabelledResults:
-        """Search queries with labels; a query with label None matches nothing."""
-        retriever = self.retriever
-        relevance, _ = retriever.searcher.gallery.reported_relevance(labels, retriever.label_names)
-        return retriever.search_labelled(queries.with_population(relevance, groups=queries.keys))
 
     @cached_property
     def positions(self) -> dict[str, int]:

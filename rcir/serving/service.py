@@ -178,7 +178,7 @@ class Service:
                 self.metrics.not_stored.inc(n)
         guarantees: dict[int, dict[str, Any]] = {}  # by id, because many answers share one
 
-        def plain(served: Served, answer: Retrieval) -> dict[str, Any]:
+        def plain(served: Served, answer: Retrieval, encounter: str | None) -> dict[str, Any]:
             guarantee = answer.guarantee
             if id(guarantee) not in guarantees:
                 shared = {"guarantee": guarantee.to_dict(), "sentence": str(guarantee)}
@@ -186,13 +186,21 @@ class Service:
             rank = served.uncertainty_rank(answer)
             self.metrics.size.observe(answer.size)
             self.metrics.uncertainty.observe(rank)
-            values = {"answer": next(ids), "version": served.version, "uncertainty_rank": rank}
+            values = {
+                "answer": next(ids),
+                "encounter": encounter,
+                "version": served.version,
+                "uncertainty_rank": rank,
+            }
             return values | answer.own_values() | guarantees[id(guarantee)]
 
         return [
             outcome
             if isinstance(outcome, Exception)
-            else [plain(request.served, answer) for answer in outcome[1]]
+            else [
+                plain(request.served, *named)
+                for named in zip(outcome[1], request.terms.encounters, strict=False)
+            ]
             for request, outcome in outcomes
         ]
 
@@ -215,12 +223,10 @@ class Service:
         """Return the evidence on the guarantees as plain values."""
         live = self.live
         rows, alarm = live.evidence.watch.rows, live.evidence.watch.alarm
-        compare = await asyncio.to_thread(live.evidence.comparison)
         return {
             "version": live.served.version,
             "alarm": alarm,
             "guarantees": [asdict(row) for row in rows],
-            "exchangeability": None if compare is None else await self.batcher.run(compare),
             "drift": live.drift.row,
         }
 

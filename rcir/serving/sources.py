@@ -10,6 +10,7 @@ from pathlib import Path
 from rcir import api, tracking
 from rcir.errors import InvalidConfig, NoRetriever, StaleCalibration
 from rcir.serving.served import Served
+from rcir.storage import is_uri
 from rcir.store.folder import MANIFEST, read_manifest
 
 
@@ -86,7 +87,7 @@ def source_of(place: str | os.PathLike[str], on_gpu: bool = False) -> RetrieverS
     text = str(place)
     if text.startswith("models:/"):
         return RegistryName(text, on_gpu)
-    if "://" in text or text.startswith("runs:/"):
+    if ("://" in text and not is_uri(text)) or text.startswith("runs:/"):
         raise InvalidConfig(
             f"{text} cannot be served: name a folder, or models:/NAME@ALIAS (`rcir register` makes "
             "one)"

@@ -310,17 +310,15 @@ class Store:
         )
         return [MonitoredQuery(*row) for row in rows]
 
-    def reported(
-        self, version: str, since: float = 0.0, most: int | None = None
-    ) -> Reported | None:
+    def reported(self, version: str, since: float = 0.0) -> Reported | None:
         """Return the queries of a version that have feedback, the latest first; None without any.
 
-        They arrived since a time, in seconds since 1970, and are at most as many as `most`.
+        They arrived since a time, in seconds since 1970.
         """
         rows = self._read(
             "SELECT query, match, label FROM feedback JOIN answers ON answers.id = answer "
-            "WHERE version = ? AND answers.time >= ? ORDER BY answers.number DESC LIMIT ?",
-            (version, since, -1 if most is None else most),
+            "WHERE version = ? AND answers.time >= ? ORDER BY answers.number DESC",
+            (version, since),
         )
         if not rows:
             return None

@@ -13,14 +13,11 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from PIL import Image
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
 from rcir.cli import main
-from rcir.data import DataConfig, ImageSet, load_splits
-from rcir.data.catalogue import DATASETS, DataSet
-from rcir.data.records import Source
+from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import (
     CorruptRetriever,
@@ -34,24 +31,6 @@ from rcir.store.folder import current_version
 from training import train
 
 LEVELS = ["--alpha", "0.001", "0.2", "0.3", "--delta", "0.05"]
-NOISE = np.random.default_rng(0).integers(0, 256, (60, 8, 16), np.uint8)
-
-
-class Noise(DataSet):
-    """A data set of nothing but noise, published as 10 images to train with and 60 queries."""
-
-    def read(self, root, **options):
-        assert options == {}
-        labels, ids = np.zeros(60, np.int64), [str(number) for number in range(60)]
-        images = ImageSet(NOISE, labels, ids)
-        return Source(images.subset(np.arange(10)), images, "queries")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _noise():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "noise", Noise("noise", "", "", None, ""))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +40,7 @@ def evaluated(outcome, tracking_uri, tmp_path_factory):
     screen = io.StringIO()
     with redirect_stdout(screen):
         command = ["evaluate", "--retriever", str(outcome.folder), "--output", str(output)]
-        assert main([*command, *LEVELS, "--ood", "noise"]) == 0
+        assert main([*command, *LEVELS]) == 0
     return output, json.loads((output / "results.json").read_text()), screen.getvalue()
 
 
@@ -72,7 +51,7 @@ def changed(outcome, tmp_path, change):
     return loaded.save(tmp_path / "changed")
 
 
-def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, outcome):
+def test_the_numbers_are_those_of_the_calibration(evaluated, outcome):
     results = deepcopy(evaluated[1])
     expected = json.loads((outcome.folder.parent / "results.json").read_text())
     for each in (results, expected):
@@ -80,26 +59,15 @@ def test_the_numbers_are_those_of_the_calibration_and_of_other_data(evaluated, o
         for row in each["rows"] + each["others"]:  # advice of a command names flags
             row["refusal"] = row["refusal"] is not None
     quality = results.pop("quality")
-    inside = outcome.splits.test.results.uncertainty
-    outside = rcir.load(outcome.folder).search(NOISE).uncertainty
-    positive, score = np.repeat([0, 1], [len(inside), 60]), np.r_[inside, outside]
-    ood = {name: quality.pop(name) for name in ("ood_auroc", "ood_auprc")}
-    assert list(ood.values()) == pytest.approx(
-        [roc_auc_score(positive, score), average_precision_score(positive, score)]
-    )
     assert expected.pop("quality") == quality
     assert results == expected
 
 
 def test_page_results_and_screen_show_the_numbers(evaluated, outcome):
-    output, results, screen = evaluated
+    output, _, screen = evaluated
     assert {path.name for path in output.iterdir()} == {"report.html", "results.json"}
     page = (output / "report.html").read_text(encoding="utf-8")
-    for alternative in ("uncertainty in and out of distribution", "reliability diagram"):
-        assert f'alt="{alternative}"' in page
-    auroc = f"{results['quality']['ood_auroc']:.3f}"
-    assert f"AUROC out of distribution</td><td>{auroc}</td>" in " ".join(page.split())
-    assert auroc in screen
+    assert 'alt="reliability diagram"' in page
     assert f"report: {output / 'report.html'}" in screen
     for row in outcome.evaluation.rows[1:]:
         assert f"{row.test_risk:.4f}" in screen
@@ -112,10 +80,9 @@ def test_an_evaluation_is_tracked_below_the_training(evaluated, trained, trackin
     (run,) = client.search_runs([place], wanted)
     assert run.data.tags["kind"] == "evaluation"
     assert run.data.tags["mlflow.parentRunId"] == trained.mlflow_run
-    for name in ("ood_auroc", "ausc"):
-        assert run.data.metrics[f"quality/{name}"] == evaluated[1]["quality"][name]
+    assert run.data.metrics["quality/ausc"] == evaluated[1]["quality"]["ausc"]
     figures = {item.path for item in client.list_artifacts(run.info.run_id, "figures")}
-    assert {f"figures/{name}.svg" for name in ("outside", "risk", "projection")} <= figures
+    assert {f"figures/{name}.svg" for name in ("reliability", "risk")} <= figures
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -137,7 +104,6 @@ def test_without_an_output_and_a_known_run_it_replaces_the_one_beside_the_retrie
         assert [(row["alpha"], row["delta"]) for row in results["rows"]] == [
             (alpha, 0.1) for alpha in alphas
         ]
-        assert not any(name.startswith("ood") for name in results["quality"])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -183,8 +149,6 @@ def test_a_retriever_that_cannot_be_measured_is_refused(outcome, tmp_path, chang
 
 def test_options_that_do_not_fit_and_damaged_folders_are_refused(outcome, tmp_path):
     copy = shutil.copytree(outcome.folder, tmp_path / "kept" / "retriever")
-    refused(copy, InvalidConfig, "ood is digits", ood="digits")
-    refused(copy, InvalidConfig, "birdsong", ood="birdsong")
     refused(copy, InvalidRiskLevel, "alphas", alphas=())
     refused(copy.with_name("missing"), NoRetriever, "missing")
     (current_version(copy) / "retriever.json").write_text("[]")
@@ -218,9 +182,7 @@ def table(request, splits, tiny, tracking_uri, tmp_path_factory):
         patch.chdir(folder)
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         run = train(tiny(request.param, epochs=1, data=data, encoder=EncoderConfig(dim=4)))
-        config = CalibrationConfig(
-            str(run.path), "out", group="group", depth=30, alphas=(0.3, 0.5), ood="noise"
-        )
+        config = CalibrationConfig(str(run.path), "out", group="group", depth=30, alphas=(0.3, 0.5))
         return request.param, folder, calibrate(config)
 
 
@@ -262,7 +224,7 @@ def test_images_without_one_label_are_retrieved_with_the_guarantee(table):
 @pytest.mark.usefixtures("no_figures")
 def test_their_retriever_measures_the_same_again(table):
     _, folder, outcome = table
-    config = EvaluationConfig(str(folder / outcome.folder), "again", (0.3, 0.5), ood="noise")
+    config = EvaluationConfig(str(folder / outcome.folder), "again", (0.3, 0.5))
     again = evaluate_retriever(config).evaluation
     assert again.quality.numbers == outcome.evaluation.quality.numbers
     assert (again.rows, again.others) == (outcome.evaluation.rows, outcome.evaluation.others)

@@ -15,8 +15,8 @@ from calibration import CalibrationConfig, calibrate, print_table
 from calibration.__main__ import main
 from calibration.evaluation import HEADLINE
 from rcir.cli import main as rcir_command
-from rcir.data import load_splits
-from rcir.encoders import batches, embedder
+from rcir.data import Splits, load_splits
+from rcir.encoders import batches, pipeline
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
 from rcir.index import IndexConfig
 from rcir.runs.results import RunResults
@@ -79,10 +79,37 @@ def test_run_group_score_function_and_index_are_named_on_the_command_line(traine
         assert row["score_function"] == ("match-probability" if is_of_all else "learned")
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_a_key_divides_gallery_and_queries(trained, monkeypatch):
+    def of_two_sites(*arguments):
+        parts = vars(load_splits(*arguments))
+        sites = {name: np.resize(["north", "south"], len(part)) for name, part in parts.items()}
+        return Splits(
+            **{
+                name: replace(part, attributes={**part.attributes, "site": sites[name]})
+                for name, part in parts.items()
+            }
+        )
+
+    monkeypatch.setattr("calibration.data_sets.load_splits", of_two_sites)
+    made = calibrated(trained, key="site", alphas=(0.5,))
+    data, loaded = made.splits.data, rcir.load(made.folder)
+    sites = dict(zip(data.gallery.ids, data.gallery.attributes["site"], strict=True))
+    for key in ("north", "south"):
+        for answer in loaded.retrieve(list(data.test.images[:5]), 0.5, 0.1, key=key):
+            assert {sites[item] for item in answer.ids} == {key}
+        n = np.sum(data.calibration.attributes["site"] == key)
+        assert loaded.guarantee(0.5, 0.1, group=key).n_calibration == n
+    with pytest.raises(InvalidData, match="site of each query"):
+        loaded.retrieve(data.test.images[0], 0.5, 0.1)
+
+
 @pytest.mark.usefixtures("never_embedded")
 def test_an_unknown_group_or_cluster_is_refused_by_name(trained, monkeypatch):
     with pytest.raises(InvalidData, match=r"'camera'; they have .*occluded"):
         calibrated(trained, group="camera")
+    with pytest.raises(InvalidData, match=r"'camera'; they have .*occluded"):
+        calibrated(trained, key="camera")
     with pytest.raises(InvalidConfig, match="cluster is 'video'"):
         calibrated(trained, cluster="video")
 
@@ -180,7 +207,10 @@ def test_a_calibration_has_its_data_set_model_card_and_tables_in_mlflow(outcome,
     assert used.dataset.name == "digits"
     assert measured.queries.startswith(used.dataset.digest)
     card = run.data.tags["mlflow.note.content"]
-    assert card == downloaded(f"runs:/{outcome.mlflow_run}/retriever/README.md")
+    (model,) = (client.get_logged_model(each.model_id) for each in run.outputs.model_outputs)
+    assert model.name == outcome.folder.parent.name
+    assert model.params == run.data.params
+    assert card == downloaded(f"runs:/{outcome.mlflow_run}/{model.name}/README.md")
     loaded = rcir.load(f"runs:/{outcome.mlflow_run}/retriever")
     assert loaded.searcher.fingerprints() == outcome.retriever.searcher.fingerprints()
     (artifact,) = client.list_artifacts(run.info.run_id, "tables")[:1]
@@ -202,7 +232,7 @@ def test_without_output_and_name_a_calibration_lands_in_the_run_and_replaces_wha
     with pytest.warns(UserWarning, match="calibration 2 of this retriever"):
         again = calibrate(config)
     name = MlflowClient(tracking_uri).get_run(again.mlflow_run).info.run_name
-    assert name == "btl digits seed 4, calibration 2"
+    assert name == "moved (calibration 2)"
     assert again.folder == moved / "retriever"
     assert names(moved) - names(trained.path) == WRITTEN
     assert rcir.load(again.folder).calibration.miss_rule.score_function.name == "constant"
@@ -242,7 +272,6 @@ def test_an_output_of_something_else_is_left_alone(trained, file, output, error)
 def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trained, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for options, word in (
-        ({"ood": "birdsong"}, "birdsong"),
         ({"num_workers": -1}, "num_workers"),
         ({"use_gpu": True}, "CUDA"),
     ):
@@ -253,16 +282,16 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_embedded(trai
 
 @pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_calibration_embeds_what_is_missing(trained, outcome, monkeypatch):
-    embedded, fill, limit = [], batches.embed_readable, 7
+    embedded, fill, limit = [], batches.embed_block, 7
     options = {"score_function": "constant", "alphas": (0.3,)}
 
-    def interrupted(encoder, preprocessing, images, *options):
+    def interrupted(model, images):
         if len(embedded) == limit:
             raise KeyboardInterrupt
         embedded.append(len(images))
-        return fill(encoder, preprocessing, images, *options)
+        return fill(model, images)
 
-    monkeypatch.setattr(embedder, "embed_readable", interrupted)
+    monkeypatch.setattr(pipeline, "embed_block", interrupted)
     with monkeypatch.context() as patch:
         patch.setattr(batches, "BLOCK_SIZE", 128)  # the batches are those of one block
         with pytest.raises(KeyboardInterrupt):

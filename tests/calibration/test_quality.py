@@ -9,12 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from sklearn.decomposition import PCA
-from sklearn.metrics import average_precision_score, roc_auc_score
-from sklearn.metrics.pairwise import cosine_distances
+from sklearn.metrics import roc_auc_score
 
-from calibration.quality import Quality, assess, measure_pixel_recall
+from calibration.quality import Quality, assess
 from calibration.splits import SearchedSplits
 from rcir.data import ImageSet, Preprocessing
 from rcir.data.relevance import WithinRadius
@@ -30,9 +27,7 @@ from rcir.metrics import (
 )
 from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.retrieval.retriever import Retriever
-from rcir.risk import SearchResults
 
-OUTSIDE = np.random.default_rng(5).gamma(2.0, 0.3, 70)
 SIZES = {"gallery": 150, "test": 125, "tuning": 60, "calibration": 60}
 NUMBERS = {name: np.arange(n) * 7 % 25 for name, n in SIZES.items()}  # five tens, five units
 SEED = 31  # no two squared distances of a test query to the gallery differ by less than 4e-6
@@ -97,12 +92,12 @@ def cases():
     every = np.concatenate(list(vectors.values()))
     uncertainty = rng.gamma(2.0, 0.2, len(every)).astype(np.float32)
 
-    def case(encoder, sets, cross, depth, outside=None):
+    def case(encoder, sets, cross, depth):
         retriever = Retriever.build(encoder, Preprocessing(), sets["gallery"], depth)
         parts = [retriever.search_labelled(sets[part]) for part in ("tuning", "calibration")]
         retriever.calibrate_splits(*parts, "minmax", query_uncertainty="encoder")
         test = retriever.search_labelled(sets["test"])
-        searched = SearchedSplits(retriever, "", *parts, test, [], sets["test"], outside)
+        searched = SearchedSplits(retriever, "", *parts, test, [], sets["test"])
         return Case(searched, cross, assess(searched))
 
     rows = np.flatnonzero(NUMBERS["gallery"] % 5 > 0)
@@ -114,15 +109,14 @@ def cases():
     }
     same = NUMBERS["test"][:, None] == NUMBERS["gallery"][rows]
     near = np.abs(places["test"][:, None] - places["gallery"]).sum(axis=2) <= 1
-    outside = SearchResults(OUTSIDE, depth=40)
     return {
-        "labels": case(Table(every, uncertainty), by_label, same, 40, outside),
+        "labels": case(Table(every, uncertainty), by_label, same, 40),
         "places": case(Table(every), by_place, near, 3),
     }
 
 
 def ranked(case):
-    """Queries with a match, their whole rankings: positions, matches, and average precisions."""
+    """Queries with a match, their whole rankings: positions and matches."""
     _, order = case.splits.retriever.index.search(
         case.splits.test.results.vectors, case.cross.shape[1]
     )
@@ -131,15 +125,13 @@ def ranked(case):
     )
     rows = np.flatnonzero(case.cross.any(axis=1))
     rankings = np.take_along_axis(case.cross, order, axis=1)[rows]
-    nearer = -np.arange(case.cross.shape[1])
-    return rows, order[rows], rankings, [average_precision_score(row, nearer) for row in rankings]
+    return rows, order[rows], rankings
 
 
 def expected_numbers(case):
     """Compute all numbers from searches of whole rankings."""
     retriever, test = case.splits.retriever, case.splits.test
-    outside = None if retriever.labels is None else OUTSIDE
-    rows, order, rankings, whole = ranked(case)
+    rows, order, rankings = ranked(case)
     totals, right = rankings.sum(axis=1), rankings[:, 0].astype(float)
     uncertainty, items = test.results.uncertainty[rows], retriever.searcher.gallery.uncertainty
     pair = uncertainty if items is None else uncertainty + items[order[:, 0]]
@@ -152,8 +144,6 @@ def expected_numbers(case):
         "ausc_oracle": sparsification(-right, right).ausc,
         "ausc_random": right.mean(),
         "outside_range": 1 - inside.mean(),
-        "map": np.mean(whole),
-        "pearson_average_precision": np.corrcoef(uncertainty, whole)[0, 1],
     }
     if not (matchable := case.cross.any(axis=1)).all():
         odds = case.splits.scored_test.acceptance
@@ -166,15 +156,11 @@ def expected_numbers(case):
     ):  # what each of them is, tests/retrieval checks
         judged = with_uncertainty(retriever.searcher, test, kind).results.uncertainty[rows]
         expected[f"auroc_miss_{kind}"] = roc_auc_score(1 - right, judged)
-    if outside is not None:  # the case with labels
+    if retriever.labels is not None:
         queries = test.results.uncertainty
-        apart = np.repeat([0, 1], [len(queries), len(outside)]), np.append(queries, outside)
         expected |= {
             "map_at_r": score_rankings(rankings, totals, (1,)).map_at_r,
-            "map_macro": np.mean(whole),  # there are as many queries of each label
             "auroc_occlusion": roc_auc_score(case.splits.images.attributes["occluded"], queries),
-            "ood_auroc": roc_auc_score(*apart),
-            "ood_auprc": average_precision_score(*apart),
         }
     return expected
 
@@ -191,7 +177,6 @@ def test_queries_without_a_match_are_counted_and_left_out(cases):
     quality = cases["labels"].quality
     n = SIZES["test"] - quality.unmatched
     assert quality.unmatched > 20
-    assert quality.whole == n
     assert quality.reliability.count.sum() == n
 
 
@@ -200,37 +185,6 @@ def of_queries(case, rows):
     images = case.splits.images.subset(np.array(rows))
     test = case.splits.retriever.search_labelled(images)
     return assess(replace(case.splits, test=test, images=images)).numbers
-
-
-def test_few_queries_leave_out_what_needs_many(cases):
-    case = cases["labels"]
-    matched = np.flatnonzero(case.cross.any(axis=1))
-    assert {"recall_at_1", "map", "ausc", "ece"} < of_queries(case, matched[:2]).keys()
-    numbers = of_queries(case, matched[:1])
-    assert numbers["map"] > 0
-    assert "pearson_average_precision" not in numbers
-
-
-def test_large_galleries_are_not_ranked_as_a_whole(cases, monkeypatch):
-    case = cases["labels"]
-    monkeypatch.setattr("calibration.quality.FULL_GALLERY", case.cross.shape[1] - 1)
-    quality = assess(case.splits)
-    assert quality.whole == 0
-    assert not {"map", "map_macro", "pearson_average_precision"} & set(quality.numbers)
-
-
-def test_whole_rankings_are_of_the_first_queries(cases, monkeypatch):
-    monkeypatch.setattr("calibration.quality.FULL_QUERIES", 50)
-    case = cases["labels"]
-    quality = assess(case.splits)
-    assert quality.whole == 50
-    rows, _, _, whole = (each[:50] for each in ranked(case))
-    assert quality.numbers["map"] == pytest.approx(np.mean(whole))
-    labels = case.splits.images.labels[rows].tolist()
-    macro = np.average(whole, weights=[1 / labels.count(label) for label in labels])
-    assert quality.numbers["map_macro"] == pytest.approx(macro) != np.mean(whole)
-    expected = np.corrcoef(case.splits.test.results.uncertainty[rows], whole)[0, 1]
-    assert quality.numbers["pearson_average_precision"] == pytest.approx(expected)
 
 
 def test_uncertainties_beyond_those_of_the_tuning_split_are_counted(cases):
@@ -254,26 +208,3 @@ def test_one_kind_of_outcome_has_no_auroc(cases):
     assert "auroc_miss" not in numbers
     assert numbers["recall_at_1"] == numbers["ausc"] == 1
     assert np.isfinite(list(numbers.values())).all()
-
-
-def pixels(images):
-    """32 x 32 in RGB, by Pillow."""
-    small = [Image.fromarray(each).convert("RGB").resize((32, 32), 2) for each in images]
-    return np.stack([np.asarray(one, float).transpose(2, 0, 1).reshape(-1) for one in small])
-
-
-def test_recall_of_pixels_is_that_of_the_nearest_principal_components(splits):
-    fitted = PCA(64, svd_solver="full").fit(pixels(splits.train.images))
-    gallery, queries = (
-        fitted.transform(pixels(part.images)) for part in (splits.gallery, splits.test)
-    )
-    nearest = cosine_distances(queries, gallery).argmin(1)
-    has = np.isin(splits.test.labels, splits.gallery.labels)
-    expected = (splits.gallery.labels[nearest] == splits.test.labels)[has].mean()
-    # Pillow resizes otherwise by a little, and the randomized components are nearly those.
-    assert measure_pixel_recall(splits) == pytest.approx(expected, abs=0.03)
-    assert expected > 0.1
-    assert measure_pixel_recall(replace(splits, gallery=splits.test)) == 1
-    others = splits.gallery.subset(np.flatnonzero(splits.gallery.labels > 10**6))
-    assert measure_pixel_recall(replace(splits, gallery=others)) is None
-    assert measure_pixel_recall(replace(splits, train=splits.train.subset(np.array([0])))) is None

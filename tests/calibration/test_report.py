@@ -77,7 +77,7 @@ def test_nothing_is_fetched_from_anywhere(text, drawings):
 
 
 def test_every_figure_is_drawn(drawings):
-    assert len(drawings) == 6
+    assert len(drawings) == 5
     for source in drawings:
         assert len(list(ElementTree.fromstring(content(source)).iter(f"{SVG}path"))) > 5
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import mlflow
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -146,3 +147,39 @@ def test_invalid_names_and_references_are_refused(certifications, tmp_path):
         register(str(tmp_path), "never")
     with pytest.raises(rcir.NoRetriever, match="never@champion"):
         rcir.load("models:/never@champion")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.usefixtures("server")
+def test_mlflow_sorts_the_models_of_encoders_by_certified_size(tmp_path):
+    write(tmp_path)
+    for part in ("gallery", "queries"):  # an encoder of five numbers in place of eight
+        arrays = dict(np.load(tmp_path / f"fine-{part}.npz"))
+        np.savez(tmp_path / f"short-{part}.npz", **arrays | {"vector": arrays["vector"][:, :5]})
+    outcomes = {name: certified(tmp_path, name) for name in ("short", "fine", "coarse")}
+    sizes = {name: outcome.evaluation.rows[0].mean_size for name, outcome in outcomes.items()}
+    key = "certified/alpha_0.1/mean_size"
+    found = mlflow.search_logged_models(
+        experiment_ids=[mlflow.get_experiment_by_name("rcir").experiment_id],
+        filter_string="params.score_function = 'quantile'",
+        order_by=[{"field_name": f"metrics.{key}", "ascending": True}],
+        output_format="list",
+    )
+    assert [model.name for model in found] == sorted(sizes, key=sizes.get)
+    assert len(set(sizes.values())) == 3
+    datasets = set()
+    for model in found:
+        run = model.source_run_id
+        measured = {metric.key: metric for metric in model.metrics}
+        assert measured[key].value == sizes[model.name]
+        assert "quality/recall_at_1" in measured
+        data = measured[key]
+        datasets.add((data.dataset_name, data.dataset_digest))
+        assert mlflow.get_run(run).info.run_name == f"{model.name} (certification)"
+        ids = outcomes[model.name].retriever.ids.tolist()
+        for name in ("retriever", model.name):
+            assert rcir.load(f"runs:/{run}/{name}").ids.tolist() == ids
+    assert len(datasets) == 1  # for MLflow's page to have one column of sizes
+    (point,) = MlflowClient().get_metric_history(run, key)  # logged once
+    assert point.value == sizes[model.name]

@@ -562,19 +562,6 @@ def test_changed_queries_raise_an_alarm_without_feedback(vectors, place, serving
     assert monitor.update(answers[303:])
 
 
-def test_labelled_queries_are_compared_with_the_calibration_queries(vectors, place, serving):
-    p_values = {}
-    for name, noise in (("alike", 0.9), ("shifted", 2.5)):
-        queries, labels = drawn(40, 9, noise=noise)
-        with serving(place, store=place.with_name(f"{name}.db")) as client:
-            for vector, label in zip(queries, labels.tolist(), strict=True):
-                assert respond(client, vector, label)["accepted"]
-            p_values[name] = client.get("/monitor").json()["exchangeability"]["p_value"]
-        recent = vectors.search_labelled(vectors.labelled(queries, labels))
-        assert p_values[name] == pytest.approx(vectors.check(recent, ALPHA).p_value)
-    assert p_values["alike"] > 0.01 > p_values["shifted"]
-
-
 def test_feedback_that_contradicts_the_answer_is_refused(place, serving):
     with serving(place) as client:
         body = {"vector": drawn(1, 8)[0][0].tolist(), "alpha": ALPHA}

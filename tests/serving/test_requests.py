@@ -504,6 +504,7 @@ def test_keys_and_encounters_get_the_sets_of_the_retriever(tmp_path, serving):
         answers = client.post("/retrieve/batch", json=sent).json()["answers"]
         expected = retriever.retrieve(new, 0.4, 0.1, key=each, together=names)
         assert [answer["ids"] for answer in answers] == [list(each.ids) for each in expected]
+        assert [answer["encounter"] for answer in answers] == ["a", "b"]
         reported = {"answer": answer["answer"], "match": True}
         assert client.post("/feedback", json=reported).json()["watched"]
         del sent["key"]

@@ -35,17 +35,12 @@ KINDS = POOR | {
     "hnsw": IndexConfig("hnsw", {"M": 4, "ef_construction": 4}),
     "ivf-pq": IndexConfig("ivf-pq", CODES),
 }
-PGVECTOR = {"method": "hnsw", "m": 3, "ef_construction": 6, "ef_search": 1}  # finds half
 # How the index was built, and the score function.
 WAYS = (("at once", "quantile"), ("changed", "constant"))
-ON_SERVERS = [
-    pytest.param("pgvector", "changed", sizes, marks=(pytest.mark.slow, pytest.mark.distributed))
-    for sizes in ("constant", "quantile")
-]
 
 
 @pytest.fixture(scope="module")
-def searched(request):
+def searched():
     """By index and score function, the scored tuning queries and population."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((60, 8))
@@ -57,11 +52,7 @@ def searched(request):
 
     @cache
     def answered(name, way):
-        if name == "pgvector":
-            server = request.getfixturevalue("postgres")
-            config = IndexConfig(name, PGVECTOR | {"dsn": server.dsn})
-        else:
-            config = KINDS[name]
+        config = KINDS[name]
         if way == "at once":
             index = build_index(gallery, config)
         else:  # the same vectors in the same places, after others were removed
@@ -100,7 +91,7 @@ def thresholds(thresholds_of, draws):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    ("kind", "way", "sizes"), [*((kind, *way) for kind, way in product(KINDS, WAYS)), *ON_SERVERS]
+    ("kind", "way", "sizes"), [(kind, *way) for kind, way in product(KINDS, WAYS)]
 )
 def test_the_risk_holds_through_the_index(
     searched, kind, way, sizes, thresholds, true_risk, excess
