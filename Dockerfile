@@ -1,4 +1,5 @@
-# Serves the retriever that is mounted at /retriever, as a user without rights.
+# Serves the retriever that is mounted at /retriever, as a user without rights; with --target train,
+# it is a node of a Ray cluster that trains, see examples/kuberay.yaml.
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 ARG DEVICE=cpu
@@ -18,6 +19,18 @@ RUN case "$DEVICE" in \
     esac && \
     /opt/rcir/bin/uv pip install --no-cache --python /opt/rcir/bin/python \
         --constraint constraints.txt --torch-backend "$backend" ".[$DEVICE,all]"
+
+FROM python:${PYTHON}-slim AS train
+# KubeRay's probes call wget. Ray sets the threads of each worker by its share of CPUs.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends wget && \
+    rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 10001 rcir
+COPY --from=build /opt/rcir /opt/rcir
+COPY --chown=rcir configs /home/rcir/configs
+USER 10001
+WORKDIR /home/rcir
+ENV PATH=/opt/rcir/bin:$PATH PYTHONUNBUFFERED=1
+CMD ["rcir", "--help"]
 
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 10001 rcir && install -d -o rcir /feedback

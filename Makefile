@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,cai_rule.py common.py loops.py),$(wildcard benchmarks/*.py))
 
-.PHONY: setup browser demo docs notebooks test test-all test-old-cpu test-gpu lint bench papers clean
+.PHONY: setup browser demo docs notebooks test test-all test-old-cpu test-lowest test-gpu lint bench papers clean
 
 # `make setup DEVICE=gpu` is for machines with NVIDIA GPUs; later calls keep the device of .venv.
 # Another FAISS, or PyTorch for CPUs, would stay installed.
@@ -74,10 +74,23 @@ NUMPY_FEATURES := from numpy._core._multiarray_umath import __cpu_dispatch__, __
 OLD_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Prescott ONEDNN_MAX_CPU_ISA=SSE41 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_OPT_LEVEL=generic \
 	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(NUMPY_FEATURES)')"
-NUMERIC_TESTS := $(addprefix tests/,losses mining metrics risk label_model retrieval index)
+NUMERIC_TESTS := $(addprefix tests/,losses mining metrics label_model index $(addprefix retrieval/test_, \
+	draws.py label_ranking.py query_uncertainty.py rounding.py search_labelled.py templates.py whitening.py))
 
 test-old-cpu: setup
 	$(OLD_CPU) $(PYTEST) $(NUMERIC_TESTS)
+
+# The lowest versions that pyproject.toml allows, without training, against numeric tests.
+LOWEST_TESTS := tests/label_model tests/retrieval/test_from_embeddings.py $(addprefix tests/risk/test_, \
+	bootstrap.py fusion.py learned.py order_statistic.py population.py probability.py score_functions.py)
+
+test-lowest: setup
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct --editable '.[cpu]'
+	$(BIN)/uv pip install --quiet --python build/lowest hypothesis mpmath pydantic typing-extensions \
+		pytest pytest-randomly pytest-timeout pytest-xdist
+	build/lowest/bin/python -m pytest --numprocesses 2 --override-ini filterwarnings=default \
+		--override-ini addopts=--import-mode=importlib $(LOWEST_TESTS)
 
 test-gpu: setup
 	@$(BIN)/python -c 'import faiss, sys, torch; sys.exit(not (torch.cuda.is_available() and faiss.get_num_gpus()))' || \

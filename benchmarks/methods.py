@@ -29,14 +29,16 @@ import torch
 from birds import KINDS, MODEL, class_folders, weights
 from common import DIGITS, parser, report, sized, spread
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 
 from calibration import CalibrationConfig, Outcome, calibrate
 from rcir.config import parse
 from rcir.data import DataConfig, Preprocessing, data_root
 from rcir.data.datasets.handwriting import read_omniglot
-from rcir.data.datasets.small_images import read_fashion_mnist
+from rcir.data.datasets.small_images import read_fashion_mnist, read_mnist
 from rcir.encoders import Encoder, EncoderConfig
 from rcir.mining import MiningConfig
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.runs.folder import RunFolder
 from rcir.torch_settings import keep_freed_memory
 from training import TrainingConfig, train
@@ -126,7 +128,6 @@ def run_of(
 def calibrated(name: str, run: RunFolder, uncertainty: str = "auto") -> Outcome:
     """The run, calibrated and measured on unseen test queries."""
     with tempfile.TemporaryDirectory() as folder:
-        other = None if name == "cub50" else "mnist"
         return calibrate(
             CalibrationConfig(
                 str(run.path),
@@ -134,9 +135,19 @@ def calibrated(name: str, run: RunFolder, uncertainty: str = "auto") -> Outcome:
                 query_uncertainty=uncertainty,
                 alphas=ALPHAS,
                 delta=DELTA,
-                ood=other,
             )
         )
+
+
+def detection(outcome: Outcome, run: RunFolder) -> float:
+    """AUROC of the digits of MNIST among the test queries, by their uncertainty."""
+    searcher = outcome.retriever.searcher
+    digits = searcher.search(read_mnist(data_root(run.data)).queries.images)
+    kind = outcome.retriever.require_calibration().uncertainty
+    scores = (outcome.splits.test.results, with_uncertainty(searcher, digits, kind))
+    inside, outside = (each.uncertainty for each in scores)
+    is_digit = np.arange(len(inside) + len(outside)) >= len(inside)
+    return float(roc_auc_score(is_digit, np.concatenate([inside, outside])))
 
 
 def seconds_to_embed(encoder: Encoder, size: tuple[int, int], channels: int) -> float:
@@ -162,7 +173,7 @@ def numbers_of(
         "R@1": numbers["recall_at_1"],
         "encoder": numbers.get("auroc_miss_encoder") if states else None,
         "AUROC": numbers.get("auroc_miss"),
-        "OOD": numbers.get("ood_auroc"),
+        "OOD": None if name == "cub50" else detection(outcome, run),
         "ECE": evaluation.quality.reliability.error,
     }
     for row in evaluation.rows:

@@ -31,6 +31,7 @@ from rcir.mining.tuples import BLOCK_ELEMENTS
 SIZES, DIM, EACH = sized((15_000, 30_000, 60_000), (500, 1000)), 128, 5
 SAMPLED = sized((100_000, 400_000, 1_600_000), (1000, 2000))
 SAMPLE, WIDE = sized((5000, 2048), (500, 64))
+COLLAPSED = sized(20_000, 500)
 SPREAD = 0.7  # of a label's images, in units of that of the labels
 CONFIG = MiningConfig("farthest", "margin-violating", num_negatives=5)
 REPEATS, NAIVE, BATCH, THREADS = 2, sized(200, 10), 512, 2
@@ -108,6 +109,12 @@ def compared(cache: Tensor, labels: NDArray[np.int64]) -> tuple[float, float]:
     return taken, float(worst)
 
 
+def collapsed(n: int) -> Tensor:
+    """(n, DIM) unit vectors of an encoder that embeds all images nearly alike."""
+    noise = torch.randn(n, DIM, generator=torch.Generator().manual_seed(0))
+    return normalize(1 + 0.005 * noise, dim=1)  # distances below 0.01
+
+
 def alone(what: str, n: int) -> dict[str, float]:
     """One set in this process."""
     torch.set_num_threads(THREADS)
@@ -120,11 +127,11 @@ def alone(what: str, n: int) -> dict[str, float]:
         seconds, peak = mined(cache, labels[rows], torch.arange(len(rows)))
         return {"seconds": drawing + seconds, "peak": peak}
     labels = drawn(n, 10 if what == "ten" else n // EACH)
-    cache = embedded(labels, DIM)
+    cache = collapsed(n) if what == "collapsed" else embedded(labels, DIM)
     anchors = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     seconds, peak = mined(cache, labels, anchors)
     found = {"seconds": seconds, "peak": peak}
-    if n == SIZES[-1]:
+    if n == SIZES[-1] and what != "collapsed":
         found["matmul"] = product(cache)
         found["naive"], found["difference"] = compared(cache, labels)
     return found
@@ -146,6 +153,7 @@ def main() -> None:
         return
     products = {n: fresh("products", n) for n in SIZES}
     ten = fresh("ten", SIZES[-1])
+    alike = fresh("collapsed", COLLAPSED)
     sampled = {n: fresh("sampled", n) for n in SAMPLED}
     largest = products[SIZES[-1]]
     seconds = [found["seconds"] for found in products.values()]
@@ -159,12 +167,14 @@ def main() -> None:
         "seconds_60k_ten_labels": ten["seconds"],
         "peak_gib_60k_ten_labels": ten["peak"],
         "largest_difference_ten_labels": ten["difference"],
+        "seconds_20k_collapsed": alike["seconds"],
         "sampled_peak_gib": max(found["peak"] for found in sampled.values()),
         "sampled_growth_gib": sampled[SAMPLED[1]]["peak"] - sampled[SAMPLED[0]]["peak"],
         "full_cache_gib": SAMPLED[-1] * WIDE * 4 / 2**30,
     }
     rows = [(f"{n:,} x {DIM}, {EACH} to a label", found) for n, found in products.items()]
     rows += [(f"{SIZES[-1]:,} x {DIM}, ten labels", ten)]
+    rows += [(f"{COLLAPSED:,} x {DIM}, collapsed", alike)]
     rows += [(f"{SAMPLE:,} of {n:,} x {WIDE}, sampled", found) for n, found in sampled.items()]
     shown = [(name, f"{found['seconds']:.2f}", f"{found['peak']:.2f}") for name, found in rows]
     naively = f"{largest['naive'] * SIZES[-1]:.0f}"

@@ -98,7 +98,8 @@ def main() -> None:
         sys.path[:] = [place for place in sys.path if Path(place).resolve() != HERE]
         join_cluster()
         figures["overhead_per_epoch"] = between_epochs(folder) / 60
-        figures["weak_scaling_2"] = weak_scaling(folder)
+        if not sized(0, 1):  # tests train with two workers
+            figures["weak_scaling_2"] = weak_scaling(folder)
         ray.shutdown()
     rows = [(name.replace("_", " "), f"{value:.4g}") for name, value in figures.items()]
     report("Training", ["what", "value"], rows, figures, options.json)
@@ -157,7 +158,7 @@ def weak_scaling(folder: str) -> float:
             CONFIG,
             name=f"workers-{workers}",
             storage=folder,
-            epochs=sized(3, 2),
+            epochs=3,
             batch=workers * CONFIG.batch,
             num_workers=workers,
             data=DataConfig("digits", options={"train": 256 * workers, "validation": 100}),

@@ -38,8 +38,15 @@ from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from torchvision.transforms.v2.functional import gaussian_blur
 
-from calibration.data_sets import load_outside
-from rcir.data import ImageSet, Preprocessing, Splits, load_splits, without_repeats
+from rcir.data import (
+    ImageSet,
+    Preprocessing,
+    Splits,
+    data_root,
+    load_splits,
+    without_repeats,
+)
+from rcir.data.datasets.small_images import read_mnist
 from rcir.embedding import Embedding
 from rcir.encoders import Encoder
 from rcir.encoders.base import Images
@@ -172,9 +179,7 @@ def searched(
     others = searcher.search_labelled(corrupt, embedder=embed_whole)
     outside = None
     if name != "cub50":
-        images = load_outside(run.data, "mnist")
-        assert images is not None
-        candidates = searcher.search(images.images, stored)
+        candidates = searcher.search(read_mnist(data_root(run.data)).queries.images, stored)
         outside = {kind: with_uncertainty(searcher, candidates, kind).uncertainty for kind in kinds}
     return Trained(
         {kind: with_uncertainty(searcher, results, kind) for kind in kinds},

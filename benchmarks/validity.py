@@ -32,11 +32,14 @@ from rcir.errors import InvalidData, RiskUnattainable
 from rcir.index.flat import find_nearest
 from rcir.label_model import LabelModel
 from rcir.metrics.labels import NO_CANDIDATE
+from rcir.retrieval.acceptance import fit_acceptance
 from rcir.retrieval.label_ranking import fit_label_model, rank_labels
 from rcir.retrieval.retriever import Retriever
+from rcir.retrieval.tuning import search_items
 from rcir.risk import (
     SCORE_FUNCTIONS,
     Certified,
+    Constant,
     LabelledResults,
     LabelScore,
     MatchProbability,
@@ -44,6 +47,7 @@ from rcir.risk import (
     Request,
     ScoredResults,
     SearchResults,
+    SetRule,
     anytime_allowed_misses,
     certify,
     corrected,
@@ -58,8 +62,9 @@ from rcir.risk import (
     smallest_certified,
 )
 from rcir.risk.balance import BINS, bins_of, quarters, thresholds_of
-from rcir.risk.bounds import p_value
+from rcir.risk.bounds import Certificate, p_value
 from rcir.risk.losses import Risk
+from rcir.risk.open_set import is_accepted
 from rcir.risk.request import Mix, QueryLabels
 from rcir.risk.results import set_sizes, widen
 
@@ -484,6 +489,39 @@ def recurring(world: World, rng: Generator, draws: int) -> Array:
     return wrong
 
 
+def with_strangers(world: World, rng: Generator) -> tuple[ScoredResults, Request]:
+    """Return queries of which some have no match, and hard ones look like these, and a request."""
+    everybody = world.population
+    known = everybody.matchable & (rng.uniform(size=POPULATION) > rng.uniform(0.2, 0.5))
+    hardness = np.argsort(np.argsort(everybody.require("uncertainty"))) / POPULATION
+    queries = replace(
+        everybody,
+        match_score=np.where(known, everybody.match_score, np.float32(np.inf)),
+        relevant=everybody.require("relevant") & known[:, None],
+        n_relevant=everybody.require("n_relevant") * known,
+        acceptance=np.exp(2 * known - 3 * hardness + rng.standard_normal(POPULATION)),
+    )
+    return queries, request_of_both(queries, rng)
+
+
+def request_of_both(queries: ScoredResults, rng: Generator) -> Request:
+    """Return a request with levels that queries with and without a match satisfy together."""
+    known, odds, beta = queries.matchable, queries.require("acceptance"), rng.uniform(0.4, 0.7)
+    rejected = odds <= np.quantile(odds[~known], 1 - 0.7 * beta)
+    least = float((rejected | (queries.match_score > LARGEST))[known].mean())
+    return make_request(min(least + rng.uniform(0.03, 0.1), 0.95), DELTA, beta=beta)
+
+
+def exceeds(request: Request, certificate: Certificate, queries: ScoredResults) -> bool:
+    """Return True if one of both rates of queries with and without a match is above its level."""
+    assert certificate.acceptance_threshold is not None
+    assert request.beta is not None
+    accepted = is_accepted(queries.require("acceptance"), certificate.acceptance_threshold)
+    missed = ~accepted | (queries.match_score > widen(certificate.threshold))
+    known, (alpha,) = queries.matchable, request.levels.values()
+    return bool(missed[known].mean() > alpha or accepted[~known].mean() > request.beta)
+
+
 def unmatched(rejected: bool) -> Callable[[World, Generator, int], Array]:
     """Return a mode in which some queries have no match, and hard ones look like these.
 
@@ -492,32 +530,102 @@ def unmatched(rejected: bool) -> Callable[[World, Generator, int], Array]:
     """
 
     def mode(world: World, rng: Generator, draws: int) -> Array:
-        everybody = world.population
-        known = everybody.matchable & (rng.uniform(size=POPULATION) > rng.uniform(0.2, 0.5))
-        hardness = np.argsort(np.argsort(everybody.require("uncertainty"))) / POPULATION
-        odds = np.exp(2 * known - 3 * hardness + rng.standard_normal(POPULATION))
-        queries = replace(
-            everybody,
-            match_score=np.where(known, everybody.match_score, np.float32(np.inf)),
-            relevant=everybody.require("relevant") & known[:, None],
-            n_relevant=everybody.require("n_relevant") * known,
-            acceptance=odds,
-        )
-        alpha = world.level("miss", rng, known) + 0.05
-        beta = rng.uniform(0.4, 0.7)
-        request, violated = make_request(alpha, DELTA, beta=beta), np.full(draws, np.nan)
+        (queries, request), violated = with_strangers(world, rng), np.full(draws, np.nan)
         for draw, rows in enumerate(rows_of(rng, draws, 200, 1000)):
             with suppress(RiskUnattainable), ExitStack() as stack:
                 if not rejected:
                     stack.enter_context(
                         patch.object(open_set, "reject", lambda matched, _: matched)
                     )
-                certificate = certify(request, queries[rows])
-                assert certificate.acceptance_threshold is not None
-                accepted = open_set.is_accepted(odds, certificate.acceptance_threshold)
-                missed = ~accepted | (queries.match_score > widen(certificate.threshold))
-                rates = missed[known].mean(), accepted[~known].mean()
-                violated[draw] = rates[0] > alpha or rates[1] > beta
+                violated[draw] = exceeds(request, certify(request, queries[rows]), queries)
+        return violated
+
+    return mode
+
+
+def unmatched_in_videos(counted: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode of videos: their queries look alike, and all or none of them have a match.
+
+    Args:
+        counted: whether each video counts alike; else each query does.
+    """
+
+    def mode(world: World, rng: Generator, draws: int) -> Array:
+        (queries, request), violated = with_strangers(world, rng), np.full(draws, np.nan)
+        known, size = queries.matchable, 8
+        alike = np.where(known, queries.match_score, queries.require("acceptance"))
+        halves = (np.flatnonzero(half) for half in (known, ~known))
+        videos = np.concatenate(
+            [rows[np.argsort(alike[rows])][len(rows) % size :].reshape(-1, size) for rows in halves]
+        )
+        number = int(rng.integers(100, 250))
+        of_video = {"clusters": np.arange(number).repeat(size), "cluster_word": "video"}
+        population = Population(number * size, **(of_video if counted else {}))
+        for draw, drawn in enumerate(rng.integers(len(videos), size=(draws, number))):
+            calibration = replace(queries[videos[drawn].ravel()], population=population)
+            with suppress(RiskUnattainable):
+                certificate = certify(request, calibration)
+                violated[draw] = exceeds(request, certificate, queries[videos.ravel()])
+        return violated
+
+    return mode
+
+
+def unmatched_and_chosen(counted: int, among: int = 12) -> Callable[[World, Generator, int], Array]:
+    """Return a mode in which the encoder with the smallest sets of calibration queries is taken.
+
+    Args:
+        counted: how many encoders the guarantee takes into account.
+        among: how many there are.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        hardness, known = rng.gamma(2.0, 0.5, POPULATION), rng.uniform(size=POPULATION) > 0.3
+        ranks = np.floor(rng.uniform(10, 40) * hardness * rng.exponential(size=(among, POPULATION)))
+        odds = np.exp(2 * known - hardness + rng.standard_normal(ranks.shape))
+        scores, depth = np.where(known, ranks, np.inf).astype(np.float32), int(ranks.max()) + 1
+        encoders = [
+            ScoredResults(scores[each], depth, n_relevant=1 * known, acceptance=odds[each])
+            for each in range(among)
+        ]
+        request, violated = request_of_both(encoders[0], rng), np.full(draws, np.nan)
+        for draw, rows in enumerate(rows_of(rng, draws, 200, 600)):
+            certified = []
+            for queries in encoders:
+                rule = SetRule(Constant(), None, queries[rows])
+                with suppress(RiskUnattainable):
+                    certificate = rule.guarantee(request, counted).certificate
+                    limit = certificate.acceptance_threshold or 0.0
+                    accepted = is_accepted(queries.require("acceptance")[rows], limit)
+                    certified.append(
+                        (accepted.mean() * certificate.threshold, certificate, queries)
+                    )
+            if certified:
+                violated[draw] = exceeds(request, *min(certified, key=lambda each: each[0])[1:])
+        return violated
+
+    return mode
+
+
+def unmatched_in_parts(in_part: bool) -> Callable[[World, Generator, int], Array]:
+    """Return a mode of queries without a match in the part of the gallery that a key names.
+
+    Args:
+        in_part: whether they calibrate in this part; else in the whole gallery.
+    """
+
+    def mode(_: World, rng: Generator, draws: int) -> Array:
+        vectors, label, population = labelled_world(rng, 40, 6, 8, rng.uniform(1, 1.5))
+        held_out = (label >= 30) & (np.arange(len(label)) < population.start)
+        vectors, label = vectors[~held_out], label[~held_out]
+        world = vectors, label, np.s_[population.start - held_out.sum() :]
+        keys = rng.choice(["a", "b", "c"], len(label), p=[0.5, 0.3, 0.2])
+        answered = ranked_by_label(*world, keys=keys)
+        calibrated = answered if in_part else ranked_by_label(*world)
+        request, violated = request_of_both(answered, rng), np.full(draws, np.nan)
+        for draw, rows in enumerate(rows_of(rng, draws, 200, 600)):
+            with suppress(RiskUnattainable):
+                violated[draw] = exceeds(request, certify(request, calibrated[rows]), answered)
         return violated
 
     return mode
@@ -613,9 +721,12 @@ def ranked_by_label(
         keys=None if keys is None else keys[population],
         encounters=encounters,
     )
-    model = fit_label_model(searcher, None)
-    ranked = rank_labels(searcher, model, searcher.search_labelled(queries))
-    return score(LabelScore(), ranked)
+    model, searched = fit_label_model(searcher, None), searcher.search_labelled(queries)
+    if not (searched.n_relevant > 0).all():
+        items = search_items(searcher, searched)
+        assert items is not None
+        searched = fit_acceptance(searcher, [items], model).add_to(searcher, searched)
+    return score(LabelScore(), rank_labels(searcher, model, searched))
 
 
 def violations_of(
@@ -844,6 +955,9 @@ MODES: Mapping[str, Callable[[World, Generator, int], Array]] = {
     "one item of each label": label_model(items=1, depth=8),
     "items left out": gallery_items(left_out=True),
     "queries without a match": unmatched(rejected=True),
+    "clusters without a match": unmatched_in_videos(counted=True),
+    "parts without a match": unmatched_in_parts(in_part=True),
+    "no match, choice among 12": unmatched_and_chosen(counted=12),
     "each quarter of the uncertainty": each_quarter(balanced=True),
     "parts of a gallery": parts(in_part=True),
     "encounters": encounters(fused=True),
@@ -860,6 +974,9 @@ BROKEN = {
     "broken: choice among 12, forgotten": chosen(12, counted=1),
     "broken: own model that saw the queries": own_model(sees_queries=True),
     "broken: rejected queries uncounted": unmatched(rejected=False),
+    "broken: videos without a match ignored": unmatched_in_videos(counted=False),
+    "broken: no match in the whole gallery": unmatched_in_parts(in_part=False),
+    "broken: no match, choice forgotten": unmatched_and_chosen(counted=1),
     "broken: one threshold for all quarters": each_quarter(balanced=False),
     "broken: calibrated in the whole gallery": parts(in_part=False),
     "broken: encounters, then single pictures": encounters(fused=False),

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from tables import Searched, markdown, options, retrieval_scores, search, show, sized, spread
+from tables import Searched, auroc, markdown, options, retrieval_scores, search, show, sized, spread
 
 # isort: split
 from birds import KINDS, MODEL, class_folders, weights
@@ -43,7 +43,6 @@ from rcir.encoders import Encoder, EncoderConfig, build_encoder, model_preproces
 from rcir.encoders.batches import embed
 from rcir.encoders.features import BackboneFeatures, frozen_backbone
 from rcir.errors import RiskUnattainable
-from rcir.metrics import out_of_distribution
 from rcir.risk import Bound, ScoredResults, certify, make_request, score
 from rcir.runs.folder import RunFolder, find_run
 from training import TrainingConfig, train
@@ -138,8 +137,8 @@ def scores(searched: Searched, test: ImageSet) -> dict[str, float]:
     labels = np.asarray(test.labels)
     right = labels[searched.positions[:, 0]] == labels
     uncertainty = searched.uncertainty
-    auroc = out_of_distribution(uncertainty[right], uncertainty[~right]).auroc
-    return retrieval_scores(searched, test) | {"AUROC": auroc}
+    wrong = auroc(uncertainty[right], uncertainty[~right])
+    return retrieval_scores(searched, test) | {"AUROC": wrong}
 
 
 def certified(searched: Searched, test: ImageSet) -> dict[tuple[str, float], tuple[float, float]]:

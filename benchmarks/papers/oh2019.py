@@ -49,7 +49,7 @@ from common import parser, report, sized, spread
 
 from rcir.data import DataConfig, ImageSet, data_root
 from rcir.data.augmentation import occlude
-from rcir.data.datasets.handwriting import read_n_digit_mnist
+from rcir.data.datasets.handwriting import join_tiles, list_released_classes
 from rcir.data.datasets.small_images import read_mnist
 from rcir.embedding import Embedding
 from rcir.encoders import EmbeddedTuples, Encoder, EncoderConfig, build_encoder
@@ -57,7 +57,7 @@ from rcir.losses import PointLossOptions, point_tuple_loss
 from rcir.losses.hedged import HedgedOptions
 
 Set: TypeAlias = tuple[Embedding, NDArray[np.int64]]  # embedded images, and their numbers
-SIDE = 28
+SIDE, MIN_PER_CLASS = 28, 100
 BINS = 20  # of uncertainties
 COLUMNS = ("AP", "5-NN", "tau AP", "tau 5-NN")
 NAMES = ("point", "MoG-1", "MoG-2")
@@ -134,12 +134,45 @@ TABLES = [case.name for case in PARTS["tables"]]
 SHORT = [HEDGED, PARTS["soft"][1], PARTS["order"][1]]
 
 
+def compose(
+    pool: ImageSet,
+    classes: NDArray[np.int64],
+    digits: int,
+    total: int,
+    corrupt: float,
+    rng: np.random.Generator,
+) -> ImageSet:
+    """Draw images of numbers; in a class and position no handwritten digit comes twice."""
+    n = total // len(classes)
+    if n < MIN_PER_CLASS:
+        n = MIN_PER_CLASS
+        classes = np.sort(rng.choice(classes, total // n, replace=False))
+    labels = np.asarray(pool.labels)
+    rows_of = [np.flatnonzero(labels == digit) for digit in range(10)]
+    rows = [
+        [rng.choice(rows_of[int(digit)], n, replace=False) for digit in f"{number:0{digits}d}"]
+        for number in classes
+    ]
+    tiles = np.asarray(pool.images)[np.array(rows).transpose(0, 2, 1).reshape(-1, digits)]
+    composed, _ = occlude(join_tiles(tiles), corrupt, rng)
+    numbers = np.repeat(classes, n)
+    return ImageSet(composed, numbers.astype(np.int64), [str(row) for row in range(len(numbers))])
+
+
 @cache
-def read(digits: int, **options: Any) -> tuple[ImageSet, ImageSet]:
-    """Training and test images, as `read_n_digit_mnist` draws them."""
-    given = {"unseen": False, "train_corrupt": 0.0, "total_train": TRAIN, "total_test": TEST}
-    source = read_n_digit_mnist(data_root(DataConfig()), digits=digits, **given | options)
-    return source.train, source.queries
+def read(
+    digits: int, unseen: bool = False, corrupt: float = 0.0, total_train: int = TRAIN
+) -> tuple[ImageSet, ImageSet]:
+    """Training and test images of N-digit MNIST, drawn by the rules of the released sets.
+
+    An image is N digits of MNIST in a row. Those that test are made of MNIST's test digits, show
+    the numbers of training unless `unseen`, and black squares hit a share of their digits.
+    """
+    trained = np.sort(list_released_classes(digits))
+    tested = np.setdiff1d(np.arange(10**digits), trained) if unseen else trained
+    mnist, rng = read_mnist(data_root(DataConfig())), np.random.default_rng(0)
+    train = compose(mnist.train, trained, digits, total_train, 0.0, rng)
+    return train, compose(mnist.queries, tested, digits, TEST, corrupt, rng)
 
 
 def on_device(images: ImageSet, device: torch.device) -> Tensor:

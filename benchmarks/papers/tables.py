@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.spatial import cKDTree
-from sklearn.metrics import precision_recall_curve
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score
 
 sys.path.append(str(Path(__file__).parents[1]))
 from common import parser, sized, titled, write_figures
@@ -36,7 +36,6 @@ from rcir.index import build_index, lengths, nearest_others, one_minus_cosine
 from rcir.losses.hedged import mixture_samples
 from rcir.metrics import (
     confidence,
-    out_of_distribution,
     reliability,
     score_rankings,
     sparsification,
@@ -221,13 +220,20 @@ def retrieval_scores(searched: Searched, images: ImageSet) -> dict[str, float]:
     return named | {"AUSC": sparsification(pair, relevant[:, 0]).ausc}
 
 
+def auroc(inside: NDArray[np.float64], out: NDArray[np.float64]) -> float:
+    """Probability that one of the second is larger than one of the first."""
+    outside_ones = np.arange(len(inside) + len(out)) >= len(inside)
+    return float(roc_auc_score(outside_ones, np.concatenate([inside, out])))
+
+
 def ood_scores(inside: NDArray[np.float64], out: NDArray[np.float64]) -> dict[str, float]:
     """AUROC, AUPRC (by trapezoids) and AP (by steps) of telling the images of another data set."""
-    found = out_of_distribution(inside, out)
     outside_ones = np.arange(len(inside) + len(out)) >= len(inside)
-    precision, recall, _ = precision_recall_curve(outside_ones, np.concatenate([inside, out]))
+    score = np.concatenate([inside, out])
+    precision, recall, _ = precision_recall_curve(outside_ones, score)
     area = float(-np.trapezoid(precision, recall))
-    return {"AUROC": found.auroc, "AUPRC": area, "AP": found.auprc}
+    precisions = float(average_precision_score(outside_ones, score))
+    return {"AUROC": auroc(inside, out), "AUPRC": area, "AP": precisions}
 
 
 def history(run: RunFolder, name: str) -> list[float]:

@@ -32,7 +32,7 @@ from rcir.data import DataConfig, ImageSet, Preprocessing, data_root, load_split
 from rcir.data.datasets.small_images import read_fashion_mnist
 from rcir.encoders import EncoderConfig
 from rcir.encoders.batches import embed
-from rcir.metrics import average_precision_at_k, pearson
+from rcir.metrics import average_precision_at_k
 from rcir.mining import MiningConfig
 from rcir.runs.folder import RunFolder
 from training import OptimizerConfig, TrainingConfig, train
@@ -159,8 +159,8 @@ def numbers_of(run: RunFolder, queries: ImageSet, gallery: ImageSet) -> dict[str
     means = [(uncertainty[rows].mean(), whole[rows].mean()) for rows in groups]
     return numbers | {
         "cleaning": float(np.nanmean(precision_without(most))),
-        "Pearson": pearson(uncertainty, whole),
-        "percentiles": pearson(*np.array(means).T),
+        "Pearson": float(np.corrcoef(uncertainty, whole)[0, 1]),
+        "percentiles": float(np.corrcoef(np.array(means).T)[0, 1]),
     }
 
 

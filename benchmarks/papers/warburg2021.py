@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.special import ndtr
-from tables import markdown, options, search, sized, spread, titled, write_figures
+from tables import auroc, markdown, options, search, sized, spread, titled, write_figures
 
 # isort: split
 import cub50
@@ -42,7 +42,6 @@ from rcir.encoders.batches import embed
 from rcir.figures import add_labels
 from rcir.index import build_index
 from rcir.losses import order_nll, triplet_moments
-from rcir.metrics import out_of_distribution
 from rcir.runs.folder import RunFolder
 from training import train
 from training.images import FeaturePreprocessing
@@ -222,8 +221,8 @@ def detection(run: RunFolder) -> tuple[dict[str, float], list[Floats]]:
     right = splits.test.relevance.matches(splits.gallery.relevance, nearest[0][:, None])[:, 0]
     numbers = {"R@1": float(right.mean())}
     for name, (inside, outside) in {"query": alone, "pair": pairs}.items():
-        numbers[f"miss {name}"] = out_of_distribution(inside[right], inside[~right]).auroc
-        numbers[f"OOD {name}"] = out_of_distribution(inside, outside).auroc
+        numbers[f"miss {name}"] = auroc(inside[right], inside[~right])
+        numbers[f"OOD {name}"] = auroc(inside, outside)
     return numbers, pairs
 
 
