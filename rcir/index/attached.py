@@ -32,12 +32,21 @@ SAMPLED = 1000  # rows whose vectors and columns tell whether a collection chang
 QUERY_BATCH = 256  # queries that are sent together
 NEAR = 0.1  # smaller distances are computed from the vectors: 1 - cos has lost their digits
 KEYS_FILE, SAMPLE_FILE, STATE_FILE = "keys.npy", "sample.npy", "collection.json"
+BOUNDS = {"from": ">=", "to": "<="}  # of a range of values
 LAST_DIGITS = 1e-5  # of a length: smaller differences of a vector are not changes
 Metric = Literal["cosine", "euclidean"]
 Keys = NDArray[Any]  # (n,) int64, or bytes: what the engine names rows by
 # Of the nearest rows of queries: number of the query from 0, key, and the engine's distance: L2, or
 # one minus cosine or product
 Hits = Iterable[tuple[int, Any, float]]
+
+
+class Condition(NamedTuple):
+    """What rows must have in a column: one of the values ("IN"), or one from or up to a value."""
+
+    column: str
+    sign: str  # "IN", ">=" or "<="
+    values: list[Any]
 
 
 class Rows(NamedTuple):
@@ -56,6 +65,8 @@ class AttachedOptions:
         place: address without the name of the engine, such as "PATH#TABLE"; without credentials.
         columns: the collection's names of the columns id, vector, label, labels, x, y, uncertainty
             and key, where they differ; see `rcir.attach`.
+        where: the rows that are the gallery, by column: a value, a list of values, or the bounds
+            {"from": low, "to": high}, both included, one of which may be missing.
         metric: "cosine" or "euclidean", see `rcir.retrieval.queries.VectorOptions`.
         version: of the collection, as you declare it; of a LanceDB table, that which is searched.
         exact: compare all vectors, without the engine's index.
@@ -65,6 +76,7 @@ class AttachedOptions:
 
     place: str = ""
     columns: dict[str, str] = field(default_factory=dict)
+    where: dict[str, Any] = field(default_factory=dict)
     metric: Metric = "cosine"
     version: str = ""
     exact: bool = False
@@ -73,6 +85,7 @@ class AttachedOptions:
     def __post_init__(self) -> None:
         require_choice("metric", self.metric, Metric)
         require_range(self, check_s=(0, 1e9))
+        self.conditions()
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -104,6 +117,27 @@ class AttachedOptions:
         """Return the collection's name of one of our columns."""
         return self.columns.get(name, name)
 
+    def conditions(self, part: str | None = None) -> list[Condition]:
+        """Return what rows must have to be searched: in the columns of `where`, and the key `part`.
+
+        Raises:
+            InvalidConfig: `where` states something else.
+        """
+        conditions = [] if part is None else [Condition(self.column("key"), "IN", [part])]
+        for column, wanted in self.where.items():
+            signs = {"IN": wanted if isinstance(wanted, list | tuple) else [wanted]}
+            if isinstance(wanted, dict):
+                signs = {BOUNDS.get(name, "?"): [value] for name, value in wanted.items()}
+            values = [value for listed in signs.values() for value in listed]
+            plain = all(isinstance(value, str | int | float) for value in values)
+            if not values or not plain or "?" in signs:
+                raise InvalidConfig(
+                    f"where is {wanted!r} for column {column}: give a text or number, a list of "
+                    'these, or bounds, such as {"from": 2020, "to": 2024}'
+                )
+            conditions += [Condition(column, sign, list(listed)) for sign, listed in signs.items()]
+        return conditions
+
 
 class AttachedIndex(ABC):
     """A collection as an index, see `rcir.index.Index`; positions are places among sorted keys.
@@ -111,14 +145,17 @@ class AttachedIndex(ABC):
     In memory are the keys of the rows, and no vectors. An adapter implements `names`, `scan`,
     `fetch`, `find`, `count`, and what differs of the other methods; it calls its engine in `with
     self.reading()`. A connection is a cached property `engine`, which copies in other processes
-    make anew.
+    make anew. `scan`, `find` and `count` skip rows that do not meet `options.conditions()`; an
+    adapter that does not sets `filters` to False.
 
     Attributes:
         errors: what the engine raises, which becomes `DataUnavailable`.
+        filters: whether the option `where` can be used.
     """
 
     Options: ClassVar[type] = AttachedOptions
     errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    filters: ClassVar[bool] = True
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -142,7 +179,7 @@ class AttachedIndex(ABC):
     def find(self, vectors: NDArray[np.float32], k: int, part: str | None) -> Hits:
         """Return the k nearest rows of each query (n, d), in any order.
 
-        They are those with the value `part` in the column key, unless it is None.
+        They are those that meet `self.options.conditions(part)`.
         """
 
     @abstractmethod
@@ -167,7 +204,7 @@ class AttachedIndex(ABC):
         drawn = np.random.default_rng(0).permutation(len(self))[:SAMPLED]
         keys = self._keys[np.sort(drawn)]
         names = [theirs for ours, theirs in self.options.columns.items() if ours != "vector"]
-        rows = self.fetch(keys, names)
+        rows = self.fetch(keys, list(dict.fromkeys([*names, *self.options.where])))
         order = np.argsort(rows.keys)
         columns = {name: [values[row] for row in order] for name, values in rows.columns.items()}
         vectors = rows.vectors[order]

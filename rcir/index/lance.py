@@ -88,10 +88,12 @@ class LanceIndex(AttachedIndex):
 
     def count(self) -> int:
         with self.reading():
-            return int(self.engine.count_rows())
+            return int(self.engine.count_rows(self._filter()))
 
     def scan(self, names: Sequence[str]) -> Iterator[Rows]:
         query = self.engine.search().limit(max(self.count(), 1)).with_row_id(True)
+        if condition := self._filter():
+            query = query.where(condition)
         with self.reading():
             reader = query.select(self._columns(names)).to_batches(SCANNED)
             batch = next(reader, None)
@@ -123,7 +125,7 @@ class LanceIndex(AttachedIndex):
         return Rows(keys, vectors.reshape(len(table), -1), columns)
 
     def find(self, vectors: NDArray[np.float32], k: int, part: str | None) -> Hits:
-        metric, column = self.engine_metric, self.options.column("key")
+        metric, condition = self.engine_metric, self._filter(part)
         # The last one twice, because a single query would have no number.
         query = self.engine.search(
             [*vectors, vectors[-1]], vector_column_name=self.options.column("vector")
@@ -135,16 +137,30 @@ class LanceIndex(AttachedIndex):
             query = query.nprobes(self.options.nprobes)
             if not self._index[0].endswith("flat"):
                 query = query.refine_factor(self.options.refine_factor)
-        if part is not None:
+        if condition is not None:
             if self._index is not None:
                 query = query.maximum_nprobes(0)  # until there are k; slow without a filter
-            kind = self.engine.schema.field(column).type
-            is_plain = pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)
-            value = part if is_plain else "'" + part.replace("'", "''") + "'"
-            query = query.where(f"`{column}` = {value}", prefilter=True)
+            query = query.where(condition, prefilter=True)
         with self.reading():
             table = query.to_arrow()
         table = table.filter(pa.compute.less(table.column("query_index"), len(vectors)))
         far = np.maximum(table.column("_distance").to_numpy().astype(np.float64), 0)
         numbers, keys = (table.column(name).to_pylist() for name in ("query_index", ROW))
         return zip(numbers, keys, (np.sqrt(far) if metric == "l2" else far).tolist(), strict=True)
+
+    def _filter(self, part: str | None = None) -> str | None:
+        """Return the condition of the rows that are searched; None for all rows."""
+        tests = []
+        for column, sign, values in self.options.conditions(part):
+            kind = self.engine.schema.field(column).type
+            texts = [_literal(value, kind) for value in values]
+            tests.append(f"`{column}` {sign} ({', '.join(texts)})")
+        return " AND ".join(tests) or None
+
+
+def _literal(value: Any, kind: pa.DataType) -> str:
+    """Return a value in SQL, for a column of a type."""
+    if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
+        return str(value)
+    word = "date " if pa.types.is_date(kind) else "timestamp " * pa.types.is_timestamp(kind)
+    return word + "'" + str(value).replace("'", "''") + "'"

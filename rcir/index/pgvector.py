@@ -153,7 +153,9 @@ class PgvectorIndex(AttachedIndex):
         return list(self._types)
 
     def count(self) -> int:
-        return int(self._execute(self._filled("SELECT count(*) FROM {table}"), [])[0][0])
+        where, values = self._where()
+        statement = self._filled("SELECT count(*) FROM {table}") + where
+        return int(self._execute(statement, values)[0][0])
 
     def _select(self, names: Sequence[str], end: str) -> str:
         columns = "".join(f", {_quoted(name)}" for name in names)
@@ -161,14 +163,15 @@ class PgvectorIndex(AttachedIndex):
         return self._filled(statement, columns=columns, type=self._types[self.options.column("id")])
 
     def scan(self, names: Sequence[str]) -> Iterator[Rows]:
-        statement = self._select(names, "")
+        where, values = self._where()
+        statement = self._select(names, "") + where
         with (
             _lock,
             self.reading(),
             self.engine.transaction(),
             self.engine.cursor("rcir", binary=True) as cursor,
         ):
-            cursor.execute(statement, [])
+            cursor.execute(statement, values)
             while rows := cursor.fetchmany(SCANNED):
                 yield self._rows(rows, names)
 
@@ -183,18 +186,25 @@ class PgvectorIndex(AttachedIndex):
         return Rows(as_keys([row[0] for row in rows]), vectors, columns)
 
     def find(self, vectors: NDArray[np.float32], k: int, part: str | None) -> Hits:
-        metric, where, values = self.engine_metric, "", [list(vectors), k]
-        if part is not None:
-            where = f" WHERE {_quoted(self.options.column('key'))} = %s"
-            values.insert(1, part)
+        metric, (where, values) = self.engine_metric, self._where(part)
         operator, kind = OPERATORS[metric], self._types[self.options.column("vector")]
         settings = {"enable_indexscan": "off"}
         if self._indexed_by is not None:
             ef = str(min(max(self.options.ef_search, k), 1000))
             settings = BY_INDEX | {"hnsw.ef_search": ef, "ivfflat.probes": str(self.options.probes)}
         statement = self._filled(NEAREST, operator=operator, type=kind, where=where)
-        rows = self._execute(statement, values, **settings)
+        rows = self._execute(statement, [list(vectors), *values, k], **settings)
         return [(number, key, far + (metric == "dot")) for number, key, far in rows]
+
+    def _where(self, part: str | None = None) -> tuple[str, list[Any]]:
+        """Return the condition of the rows that are searched, and its values."""
+        conditions = self.options.conditions(part)
+        tests = [
+            f"{_quoted(c.column)} {c.sign} ({', '.join(['%s'] * len(c.values))})"
+            for c in conditions
+        ]
+        values = [value for condition in conditions for value in condition.values]
+        return " WHERE " * bool(tests) + " AND ".join(tests), values
 
 
 def _quoted(name: str) -> str:

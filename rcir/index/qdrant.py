@@ -97,10 +97,11 @@ class QdrantIndex(AttachedIndex):
         return ["id", *named, *sorted(payload - {"id"})]
 
     def count(self) -> int:
-        return int(self._call("count", exact=True).count)
+        return int(self._call("count", count_filter=self._filter(), exact=True).count)
 
     def scan(self, names: Sequence[str]) -> Iterator[Rows]:
         asked: dict[str, Any] = {"limit": SCANNED, "with_vectors": True, "with_payload": [*names]}
+        asked["scroll_filter"] = self._filter()
         points, offset = self._call("scroll", **asked)
         yield self._rows(points, names)
         while offset is not None:
@@ -122,14 +123,7 @@ class QdrantIndex(AttachedIndex):
         return Rows(as_keys(ids), as_rows(vectors), columns | {"id": ids})
 
     def find(self, vectors: NDArray[np.float32], k: int, part: str | None) -> Hits:
-        condition = None
-        if part is not None:
-            # In payload, the key may be another type than the text that names the part.
-            values = [part, *([int(part)] if re.fullmatch(r"-?\d{1,18}", part) else ())]
-            values += [part == "True"] if part in ("True", "False") else []
-            name, matches = self.options.column("key"), [models.MatchValue(value=x) for x in values]
-            fields = [models.FieldCondition(key=name, match=match) for match in matches]
-            condition = models.Filter(should=list(fields))
+        searched = self._filter(part)
         params = models.SearchParams(
             hnsw_ef=max(self.options.hnsw_ef, k),
             exact=self.options.exact,
@@ -137,7 +131,7 @@ class QdrantIndex(AttachedIndex):
         )
         requests = [
             models.QueryRequest(
-                query=vector, limit=k, filter=condition, params=params, using=self._using
+                query=vector, limit=k, filter=searched, params=params, using=self._using
             )
             for vector in vectors.tolist()
         ]
@@ -148,3 +142,25 @@ class QdrantIndex(AttachedIndex):
         for number, answer in enumerate(answers):
             for point in answer.points:
                 yield number, str(point.id), 1 - point.score if is_score else point.score
+
+    def _filter(self, part: str | None = None) -> models.Filter | None:
+        """Return the condition of the points that are searched; None for all points."""
+        tests: list[Any] = []
+        for column, sign, values in self.options.conditions(part):
+            if sign == "IN":
+                matches = [models.MatchValue(value=x) for value in values for x in _meant(value)]
+                fields = [models.FieldCondition(key=column, match=match) for match in matches]
+                tests.append(models.Filter(should=list(fields)))
+                continue
+            kind = models.DatetimeRange if isinstance(values[0], str) else models.Range
+            bound = kind.model_validate({"gte" if sign == ">=" else "lte": values[0]})
+            tests.append(models.FieldCondition(key=column, range=bound))
+        return models.Filter(must=tests) if tests else None
+
+
+def _meant(value: str | int | float) -> list[Any]:
+    """Return a value, and the others that a payload may hold where a table holds this text."""
+    if not isinstance(value, str):
+        return [value]
+    number = [int(value)] if re.fullmatch(r"-?\d{1,18}", value) else []
+    return [value, *number, *([value == "True"] if value in ("True", "False") else [])]

@@ -67,7 +67,8 @@ def attach(
         radius: distance up to which places (x, y) match.
         version: of the collection, if you number versions. A LanceDB table is read and searched at
             this version, by default the latest.
-        options: of the search, such as nprobes, ef_search, hnsw_ef or exact, and check_s, see
+        options: where, such as {"site": "north", "year": {"from": 2020}}, the rows that are the
+            gallery; and options of the search, such as nprobes, ef_search, hnsw_ef or exact; see
             `rcir.index.attached.AttachedOptions`.
 
     Raises:
@@ -95,10 +96,16 @@ def attach(
     configured = IndexConfig(kind, options).index_options()
     if not issubclass(index, AttachedIndex):
         raise InvalidConfig(f"{kind} is not an rcir.index.AttachedIndex")
+    if configured.where and not index.filters:
+        raise InvalidConfig(f"{kind} cannot search some rows only: leave out where")
     allow_servers(configured.hosts)
     index = index(configured)
     with working("reading the collection") as work:
-        present = _present(configured.collection, renamed, index.names())
+        names = index.names()
+        present = _present(configured.collection, renamed, names)
+        for column in configured.where:
+            if column not in names:
+                raise missing_column(f"the collection {configured.collection}", column, names)
         latest = version or index.latest()
         index.options = replace(configured, columns=present, version=latest)
         work.total = index.count()
@@ -166,7 +173,12 @@ def _read(index: AttachedIndex, work: Work) -> dict[str, Any]:
             columns[ours] += values
         work.advance(len(rows.keys))
     if not parts["keys"]:
-        raise InvalidData(f"the collection {index.options.collection} is empty: fill it first")
+        name, where = index.options.collection, index.options.where
+        raise InvalidData(
+            f"no row of the collection {name} meets {where}: correct where"
+            if where
+            else f"the collection {name} is empty: fill it first"
+        )
     unit, keys, norms, digest = map(np.concatenate, parts.values())
     order = np.argsort(keys)
     index.attach(keys[order], vectors.shape[1], bool(unit.all()))

@@ -3,6 +3,7 @@
 import shutil
 import time
 import uuid
+from datetime import date
 from pickle import dumps, loads
 from types import SimpleNamespace
 
@@ -36,7 +37,14 @@ class Lance:
 
         self.address = f"lancedb:{folder}#items"
         rows = [
-            {"id": f"i{n}", "vector": x.tolist(), "label": str(label), "site": site}
+            {
+                "id": f"i{n}",
+                "vector": x.tolist(),
+                "label": str(label),
+                "site": site,
+                "year": n % 10,
+                "day": date(2024, 1, n % 9 + 1),
+            }
             for n, (x, label, site) in enumerate(zip(points, labels, sites, strict=True))
         ]
         self.table = lancedb.connect(folder).create_table("items", rows)
@@ -69,8 +77,17 @@ class Qdrant:
         self.client.upsert(
             "items",
             [
-                models.PointStruct(id=id, vector=x.tolist(), payload={"label": str(y), "site": s})
-                for id, x, y, s in zip(self.ids, points, labels, sites, strict=True)
+                models.PointStruct(
+                    id=id,
+                    vector=x.tolist(),
+                    payload={
+                        "label": str(y),
+                        "site": s,
+                        "year": n % 10,
+                        "day": f"2024-01-0{n % 9 + 1}",
+                    },
+                )
+                for n, (id, x, y, s) in enumerate(zip(self.ids, points, labels, sites, strict=True))
             ],
         )
 
@@ -88,11 +105,13 @@ class Postgres:
         self.server, self.table = server, f"t{next(NUMBERS)}"
         self.address = f"pgvector:{server.dsn}#{self.table}"
         server(
-            f"CREATE TABLE {self.table} (id text PRIMARY KEY, v vector(5), label text, site text)"
+            f"CREATE TABLE {self.table} "
+            "(id text PRIMARY KEY, v vector(5), label text, site text, year int, day date)"
         )
         for n, (x, label, site) in enumerate(zip(points, labels, sites, strict=True)):
-            values = [f"i{n}", str(x.tolist()), str(label), site]
-            server(f"INSERT INTO {self.table} VALUES (%s, %s, %s, %s)", values)
+            day = f"2024-01-0{n % 9 + 1}"
+            values = [f"i{n}", str(x.tolist()), str(label), site, n % 10, day]
+            server(f"INSERT INTO {self.table} VALUES (%s, %s, %s, %s, %s, %s)", values)
         if index:
             server(f"CREATE INDEX ON {self.table} USING {index.format(table=self.table)}")
 
@@ -172,6 +191,60 @@ def test_parts_are_searched_by_the_engine_and_return_k_results(collection):
     results = retriever.search_labelled(queries).results
     assert (results.positions >= 0).all()
     assert (retriever.searcher.gallery.keys[results.positions] == sites[:30, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("where", "is_met"),
+    [
+        (
+            {"site": ["a", "o'c"], "year": {"from": 3, "to": 8}},
+            lambda n: n % 3 != 1 and 3 <= n % 10 <= 8,
+        ),
+        ({"year": 4}, lambda n: n % 10 == 4),
+        ({"day": {"from": "2024-01-03"}, "site": "b"}, lambda n: n % 9 >= 2 and n % 3 == 1),
+    ],
+)
+def test_a_filter_makes_the_gallery_of_the_rows_that_meet_it(collection, where, is_met, tmp_path):
+    points, labels, _ = items()
+    rows = np.array([is_met(n) for n in range(N)])
+    retriever = attach(collection, where=where)
+    alone = Retriever.from_embeddings(points[rows], labels=labels[rows].astype(str), depth=100)
+    queries, names = blobs()[0][QUERIES], blobs()[1][QUERIES].astype(str)
+    for each in (retriever, alone):
+        each.calibrate(queries, names)
+    require_agreement(retriever, alone)
+    require_agreement(
+        Retriever.load(retriever.save(tmp_path / "saved"), trust_servers=["*"]), alone
+    )
+    assert retriever.index.version != attach(collection).index.version
+
+
+def test_changes_outside_the_filter_do_not_matter(collection, monkeypatch):
+    if isinstance(collection, Lance):
+        pytest.skip("a LanceDB table is searched at its version")
+    retriever = calibrated(collection, where={"site": "a"})
+    an_hour_later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    collection.delete(1)
+    monkeypatch.setattr(attached, "time", an_hour_later)
+    assert retriever.changes() == []
+    collection.delete(3)
+    monkeypatch.setattr(retriever.index, "_checked", -np.inf)
+    assert retriever.changes() == ["index"]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "word"),
+    [
+        ({"color": "red"}, InvalidData, "color"),
+        ({"site": None}, InvalidConfig, "a list of"),
+        ({"year": {"above": 3}}, InvalidConfig, "from"),
+        ({"site": []}, InvalidConfig, "a list of"),
+        ({"site": "elsewhere"}, InvalidData, "correct where"),
+    ],
+)
+def test_filters_that_no_row_can_meet_are_refused(collection, where, error, word):
+    with pytest.raises(error, match=word):
+        attach(collection, where=where)
 
 
 def test_nothing_is_changed_through_it(collection):
