@@ -60,6 +60,7 @@ def test_pages_fit_a_telephone_and_can_be_searched(site):
         with playwright.sync_playwright() as started:
             browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 390, "height": 800})
+            page.set_default_timeout(120_000)  # other tests run beside it
             for name in ("", "concepts/", "guarantee/", "alternatives/", "reference/rcir/"):
                 page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
                 width = page.evaluate("document.documentElement.scrollWidth")

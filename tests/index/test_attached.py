@@ -392,8 +392,9 @@ def test_commands_name_the_columns_of_a_collection(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main([*command, *options])
         assert word in capsys.readouterr().err
-    main([*command, *queries])
-    assert rcir.load(tmp_path / "out" / "retriever").classes == tuple("01234")
+    main([*command, *queries, "--index", "lancedb", "--index-option", 'where={"site": "a"}'])
+    loaded = rcir.load(tmp_path / "out" / "retriever")
+    assert (loaded.classes, len(loaded.ids)) == (tuple("01234"), N / 3)
 
 
 def test_addresses_and_columns_that_do_not_exist_are_named(tmp_path, postgres):

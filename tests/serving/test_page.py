@@ -13,7 +13,7 @@ from tests.serving.conftest import png, running
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.distributed,
@@ -86,7 +86,7 @@ def visit(chromium, address):
         allowed.update(refusals)
         context = chromium.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)
         page = context.new_page()
         page.on("console", lambda message: message.type == "error" and record(message.text))
         page.on("pageerror", lambda error: record(str(error)))
