@@ -19,6 +19,7 @@ import rcir
 from rcir.config import parse
 from rcir.risk import minimum_alpha
 from rcir.runs.folder import read_run
+from tests.waits import record
 from training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ FOREIGN_NAMES = {
     *("autolog", "ColorJitter", "File", "Form", "weights_only"),
     *("limit_concurrency", "timeout_keep_alive", "c1s1", "car_ims"),
 }
+MAX_SILENCE_S = 5.0  # also on a loaded machine
 # Options that let a command of the README finish within seconds.
 SHORTER = {
     "rcir train": """--epochs 1 --data.options '{"train": 500, "validation": 300}'""",
@@ -43,21 +45,30 @@ def readme_commands():
 
 
 @pytest.fixture
-def shell(tmp_path, ray_settings):
-    """`shell(line)`: run a command in the folder; it has to succeed, or goes on after a `&`."""
-    scripts = Path(sys.executable).parent
-    environment = os.environ | ray_settings
-    environment |= {"PATH": f"{scripts}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path}/mlflow.db"
-    options = {"cwd": tmp_path, "env": environment, "shell": True}
+def shell(tmp_path, ray_settings, monkeypatch):
+    """`shell(line)`: run a command in the folder; it has to succeed, or goes on after a `&`.
+
+    Returns the longest time for which it showed nothing, before its last output.
+    """
+    monkeypatch.chdir(tmp_path)
+    settings = ray_settings | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "RCIR_PROGRESS": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     servers = []
 
     def shell(line):
         if line.endswith("&"):
-            servers.append(subprocess.Popen(f"exec {line[:-1]}", **options))
-            return
-        result = subprocess.run(line, capture_output=True, text=True, **options)
-        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+            servers.append(subprocess.Popen(f"exec {line[:-1]}", shell=True))
+            return 0
+        shown = record(["/bin/sh", "-c", f"exec {line}"])
+        assert shown.status == 0, f"{line}\n{shown.text}"
+        (last, _) = shown.pieces[-1]
+        return max(length for length, start, _ in shown.gaps() if start < last)
 
     yield shell
     for server in servers:
@@ -81,7 +92,9 @@ def test_commands_of_the_readme_run_in_order(tmp_path, shell):
     assert len(lines) >= 5
     assert all(part in " ".join(lines) for part in SHORTER)
     for line in lines:
-        shell(" ".join([line, *(more for part, more in options.items() if part in line)]))
+        silence = shell(" ".join([line, *(more for part, more in options.items() if part in line)]))
+        print(f"longest silence {silence:.1f} s: {line}")
+        assert silence < MAX_SILENCE_S, line
     retries = "--fail --retry 300 --retry-connrefused --retry-delay 1"
     shell(f"curl {retries} http://127.0.0.1:5000")
     assert (tmp_path / "runs" / "digits-btl" / "retriever" / "current.json").is_file()
