@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.config import CalibrationConfig, CertificationConfig
 from rcir.data.catalogue import DataConfig
 from rcir.errors import InvalidConfig, InvalidData, printable
+from rcir.files import checksum
 from rcir.retrieval.pictures import PICTURES
 from rcir.retrieval.retriever import Retriever
 from rcir.runs.bucket import local_folder
@@ -134,8 +135,7 @@ def untrained_run(config: CalibrationConfig) -> RunFolder:
     data = config.data or DataConfig()
     weights = None
     if config.checkpoint is not None and Path(config.checkpoint).is_file():
-        with Path(config.checkpoint).open("rb") as file:
-            weights = hashlib.file_digest(file, "sha256").hexdigest()
+        weights = checksum(Path(config.checkpoint))
     digest = _digest([config.model, weights, asdict(data)])
     return train(
         TrainingConfig(

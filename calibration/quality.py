@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
 from calibration.splits import SearchedSplits
-from rcir.autologging import without_autologging
 from rcir.metrics import (
     Reliability,
     Sparsification,
+    auroc,
     confidence,
     reliability,
     score_rankings,
@@ -93,12 +91,12 @@ def assess(splits: SearchedSplits) -> Quality:
     numbers |= {f"map_at_{k}": value for k, value in scores.mean_average_precision.items()}
     if scores.map_at_r is not None:
         numbers["map_at_r"] = scores.map_at_r
-    numbers |= {"ece": diagram.error, "auroc_miss": _auroc(~is_right, uncertainty)}
+    numbers |= {"ece": diagram.error, "auroc_miss": auroc(~is_right, uncertainty)}
     if (odds := splits.scored_test.acceptance) is not None:
-        numbers["auroc_unmatched"] = _auroc(test.n_relevant == 0, -odds)
+        numbers["auroc_unmatched"] = auroc(test.n_relevant == 0, -odds)
     for kind in available_uncertainties(searcher):
         values = with_uncertainty(searcher, test, kind).results.uncertainty[matched]
-        numbers[f"auroc_miss_{kind}"] = _auroc(~is_right, values)
+        numbers[f"auroc_miss_{kind}"] = auroc(~is_right, values)
     numbers |= {
         "ausc": sparse.ausc,
         "ausc_oracle": sparse.oracle,
@@ -107,13 +105,6 @@ def assess(splits: SearchedSplits) -> Quality:
     }
     occluded = images.attributes.get("occluded")
     if occluded is not None:
-        numbers["auroc_occlusion"] = _auroc(occluded.astype(bool), every_uncertainty)
+        numbers["auroc_occlusion"] = auroc(occluded.astype(bool), every_uncertainty)
     numbers = {name: value for name, value in numbers.items() if np.isfinite(value)}
     return Quality(numbers, scores.unmatched, diagram, sparse)
-
-
-@without_autologging()
-def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
-    if not 0 < positive.sum() < len(positive):
-        return float("nan")
-    return float(roc_auc_score(positive, score))

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rcir.autologging import without_autologging
 from rcir.data import ImageSet
 from rcir.data.relevance import count_matches, find_database, find_query_rows
 from rcir.embedding import Embedding
@@ -22,6 +21,7 @@ from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
     Reliability,
+    auroc,
     average_precision_at_k,
     confidence,
     first_match_ranks,
@@ -185,7 +185,6 @@ class Validation:
         scaled = confidence(self.uncertainty[1::2], half.min(), half.max())
         return reliability(scaled, self.correct[1::2])
 
-    @without_autologging()
     def metrics(self) -> dict[str, float]:
         """Return recall, mean average precision, sizes, and measures of the uncertainty.
 
@@ -202,10 +201,8 @@ class Validation:
             if self.certified and is_certified(self.certified, alpha, DELTA):
                 size = mean_size(self.certified, alpha, DELTA)
                 numbers[f"validation/certified_size_{alpha:g}"] = size
-        if 0 < self.correct.sum() < len(self.correct):
-            from sklearn.metrics import roc_auc_score  # slow to import; not every worker needs it
-
-            numbers["validation/auroc_miss"] = float(roc_auc_score(~self.correct, self.uncertainty))
+        if not np.isnan(area := auroc(~self.correct, self.uncertainty)):
+            numbers["validation/auroc_miss"] = area
         return numbers
 
 

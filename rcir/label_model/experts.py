@@ -311,9 +311,6 @@ class Removal:
         columns = residuals + factor[:, :, None] * sums
         return cls(codes, columns, remaining, means - sums / kept[:, :, None])
 
-    def __getitem__(self, rows: Integers | slice) -> Removal:
-        return Removal(self.codes[rows], self.columns[rows], self.remaining[rows], self.means[rows])
-
     def weights(self, model: Discriminants, number: int) -> tuple[Floats, Floats]:
         """Return U' Sigma^-1 (n, q, k), and (nu / (1 - r) I - U' Sigma^-1 U)^-1 (n, q, q)."""
         scaled = self.columns / model.variances[number]

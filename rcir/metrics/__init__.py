@@ -9,6 +9,7 @@ from rcir.metrics.ranking import (
 from rcir.metrics.uncertainty import (
     Reliability,
     Sparsification,
+    auroc,
     confidence,
     reliability,
     sparsification,
@@ -18,6 +19,7 @@ __all__ = [
     "RankingScores",
     "Reliability",
     "Sparsification",
+    "auroc",
     "average_precision_at_k",
     "confidence",
     "first_match_ranks",

@@ -86,6 +86,18 @@ def reliability(
     return Reliability(middles, accuracy, count, float((gap * count).sum() / count.sum()))
 
 
+def auroc(positive: NDArray[np.bool_], score: Floats) -> float:
+    """Return the share of pairs of a positive and another whose positive has the larger score.
+
+    Equal scores count half. NaN unless there are both.
+    """
+    from scipy.stats import rankdata  # slow to import, and no query needs it
+
+    n, m = int(positive.sum()), int((~positive).sum())
+    ranks = rankdata(score)[positive].sum() - n * (n + 1) / 2
+    return float(ranks / (n * m)) if n and m else np.nan
+
+
 @dataclass(frozen=True)
 class Sparsification:
     """Mean performance of the remaining queries as more and more are left out.

@@ -7,6 +7,7 @@ throughout; sums of losses in [0, 1] need not be.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -183,11 +184,7 @@ def most_misses(n: int, certifies: Callable[[int], bool]) -> int:
     """
     if not isinstance(n, Integral) or n < 0:
         raise InvalidData(f"n is {n!r}; the number of queries must be an integer, at least 0")
-    low, high = -1, n  # `low` misses certify, `high` misses do not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if certifies(middle) else (low, middle)
-    return low
+    return bisect_left(range(n), True, key=lambda misses: not certifies(misses)) - 1
 
 
 def miss_rate_bound(misses: int, n: int, delta: float, bound: Bound = "binomial") -> float:
@@ -339,11 +336,7 @@ def fewest_queries(enough: Callable[[int], bool]) -> int | None:
         high *= 2
         if high > 10**9:
             return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)
 
 
 def _certifies(misses: int, n: int, alpha: float, delta: float, bound: Bound) -> bool:

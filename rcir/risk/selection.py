@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
+from rcir.metrics import auroc
 from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned
@@ -248,18 +249,13 @@ def smallest_uncertainty(
         for name, by_alpha in sizes.items()
     }
     close = [name for name in means if means[name] <= NEARLY_SMALLEST * min(means.values())]
-    return max(close, key=lambda name: (_auroc_miss(candidates[name]), name == first)), sizes
 
+    def order(name: str) -> tuple[float, bool]:
+        results = candidates[name]
+        area = auroc(~results.relevant[:, 0], results.results.uncertainty)
+        return float(np.nan_to_num(area, nan=0.5)), name == first
 
-def _auroc_miss(results: LabelledResults) -> float:
-    """Return the AUROC of a wrong first candidate by the uncertainty; 0.5 if it is undefined."""
-    from scipy.stats import rankdata  # slow to import, and no query needs it
-
-    wrong = ~results.relevant[:, 0]
-    n, m = int(wrong.sum()), int((~wrong).sum())
-    if not n or not m:
-        return 0.5
-    return float((rankdata(results.results.uncertainty)[wrong].sum() - n * (n + 1) / 2) / (n * m))
+    return max(close, key=order), sizes
 
 
 def mean_sizes(
