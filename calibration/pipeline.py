@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from rcir import api, figures, tracking
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_file, write_json
 from rcir.retrieval.calibrate import calibrate as fit_and_certify
+from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.retrieval.storage import earlier_calibration
 from rcir.risk import Certified
@@ -136,7 +137,8 @@ def _calibrate(
             calibration_options(config),
             after=after,
         )
-    splits = splits.with_calibrated_uncertainty()
+    uncertainty = retriever.calibration.uncertainty
+    splits = replace(splits, test=with_uncertainty(retriever.searcher, splits.test, uncertainty))
     with working("measuring", logged=True):
         evaluation = measure(splits, config.alphas, config.delta, report)
     tracked = _start_run(config, output, evaluation, splits) if is_tracked else None

@@ -11,12 +11,12 @@ from calibration.splits import SearchedSplits
 from rcir.metrics import (
     Reliability,
     Sparsification,
-    auroc,
     confidence,
     reliability,
     score_rankings,
     sparsification,
 )
+from rcir.metrics.uncertainty import auroc
 from rcir.retrieval.query_uncertainty import available_uncertainties, with_uncertainty
 from rcir.risk import Guarantee
 from rcir.risk.probability import cells_of, sizes_of

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 from rcir.data import ImageSet, Splits
-from rcir.retrieval.query_uncertainty import with_uncertainty
 from rcir.retrieval.retriever import Retriever
 from rcir.risk import LabelledResults, ScoredResults, score
 from rcir.risk.population import LABEL
@@ -50,12 +48,6 @@ class SearchedSplits:
         """The test queries, scored by the main rule of the calibration."""
         rule = self.retriever.require_calibration().miss_rule
         return score(rule.score_function, self.arranged_test)
-
-    def with_calibrated_uncertainty(self) -> Self:
-        """Return the splits with the uncertainty that the retriever was calibrated with."""
-        searcher = self.retriever.searcher
-        uncertainty = self.retriever.require_calibration().uncertainty
-        return replace(self, test=with_uncertainty(searcher, self.test, uncertainty))
 
 
 def warn_of_other_labels(label: str = LABEL) -> None:

@@ -20,10 +20,12 @@ from rcir.data.rejects import REJECTS_FILE, write_rejects
 from rcir.encoders import Encoder
 from rcir.encoders.base import TrainingImages, stored_encoder
 from rcir.encoders.embedder import Embedder
+from rcir.encoders.weights import save_tensors
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.index import find_index
 from rcir.runs.bucket import claimed, fetch, place_of, push
 from rcir.runs.folder import (
+    ENCODER_FILE,
     FOLDER_TAG,
     RESOURCES,
     TRAINED_ON_FILE,
@@ -251,7 +253,7 @@ def _train_and_log(
                 embedding = embedder(encoder, config.preprocessing, images.images)
                 validation = validate(embedding, images)
         warn_of_chance(validation)
-        run.save_encoder(encoder)
+        save_tensors(encoder.state_dict(), run.path / ENCODER_FILE)
         if validation.certified:
             validation.to_results(splits.validation).write(run.path / VALIDATION)
         _log(config, run, validation)

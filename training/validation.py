@@ -21,13 +21,13 @@ from rcir.errors import InvalidData, TrainingDiverged
 from rcir.index import DEPTH, build_index, lengths, nearest_others, one_minus_cosine
 from rcir.metrics import (
     Reliability,
-    auroc,
     average_precision_at_k,
     confidence,
     first_match_ranks,
     reliability,
 )
 from rcir.metrics.labels import VOTERS
+from rcir.metrics.uncertainty import auroc
 from rcir.options import ALPHA, ALPHAS, DELTA
 from rcir.risk import Certified, SearchResults, fit_score_function, is_certified, mean_size
 from rcir.runs.results import RunResults, digest_names

@@ -11,16 +11,9 @@ from inspect import getdoc
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rcir.errors import InvalidConfig
-from rcir.options import ALPHAS, DELTA
 from rcir.risk.options import RequestOption, request_options
 
 FLAGS = {"alphas": "alpha", "store": "feedback"}  # others are called like their fields
-
-
-def add_levels(parser: ArgumentParser) -> None:
-    """Add the levels of guarantees that are measured or compared."""
-    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
-    parser.add_argument("--delta", type=float, default=DELTA)
 
 
 def add_request_options(parser: ArgumentParser, images: Action | None = None) -> None:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from rcir.cli.arguments import add_levels
+from rcir.options import ALPHAS, DELTA
 from rcir.terminal import print_next
 
 
@@ -50,7 +50,8 @@ def add_compare_arguments(parser: ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a training, sweep or calibration, or MLflow id; compared with the first",
     )
-    add_levels(parser)
+    parser.add_argument("--alpha", type=float, nargs="+", default=list(ALPHAS))
+    parser.add_argument("--delta", type=float, default=DELTA)
     parser.add_argument(
         "--choose",
         action="store_true",

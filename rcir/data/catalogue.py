@@ -358,11 +358,7 @@ def verify(
         raise InvalidConfig(f"{name} {dataset.get}: it needs no check")
     require_options(f"options of {name}", dataset.function(), options)
     source = dataset.read(root, **options)
-    parts = {"train": source.train, "queries": source.queries}
-    if isinstance(source.gallery, ImageSet):
-        parts["gallery"] = source.gallery
-    if source.validation is not None:
-        parts["validation"] = source.validation
+    parts = {name: part for name, part in vars(source).items() if isinstance(part, ImageSet)}
     files = [part.images for part in parts.values() if not isinstance(part.images, np.ndarray)]
     pictures = [*chain.from_iterable(files)]
     errors = []

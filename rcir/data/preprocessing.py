@@ -87,11 +87,7 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Make one from plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
-        height, width = values["size"]
-        optional = {field.name for field in fields(cls)} - {*ALWAYS_STATED}
-        further = {name: values[name] for name in optional if name in values}
-        mean, std = tuple(values["mean"]), tuple(values["std"])
-        return cls((height, width), values["channels"], mean, std, **further)
+        return cls(**dict(values) | {name: tuple(values[name]) for name in ("size", "mean", "std")})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; options of resizing that have their defaults are left out."""

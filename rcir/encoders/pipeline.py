@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -69,9 +70,7 @@ def embed_on_ray(
         cpus_per_gpu()  # refuses a cluster without GPUs
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised
     starts: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Starts).remote()
-    on_cpu = EmbeddingModel(
-        copy.deepcopy(model.encoder).cpu(), model.preprocessing, model.batch, model.precision
-    )
+    on_cpu = replace(model, encoder=copy.deepcopy(model.encoder).cpu())
     resources: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1} if use_gpu else {"num_cpus": 1}
     size = min(num_workers, len(numbers))
     shared = _Shared(ray.put(on_cpu), ray.put((model.preprocessing, blocks)), starts, size)
@@ -126,10 +125,7 @@ def run_on_ray(function: Callable[..., None], *arguments: Any) -> Callable[[], N
 
 
 def _on_device(model: EmbeddingModel, use_gpu: bool) -> EmbeddingModel:
-    if not use_gpu:
-        return model
-    encoder = copy.deepcopy(model.encoder).cuda()
-    return EmbeddingModel(encoder, model.preprocessing, model.batch, model.precision)
+    return replace(model, encoder=copy.deepcopy(model.encoder).cuda()) if use_gpu else model
 
 
 class _Shared(NamedTuple):

@@ -9,7 +9,6 @@ from rcir.metrics.ranking import (
 from rcir.metrics.uncertainty import (
     Reliability,
     Sparsification,
-    auroc,
     confidence,
     reliability,
     sparsification,
@@ -19,7 +18,6 @@ __all__ = [
     "RankingScores",
     "Reliability",
     "Sparsification",
-    "auroc",
     "average_precision_at_k",
     "confidence",
     "first_match_ranks",

@@ -316,9 +316,7 @@ class Tuples:
         return len(self.anchor)
 
     def __getitem__(self, rows: slice | Tensor) -> Tuples:
-        return Tuples(
-            self.anchor[rows], self.positive[rows], self.negatives[rows], self.valid[rows]
-        )
+        return Tuples(*(values[rows] for values in vars(self).values()))
 
 
 def mine(

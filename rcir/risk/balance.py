@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.risk.bounds import Bound, Certificate
 from rcir.risk.groups import certify_groups
-from rcir.risk.refusals import joint_refusal, refused, try_all
+from rcir.risk.refusals import certify_together, refused
 from rcir.risk.request import Request
 from rcir.risk.results import ScoredResults
 
@@ -52,17 +52,12 @@ def certify_bins(
                 )
             return certify_groups(share, calibration[rows], tuning, bound)
 
-    certificates, refusals = try_all(partial(certify_bin, number) for number in range(BINS))
-    if refusals:
-        raise joint_refusal(f"{asked}: {BINS} bins, each at delta / {BINS}", refusals)
-    thresholds = tuple(certificate.threshold for certificate in certificates)
-    return Certificate(
-        max(thresholds),
-        certificates[0].bound,
-        max(certificate.risk_bound or 0.0 for certificate in certificates),
-        cuts=tuple(cuts.tolist()),
-        thresholds=thresholds,
+    joint, certificates = certify_together(
+        f"{asked}: {BINS} bins, each at delta / {BINS}",
+        (partial(certify_bin, number) for number in range(BINS)),
     )
+    thresholds = tuple(certificate.threshold for certificate in certificates)
+    return replace(joint, cuts=tuple(cuts.tolist()), thresholds=thresholds)
 
 
 def quarters(uncertainty: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from rcir.errors import InvalidConfig, as_option
 from rcir.risk.bounds import Bound, Certificate
 from rcir.risk.exact import order_statistic
 from rcir.risk.means import mean_loss
-from rcir.risk.refusals import joint_refusal, refused, try_all
+from rcir.risk.refusals import certify_together, refused
 from rcir.risk.request import Group, Mix, Request
 from rcir.risk.results import ScoredResults
 from rcir.risk.testing import learn_then_test, require_tuning, selective
@@ -83,26 +83,12 @@ def _any_mix(
         )
     assert request.delta is not None  # a mix needs one
     share = request.delta / len(groups)
-    certificates, refusals = try_all(
-        partial(
-            certify_groups,
-            replace(request, groups=Group(name), delta=share),
-            calibration,
-            tuning,
-            bound,
-        )
-        for name in groups
+    requests = [replace(request, groups=Group(name), delta=share) for name in groups]
+    joint, _ = certify_together(
+        f"any mix of {len(groups)} groups, each at delta / {len(groups)}",
+        (partial(certify_groups, each, calibration, tuning, bound) for each in requests),
     )
-    if refusals:
-        raise joint_refusal(
-            f"any mix of {len(groups)} groups, each at delta / {len(groups)}", refusals
-        )
-    return Certificate(
-        max(certificate.threshold for certificate in certificates),
-        certificates[0].bound,
-        max(certificate.risk_bound or 0.0 for certificate in certificates),
-        n_groups=len(groups),
-    )
+    return replace(joint, n_groups=len(groups))
 
 
 def group_weights(calibration: ScoredResults, mix: Mapping[str, float]) -> NDArray[np.float64]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from rcir.errors import RiskUnattainable
 from rcir.risk.bounds import Bound, Certificate
 from rcir.risk.groups import bound_of_means, certify_groups
-from rcir.risk.refusals import joint_refusal, refused, try_all
+from rcir.risk.refusals import certify_together, refused
 from rcir.risk.request import Request
 from rcir.risk.results import ScoredResults
 from rcir.risk.testing import learn_then_test, require_tuning
@@ -55,16 +56,13 @@ def certify_labels(
         with refused("queries of new labels"):
             return certify_groups(*new)
 
-    certificates, refusals = try_all((calibrated_labels, new_labels))
-    if refusals:
-        # One kind may be certified at this alpha, but not at the one that the other kind needs.
-        least = _minimum_alpha(*new)
-        raise joint_refusal("queries of any labels, each kind at half of delta", refusals, least)
-    return replace(
-        max(certificates, key=lambda certificate: certificate.threshold),
-        bound=" and ".join(dict.fromkeys(certificate.bound for certificate in certificates)),
-        risk_bound=max(certificate.risk_bound or 0.0 for certificate in certificates),
+    # One kind may be certified at this alpha, but not at the one that the other kind needs.
+    joint, _ = certify_together(
+        "queries of any labels, each kind at half of delta",
+        (calibrated_labels, new_labels),
+        least=partial(_minimum_alpha, *new),
     )
+    return joint
 
 
 def _minimum_alpha(

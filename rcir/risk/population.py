@@ -136,6 +136,11 @@ class Population:
         return None if self.labels is None or (self.labels == UNMATCHED).any() else self.labels
 
     @property
+    def n_labels(self) -> int | None:
+        """Number of labels; None unless each query has a known, single label."""
+        return None if self.single_labels is None else len(np.unique(self.single_labels))
+
+    @property
     def known_labels(self) -> NDArray[np.int64] | None:
         """The labels of the queries that have one, ascending; None without single labels."""
         return None if self.labels is None else np.unique(self.labels[self.labels != UNMATCHED])

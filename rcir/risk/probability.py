@@ -127,13 +127,12 @@ class MatchProbabilities:
             _fit_others(scores, hits, weights, np.isfinite(scores)) for hits in (relevant, is_first)
         )
         first = FallingProbability.fit(selection_score, relevant[:, 0], weights)
-        acceptance = None
-        if all(split.acceptance is not None for split in splits):
-            acceptance = np.concatenate([split.require("acceptance") for split in splits])
-        uncertainty = None
-        if all(split.uncertainty is not None for split in splits):
-            uncertainty = np.concatenate([split.require("uncertainty") for split in splits])
-        ranking = Ranking(scores, selection_score, acceptance=acceptance, uncertainty=uncertainty)
+        optional = {
+            name: np.concatenate([split.require(name) for split in splits])
+            for name in ("acceptance", "uncertainty")
+            if all(getattr(split, name) is not None for split in splits)
+        }
+        ranking = Ranking(scores, selection_score, **optional)
         return cls(first, others, others_first, ranking, relevant, ranks, weights)
 
     def of_items(

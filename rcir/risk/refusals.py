@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 
@@ -29,32 +29,35 @@ def refused(subject: str) -> Iterator[None]:
         ) from None
 
 
-def try_all(
+def certify_together(
+    subject: str,
     procedures: Iterable[Callable[[], Certificate]],
-) -> tuple[list[Certificate], list[RiskUnattainable]]:
-    """Return the certificates that are needed together, and the errors of those refused."""
+    least: Callable[[], float | None] = lambda: 0.0,
+) -> tuple[Certificate, list[Certificate]]:
+    """Return the certificate of a subject that needs several ones, and these.
+
+    The largest of their thresholds serves all. If some are refused, one error is raised; the others
+    are certified from the alpha that `least` returns on, None if from none.
+    """
     certificates, refusals = [], []
     for procedure in procedures:
         try:
             certificates.append(procedure())
         except RiskUnattainable as error:
             refusals.append(error)
-    return certificates, refusals
-
-
-def joint_refusal(
-    subject: str, refusals: Sequence[RiskUnattainable], least: float | None = 0.0
-) -> RiskUnattainable:
-    """Return one error for certificates of a subject that are needed together.
-
-    The others are certified from the alpha `least` on; None if from none.
-    """
-    smallest = [least, *(error.minimum_alpha for error in refusals)]
+    if not refusals:
+        joint = Certificate(
+            max(certificate.threshold for certificate in certificates),
+            " and ".join(dict.fromkeys(certificate.bound for certificate in certificates)),
+            max(certificate.risk_bound or 0.0 for certificate in certificates),
+        )
+        return joint, certificates
+    smallest = [others := least(), *(error.minimum_alpha for error in refusals)]
     required = [error.required_calibration for error in refusals]
     minimum = None if None in smallest else max(filter(None, smallest))
-    if minimum is not None and minimum == least:
-        subject += f", which alpha >= {rounded_up(least):.4f} certifies together"
-    return RiskUnattainable(
+    if minimum is not None and minimum == others:
+        subject += f", which alpha >= {rounded_up(others):.4f} certifies together"
+    raise RiskUnattainable(
         f"{subject}: {'; '.join(map(str, refusals))}",
         minimum_alpha=minimum,
         required_calibration=None if None in required else max(filter(None, required)),

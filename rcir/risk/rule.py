@@ -13,7 +13,6 @@ from rcir.risk.bounds import Bound, check_among, check_bound, corrected
 from rcir.risk.certification import certify, check_depths
 from rcir.risk.guarantee import Guarantee
 from rcir.risk.open_set import is_accepted
-from rcir.risk.population import Population
 from rcir.risk.probability import MatchProbabilities, sizes_of
 from rcir.risk.refusals import refused
 from rcir.risk.request import Request
@@ -89,7 +88,7 @@ class SetRule:
             unmatchable = queries.population[~queries.matchable]
             queries = queries[queries.matchable]
         population = queries.population
-        labels = None if self.evidence.population.single_labels is None else population.labels
+        labelled = self.evidence.population.single_labels is not None
         return Guarantee(
             request=request,
             certificate=certificate,
@@ -98,11 +97,11 @@ class SetRule:
             cluster=population.cluster_word,
             n_clusters=None if population.clusters is None else population.n_units,
             chosen_among=chosen_among,
-            n_labels=None if labels is None else len(np.unique(labels)),
+            n_labels=population.n_labels if labelled else None,
             query_label=population.label_word,
             n_unmatchable=None if unmatchable is None else len(unmatchable),
             n_unmatchable_units=None if unmatchable is None else unmatchable.n_units,
-            n_unmatchable_labels=None if unmatchable is None else _number_of_labels(unmatchable),
+            n_unmatchable_labels=None if unmatchable is None else unmatchable.n_labels,
         )
 
     def sets(
@@ -179,9 +178,3 @@ class SetRule:
 def _accepted(queries: ScoredResults, limit: float) -> ScoredResults | None:
     accepted = is_accepted(queries.require("acceptance"), limit)
     return queries[accepted] if accepted.any() else None
-
-
-def _number_of_labels(population: Population) -> int | None:
-    """Return the number of labels; None if some query has no known, single label."""
-    labels = population.single_labels
-    return None if labels is None else len(np.unique(labels))

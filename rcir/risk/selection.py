@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcir.errors import InvalidConfig
-from rcir.metrics import auroc
+from rcir.metrics.uncertainty import auroc
 from rcir.options import ALPHAS, DELTA
 from rcir.risk.bounds import allowed_misses
 from rcir.risk.learned import Learned

@@ -30,7 +30,7 @@ from rcir.data.records import ImageSet, Splits
 from rcir.data.repeats import digests
 from rcir.encoders import EncoderConfig
 from rcir.encoders.base import Encoder, stored_encoder
-from rcir.encoders.weights import load_encoder, save_tensors
+from rcir.encoders.weights import load_encoder
 from rcir.errors import InvalidConfig, InvalidData
 from rcir.files import write_json
 from rcir.runs.bucket import RUN_FILE, fetch, place_of
@@ -179,10 +179,6 @@ class RunFolder:
         """Write `run.json`, all of it or nothing."""
         values = asdict(self) | {"path": None}
         write_json(self.path / RUN_FILE, values)
-
-    def save_encoder(self, encoder: Encoder) -> None:
-        """Write the chosen weights."""
-        save_tensors(encoder.state_dict(), self.path / ENCODER_FILE)
 
     def encoder(self, trust_code: bool = False) -> Encoder:
         """Load the trained encoder.
