@@ -32,6 +32,7 @@ from rcir.data.tables import (
     missing_column,
     parse_columns,
     read_schema,
+    require_different,
     stream_csv,
 )
 from rcir.data.vector_files import write_tables
@@ -145,8 +146,7 @@ def _parquet_chunks(file: Path) -> Iterator[dict[str, list[Any]]]:
     with open_file(file) as opened, parquet.ParquetFile(opened) as table:
         names = [n for n in table.schema_arrow.names if not n.startswith("__index_level_")]
         stripped = [name.strip() for name in names]
-        if twice := [name for name in stripped if stripped.count(name) > 1]:
-            raise InvalidData(f"{file} has several columns {twice[0]}: rename them")
+        require_different(file, stripped)
         for batch in table.iter_batches(CHUNK, columns=names):
             yield {
                 name: list_values(file, name, pa.chunked_array([column]))

@@ -97,7 +97,7 @@ def stream_csv(path: Path) -> Iterator[dict[str, list[str | None]]]:
                 continue
             if header is None:
                 header = [name.strip() for name in row]
-                _require_different(path, [name for name in header if name])
+                require_different(path, [name for name in header if name])
                 continue
             if len(row) != len(header):
                 if len(row) < len(header) or any(map(str.strip, row[len(header) :])):
@@ -139,7 +139,7 @@ def read_parquet(path: Path, names: Collection[str]) -> Any:
 
     with open_file(path) as opened, parquet.ParquetFile(opened) as file:
         columns = [name for name in file.schema_arrow.names if name.strip() in names]
-        _require_different(path, [name.strip() for name in columns])
+        require_different(path, [name.strip() for name in columns])
         # PyArrow reads lists of categories from one row group at a time only.
         groups = [file.read_row_group(number, columns) for number in range(file.num_row_groups)]
         table = pa.concat_tables(groups) if groups else file.read(columns)
@@ -218,7 +218,8 @@ def _separator(text: str) -> str:
     return max(FIELD_SEPARATORS, key=n_columns.__getitem__)
 
 
-def _require_different(path: Path, names: Sequence[str]) -> None:
+def require_different(path: Path, names: Sequence[str]) -> None:
+    """Raise `InvalidData` if a table has two columns of the same name."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InvalidData(f"{path} has several columns {printable(twice[0])}: rename them")

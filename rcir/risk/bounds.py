@@ -11,13 +11,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtri, betainc, betaincc, betainccinv, betaincinv, rel_entr
 
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
+from rcir.options import require_choice
 
 Bound = Literal["binomial", "hoeffding", "bentkus", "hoeffding-bentkus", "betting"]
 Holds = Literal["once", "for all alphas", "at every moment"]  # a guarantee
@@ -75,9 +76,7 @@ def check_levels(alphas: object) -> tuple[float, ...]:
 
 def check_bound(bound: str) -> None:
     """Raise `InvalidConfig` unless this is the name of a bound."""
-    if bound not in get_args(Bound):
-        choices = ", ".join(get_args(Bound))
-        raise InvalidConfig(f"bound {bound!r} is unknown; choose one of {choices}")
+    require_choice("bound", bound, Bound)
 
 
 def p_value(total: float, n: int, alpha: float, bound: Bound = "binomial") -> float:

@@ -10,7 +10,7 @@ from typing import Literal, Unpack, get_type_hints
 import numpy as np
 
 from rcir.errors import InvalidConfig, as_option
-from rcir.options import ALPHA, DELTA, require_kinds
+from rcir.options import ALPHA, DELTA, require_at_least, require_kinds
 from rcir.risk.bounds import Holds, check_level
 from rcir.risk.losses import MISS, RISKS, Risk, find_risk
 from rcir.risk.options import (
@@ -117,8 +117,7 @@ class Request:
             object.__setattr__(self, "delta", check_level("delta", self.delta))
         if self.max_size is not None:
             object.__setattr__(self, "max_size", int(self.max_size))
-            if self.max_size < 1:
-                raise InvalidConfig(f"max_size is {self.max_size}; it must be at least 1")
+            require_at_least(self, max_size=1)
         if self.beta is not None:
             object.__setattr__(self, "beta", check_level("beta", self.beta))
             object.__setattr__(self, "counted", "matchable")
