@@ -237,10 +237,8 @@ def count_subgroups(splits: SearchedSplits, threshold: float) -> list[Part]:
     test, images = splits.test, splits.images
     population = test.population
     sizes = splits.scored_test.sizes(threshold)
-    missed, in_clusters = (
-        splits.scored_test.require("match_rank") > sizes,
-        population.clusters is not None,
-    )
+    missed = splits.scored_test.require("match_rank") > sizes
+    in_clusters = population.clusters is not None
 
     def count(kind: str, names: NDArray[Any]) -> list[Part]:
         unique, which, n = np.unique(names, return_inverse=True, return_counts=True)

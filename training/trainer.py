@@ -125,10 +125,8 @@ class Trainer:
         work.advance(start, reused=True)
         losses, n_tuples, rate = [], 0, self._rate(epoch, start / max(1, len(objective.batches)))
         if progress:
-            n_tuples, by_worker = (
-                int(progress["tuples"]),
-                progress["losses"].to(self.workers.device),
-            )
+            n_tuples = int(progress["tuples"])
+            by_worker = progress["losses"].to(self.workers.device)
             same = len(by_worker) == self.workers.count
             losses = list(by_worker[self.workers.rank] if same else by_worker.mean(dim=0))
         for step, (loss, mined) in self._steps(epoch, objective, start):

@@ -91,10 +91,8 @@ else:
             fields[option.name] = option.annotation, Field(option.default, description=option.help)
         return create_model("_Options", __base__=OptionFields, **fields)
 
-    AllOptions, ExploreOptions = (
-        _fields_of(*OPTIONS),
-        _fields_of("delta", "distinct", "group", "key", "together"),
-    )
+    AllOptions = _fields_of(*OPTIONS)
+    ExploreOptions = _fields_of("delta", "distinct", "group", "key", "together")
 
 
 class ExploreTerms(ExploreOptions):
