@@ -193,7 +193,7 @@ def _of_tensor(tensor: Any) -> NDArray[Any]:
             array: NDArray[Any] = tensor.detach().cpu().numpy()
         except TypeError:  # NumPy has no bfloat16, nor floats of 8 bits
             array = tensor.detach().float().cpu().numpy()
-    except (TypeError, RuntimeError, NotImplementedError) as error:
+    except (TypeError, RuntimeError) as error:
         raise InvalidData(f"the tensor cannot be converted ({error}): pass an array") from error
     return array
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rcir.data.images import Interpolation
 from rcir.data.preprocessing import Preprocessing
-from rcir.errors import InvalidConfig
 
 Transform = Callable[[Image.Image], Tensor]  # an RGB image to (3, H, W)
 MAX_DIFFERENCE = 0.02  # standard deviations; DINOv3 does not round where it interpolates
@@ -95,7 +94,7 @@ def transformers_preprocessing(processor: Any) -> tuple[Preprocessing, Transform
 
     try:
         return _translate(processor), transform
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, InvalidConfig) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise Untranslatable(f"its settings cannot be translated ({error!r})") from error
 
 

@@ -75,7 +75,7 @@ class RunResults:
                 plain = json.loads(file.metadata()["results"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return decode(cls, plain, arrays)
-        except (SafetensorError, ValueError, TypeError, KeyError, InvalidData) as error:
+        except (SafetensorError, ValueError, TypeError, KeyError) as error:
             raise InvalidData(
                 f"{path} is damaged, or of another version of rcir ({error}): remove it, and train "
                 "or calibrate again"

@@ -25,9 +25,7 @@ Composed: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # images, and
 MAX_REDRAWS = 10  # of pictures that come twice
 OMNIGLOT_ARCHIVE = Path("omniglot") / "images_background.zip"
 ALPHABETS, DRAWINGS, DRAWING_SIDE = 30, 20, 105
-READ_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError),
-)
+READ_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError)
 
 
 def list_released_classes(digits: int) -> list[int]:
