@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,18 @@ Clusters = Literal["none", "found", "passed"]
 MOMENT = "moment"  # what the clusters of a gallery are that are found
 KEY = "key"  # what a part of a gallery is, unless it is named
 MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2^-24 of a number
+
+
+class LabelledKeywords(TypedDict, total=False):
+    """What labelled vectors come with besides labels and uncertainty, see `Retriever.labelled`."""
+
+    model: str | None
+    groups: ArrayLike | None
+    clusters: ArrayLike | None
+    cluster: str
+    probabilities: ArrayLike | None
+    keys: ArrayLike | None
+    encounters: ArrayLike | None
 
 
 @dataclass(frozen=True)

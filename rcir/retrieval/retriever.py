@@ -42,6 +42,7 @@ from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.items import cluster_items, embed_gallery
 from rcir.retrieval.queries import (
     KEY,
+    LabelledKeywords,
     Metric,
     Queries,
     VectorOptions,
@@ -51,9 +52,11 @@ from rcir.retrieval.queries import (
 from rcir.retrieval.search import QueryInput, Searcher
 from rcir.retrieval.shift import draw_like_target
 from rcir.retrieval.tuning import (
+    CalibrateKeywords,
     CalibrationKeywords,
     OwnScoreFunction,
     Tuning,
+    divide_keywords,
     divide_queries,
     make_options,
 )
@@ -66,7 +69,7 @@ from rcir.risk import (
     make_request,
 )
 from rcir.risk.bounds import check_levels
-from rcir.risk.options import Alpha, Distinct, Key, Together
+from rcir.risk.options import Alpha
 from rcir.risk.planning import NUMBERS, Pilot, Plan
 from rcir.terminal import working
 from rcir.trust import reading
@@ -87,7 +90,7 @@ class Retriever:
     Make one of vectors by `from_embeddings`, of images by `build`, or read one by `rcir.load`.
     Then `calibrate` it on labelled queries (`plan` says how many), `retrieve`, and `save`. When the
     gallery changes, use `add`, `remove` and `recalibrate`, or `update`. `query_monitor` and `check`
-    watch queries.
+    watch queries. A change raises `SaveConflict` if the retriever was changed otherwise meanwhile.
 
     Attributes:
         origin: where the retriever comes from, as plain values: the configuration of its data set
@@ -281,7 +284,6 @@ class Retriever:
         Raises:
             InvalidData: weights or preprocessing differ from those that the gallery's model had.
             InvalidConfig: the gallery names no model, or the encoder compares more than vectors.
-            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         before = self._state
         searcher = before.searcher.with_encoder(encoder, preprocessing)
@@ -378,7 +380,6 @@ class Retriever:
             InvalidData: ids, labels, vectors, uncertainties or clusters are unsuitable; nothing was
                 added.
             InvalidConfig, InvalidImage: see `embed`; or the gallery is attached.
-            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         before = self._state
         searcher = before.searcher.with_items(
@@ -399,7 +400,6 @@ class Retriever:
         Raises:
             InvalidData: some ids are not in the gallery, or no item would remain; nothing was
                 removed.
-            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         before = self._state
         self._replace(before, State(before.searcher.without(ids), before.calibration))
@@ -524,14 +524,7 @@ class Retriever:
         vectors: ArrayLike | ImageSet,
         labels: object = None,
         uncertainty: Floats | None = None,
-        *,
-        model: str | None = None,
-        groups: ArrayLike | None = None,
-        clusters: ArrayLike | None = None,
-        cluster: str = "cluster",
-        probabilities: ArrayLike | None = None,
-        keys: ArrayLike | None = None,
-        encounters: ArrayLike | None = None,
+        **population: Unpack[LabelledKeywords],
     ) -> Queries:
         """Return labelled vectors or images as queries for `search_labelled`.
 
@@ -566,18 +559,7 @@ class Retriever:
         """
         while True:
             before = self._state
-            queries, searcher = before.searcher.labelled(
-                vectors,
-                labels,
-                uncertainty=uncertainty,
-                model=model,
-                groups=groups,
-                clusters=clusters,
-                cluster=cluster,
-                probabilities=probabilities,
-                keys=keys,
-                encounters=encounters,
-            )
+            queries, searcher = before.searcher.labelled(vectors, labels, uncertainty, **population)
             if searcher is before.searcher:
                 return queries
             with suppress(SaveConflict):  # further labels were numbered meanwhile
@@ -593,15 +575,8 @@ class Retriever:
         *,
         tuning: Tuning = "auto",
         uncertainty: Floats | None = None,
-        model: str | None = None,
-        groups: ArrayLike | None = None,
-        clusters: ArrayLike | None = None,
-        cluster: str = "cluster",
-        probabilities: ArrayLike | None = None,
-        keys: ArrayLike | None = None,
-        encounters: ArrayLike | None = None,
         target: QueryInput | None = None,
-        **options: Unpack[CalibrationKeywords],
+        **keywords: Unpack[CalibrateKeywords],
     ) -> CalibrationReport:
         """Calibrate on labelled queries, some of which tune, and return what is certified.
 
@@ -620,12 +595,11 @@ class Retriever:
             target: unlabelled queries of another population that the guarantee is to cover. The
                 calibration queries that are a sample of it are kept, see `rcir.retrieval.shift`,
                 if both populations differ only in uncertainty and distance; "queries" tune.
-            score_function, options: see `calibrate_splits`.
+            score_function, other keywords: see `calibrate_splits`.
 
         Raises:
             InvalidConfig: an option is wrong, or the queries were searched already.
             InvalidData: the queries are unsuitable, see `calibrate_splits`.
-            SaveConflict: the retriever was changed otherwise meanwhile.
 
         Example:
             >>> import numpy as np, rcir
@@ -636,19 +610,9 @@ class Retriever:
             >>> retriever.calibrate(vectors[400:], labels[400:]).n_calibration
             500
         """
+        population, options = divide_keywords(keywords)
         chosen, before = make_options(score_function, **options), self._state
-        labelled, searcher = before.searcher.labelled(
-            queries,
-            labels,
-            uncertainty=uncertainty,
-            model=model,
-            groups=groups,
-            clusters=clusters,
-            cluster=cluster,
-            probabilities=probabilities,
-            keys=keys,
-            encounters=encounters,
-        )
+        labelled, searcher = before.searcher.labelled(queries, labels, uncertainty, **population)
         if target is not None:
             if tuning not in ("auto", "queries"):
                 raise InvalidConfig(f"tuning is {tuning!r}; with a target it must be 'queries'")
@@ -692,7 +656,6 @@ class Retriever:
             InvalidData: the queries are unsuitable; or some of them are images of the gallery, of
                 the tuning split too, or the same (by digests; for images that were encoded again it
                 warns, but not for those in templates, whose vectors combine several images).
-            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         chosen, before = make_options(score_function, **options), self._state
         made, report = calibrate(before.searcher, tuning, calibration, chosen, before.calibration)
@@ -816,13 +779,10 @@ class Retriever:
         alphas: Sequence[float],
         delta: float,
         *,
-        distinct: Distinct = None,
-        group: str | None = None,
-        key: Key = None,
-        together: Together = False,
         uncertainty: Floats | None = None,
         model: str | None = None,
         probabilities: ArrayLike | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[AtLevels]:
         """Return the sets of queries at several alphas, from one search.
 
@@ -831,8 +791,8 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, distinct, group, key, together, uncertainty, model, probabilities: as for
-                `retrieve`; the result is a list in any case.
+            delta, uncertainty, model, probabilities, options: as for `retrieve`, if they go with
+                `simultaneous`, which is left out; the result is a list in any case.
 
         Raises:
             InvalidConfig: queries were added to the calibration (`extend_calibration`).
@@ -846,18 +806,10 @@ class Retriever:
             >>> hard.alphas, bool((np.diff(hard.sizes) <= 0).all())
             ((0.05, 0.1, 0.2), True)
         """
-        requests = [
-            make_request(
-                alpha,
-                delta,
-                distinct=distinct,
-                group=group,
-                simultaneous=True,
-                key=key,
-                together=together,
-            )
-            for alpha in sorted(check_levels(alphas))
-        ]
+        if "simultaneous" in options:
+            raise InvalidConfig("at_levels always holds for all alphas: leave out simultaneous")
+        options["simultaneous"] = True
+        requests = [make_request(alpha, delta, **options) for alpha in sorted(check_levels(alphas))]
         state = replace(self._state, origin=self.origin)
         return state.answer_at_levels(
             query, requests, uncertainty=uncertainty, model=model, probabilities=probabilities
@@ -873,7 +825,6 @@ class Retriever:
         memory until then.
 
         Raises:
-            SaveConflict: the retriever was changed otherwise meanwhile.
             InvalidData, StaleCalibration: as `recalibrate`.
 
         Example:
@@ -909,7 +860,6 @@ class Retriever:
             StaleCalibration: not calibrated, or the encoder has changed, so that the vectors of the
                 queries are no longer its own.
             InvalidData: it is not known which queries some gallery items match.
-            SaveConflict: the retriever was changed otherwise meanwhile.
         """
         before = self._state
         made, report = recalibrate(before.searcher, before.require_calibration())
@@ -923,13 +873,7 @@ class Retriever:
         recurring: bool = False,
         *,
         uncertainty: Floats | None = None,
-        model: str | None = None,
-        groups: ArrayLike | None = None,
-        clusters: ArrayLike | None = None,
-        cluster: str = "cluster",
-        probabilities: ArrayLike | None = None,
-        keys: ArrayLike | None = None,
-        encounters: ArrayLike | None = None,
+        **population: Unpack[LabelledKeywords],
     ) -> None:
         """Add labelled queries to those calibrated on, in use, as often as needed.
 
@@ -954,7 +898,6 @@ class Retriever:
             InvalidData: the calibration queries come in clusters, or have groups and these do not;
                 or some are of new groups, because `mix="any"` divides delta by their number; or
                 some queries are items of the gallery, of those before, or the same.
-            SaveConflict: the retriever was changed otherwise meanwhile.
 
         Example:
             >>> import numpy as np, rcir
@@ -970,19 +913,12 @@ class Retriever:
         before = self._state
         calibration, searcher = before.valid_calibration(), before.searcher
         if not isinstance(queries, LabelledResults):
-            labelled, searcher = searcher.labelled(
-                queries,
-                labels,
-                uncertainty=uncertainty,
-                model=model,
-                groups=groups,
-                clusters=clusters,
-                cluster=cluster,
-                probabilities=probabilities,
-                keys=keys,
-                encounters=encounters,
-            )
+            labelled, searcher = searcher.labelled(queries, labels, uncertainty, **population)
             queries = searcher.search_labelled(labelled)
+        elif population:
+            raise InvalidConfig(
+                f"these queries were searched already: leave out {', '.join(population)}"
+            )
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))
 
     def check(

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from rcir.errors import InvalidConfig, InvalidData, as_option
 from rcir.imports import find_class, import_path
 from rcir.options import ALPHAS, DELTA
 from rcir.retrieval.label_ranking import draw_items
-from rcir.retrieval.queries import Queries, queries_of
+from rcir.retrieval.queries import LabelledKeywords, Queries, queries_of
 from rcir.retrieval.query_uncertainty import (
     QUERY_UNCERTAINTIES,
     available_uncertainties,
@@ -58,6 +58,17 @@ class CalibrationKeywords(TypedDict, total=False):
     query_uncertainty: str
     seed: int | None
     unlabelled_misses: bool
+
+
+class CalibrateKeywords(LabelledKeywords, CalibrationKeywords, total=False):
+    """The keywords of `Retriever.calibrate` that describe its queries, and those of its options."""
+
+
+def divide_keywords(keywords: CalibrateKeywords) -> tuple[LabelledKeywords, CalibrationKeywords]:
+    """Return the keywords that describe the queries, and all others."""
+    described = {n: v for n, v in keywords.items() if n in LabelledKeywords.__annotations__}
+    options = {n: v for n, v in keywords.items() if n not in described}
+    return cast("LabelledKeywords", described), cast("CalibrationKeywords", options)
 
 
 def make_options(

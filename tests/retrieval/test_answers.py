@@ -228,7 +228,11 @@ def test_queries_that_are_not_vectors_are_refused(query, error, word):
 ALPHAS = (0.7, 0.5, 0.95, 0.6)
 
 
-@pytest.mark.parametrize("options", [{}, {"distinct": "label"}, {"group": "hard"}], ids=name_case)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"distinct": "label"}, {"group": "hard"}, {"mix": "any"}, {"max_size": 30}],
+    ids=name_case,
+)
 def test_at_levels_returns_the_sets_of_each_level(certified, options):
     options = options | {"uncertainty": TEST.uncertainty}
     found = certified.at_levels(TEST.vectors, ALPHAS, DELTA, **options)
@@ -256,6 +260,9 @@ def test_at_levels_leaves_out_unattainable_levels_and_refuses_invalid_ones(retri
     ):
         with pytest.raises(error):
             retriever.at_levels(image, alphas, 0.1)
+    for options in ({"simultaneous": False}, {"anytime": True}, {"risk": "recall"}, {"k": 1}):
+        with pytest.raises(InvalidConfig):
+            retriever.at_levels(image, [0.95], 0.1, **options)
 
 
 # Names of labels
