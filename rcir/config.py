@@ -38,6 +38,9 @@ def make_parser(kind: type, command: str, reads_folders: bool = False) -> Argume
     )
     parser.add_argument("--config", action="config", help="YAML file with any of these options")
     parser.add_class_arguments(kind, as_group=False)
+    for action in parser._actions:
+        if getattr(action, "_typehint", None) is bool:  # the option alone means true
+            action.nargs, action.const = "?", True
     if "--alphas" in parser._option_string_actions:
         parser.add_argument("--alpha", type=float, nargs="+", help="the same as --alphas")
     if reads_folders:

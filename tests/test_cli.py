@@ -356,7 +356,7 @@ def test_every_example_of_a_help_text_can_be_parsed(monkeypatch):
         _, name, *words = line.partition(" > ")[0].split()
         explained.add(name)
         if name in JOBS:
-            kind = resolve_name(JOBS[name][1])
+            kind = resolve_name(JOBS[name][0])
             assert config.parse(kind, words, name)
         else:
             make_parser(name).parse_args(words)

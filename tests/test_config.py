@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calibration.__main__ import main as calibration
-from rcir.cli import main as rcir_command
+from rcir.cli import main
 from rcir.config import flatten, from_plain, parse
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidConfig, reporting_errors
 from training import Change, OptimizerConfig, TrainingConfig
-from training.__main__ import main as training
 
 FILE = """
 name: from-file
@@ -39,7 +37,7 @@ def parsed(*arguments):
     return parse(TrainingConfig, arguments, "prog")
 
 
-def status_and_error(capsys, main, *arguments):
+def status_and_error(capsys, *arguments):
     """Run a command that fails without a traceback; return its status and its error stream."""
     with pytest.raises(SystemExit) as stop:
         main(list(arguments))
@@ -55,8 +53,8 @@ def test_options_override_the_file_and_the_file_overrides_defaults(file):
     assert config.mining.num_negatives == 1
     assert config.mining.pool == TrainingConfig("other").mining.pool
     options = ("--encoder.dim", "4", "--name=mine", "--encoder.options.variance_hidden", "7")
-    config = parsed("--config", file, *options)
-    assert (config.encoder.dim, config.name) == (4, "mine")
+    config = parsed("--config", file, *options, "--use_gpu")
+    assert (config.encoder.dim, config.name, config.use_gpu) == (4, "mine", True)
     assert config.encoder.options["variance_hidden"] == 7
     assert config.batch == 32
 
@@ -87,37 +85,37 @@ def test_printed_configuration_is_a_file_of_the_same_configuration(file, tmp_pat
 def test_option_or_file_of_another_type_or_name_has_status_2(file, capsys, arguments, word):
     for number, content in enumerate(["name: [", "name: x\nepoch: 3\n", "encoder: {d: 1}"]):
         Path(f"{number}.yaml").write_text(content)
-    status, error = status_and_error(capsys, training, "--config", file, *arguments)
+    status, error = status_and_error(capsys, "train", "--config", file, *arguments)
     assert status == 2
     assert word in error.partition("error:")[2]
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments", "word"),
+    ("job", "arguments", "word"),
     [
-        (training, ["--encoder.method", "magic"], "method"),
-        (training, ["--encoder.backbone", "magic"], "backbone"),
-        (training, ["--encoder.options.variance_hidden", "0"], "variance_hidden"),
-        (training, ["--encoder.options.members", "5"], "members"),
-        (training, ["--loss.form", "5"], "form"),
-        (training, ["--data.name", "nothing"], "name"),
-        (training, ["--data.options.train", "-5"], "train"),
-        (training, ["--data.options.trian", "5"], "trian"),
-        (training, ["--storage", "config.yaml"], "config.yaml"),
-        (training, ["--loss.margin", "-1"], "margin"),
-        (training, ["--optimizer.lr", "0"], "lr"),
-        (calibration, ["--run", "nothing"], "nothing"),
-        (calibration, ["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
-        (calibration, ["--run", "x", "--alphas", "[]"], "alphas"),
-        (calibration, ["--run", "x", "--alpha", "0.1", "0", "--delta=0.2"], "alpha is 0.0"),
-        (calibration, ["--run", "x", "--delta", "1"], "delta"),
-        (calibration, ["--run", "x", "--depth", "0"], "depth"),
+        ("train", ["--encoder.method", "magic"], "method"),
+        ("train", ["--encoder.backbone", "magic"], "backbone"),
+        ("train", ["--encoder.options.variance_hidden", "0"], "variance_hidden"),
+        ("train", ["--encoder.options.members", "5"], "members"),
+        ("train", ["--loss.form", "5"], "form"),
+        ("train", ["--data.name", "nothing"], "name"),
+        ("train", ["--data.options.train", "-5"], "train"),
+        ("train", ["--data.options.trian", "5"], "trian"),
+        ("train", ["--storage", "config.yaml"], "config.yaml"),
+        ("train", ["--loss.margin", "-1"], "margin"),
+        ("train", ["--optimizer.lr", "0"], "lr"),
+        ("calibrate", ["--run", "nothing"], "nothing"),
+        ("calibrate", ["--run", "x", "--alphas", "[0.1, 0]"], "alpha"),
+        ("calibrate", ["--run", "x", "--alphas", "[]"], "alphas"),
+        ("calibrate", ["--run", "x", "--alpha", "0.1", "0", "--delta=0.2"], "alpha is 0.0"),
+        ("calibrate", ["--run", "x", "--delta", "1"], "delta"),
+        ("calibrate", ["--run", "x", "--depth", "0"], "depth"),
     ],
 )
-def test_invalid_job_is_one_line_with_status_1(file, capsys, main, arguments, word):
-    if main is training:
+def test_invalid_job_is_one_line_with_status_1(file, capsys, job, arguments, word):
+    if job == "train":
         arguments = ["--config", file, "--storage", "runs", *arguments]
-    status, error = status_and_error(capsys, main, *arguments)
+    status, error = status_and_error(capsys, job, *arguments)
     assert status == 1
     (line,) = error.splitlines()
     assert line.startswith("error: ")
@@ -179,7 +177,7 @@ def test_invalid_plain_values_raise_an_error_that_names_them(kind, values, word,
 )
 def test_jobs_are_commands_of_rcir_and_list_their_options(command, option, capsys):
     with pytest.raises(SystemExit) as stop:
-        rcir_command([command, "--help"])
+        main([command, "--help"])
     assert stop.value.code == 0
     output = capsys.readouterr().out
     assert f"rcir {command} [--config FILE]" in output

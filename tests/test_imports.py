@@ -92,9 +92,9 @@ def test_risk_control_and_vectors_need_no_torch_and_help_needs_no_library():
 
 TRAINING_HELP = """
 from contextlib import suppress
-from training.__main__ import main
+from rcir.cli import main
 with suppress(SystemExit):
-    main(["--help"])
+    main(["train", "--help"])
 """
 EMBED = """
 from rcir.data import DataConfig, Preprocessing, load_splits

@@ -8,6 +8,7 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescripti
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from pkgutil import resolve_name
 
 from rcir import trust
 from rcir.errors import reporting_errors
@@ -62,11 +63,11 @@ COMMANDS = {
     "verify": ("calibration", "calibration.verification"),
 }
 READ_NO_FOLDERS = ("completion", "data", "demo")
-# Packages and configurations; `ray job submit` runs these as `python -m PACKAGE`.
+# The configuration of each, and a module it uses that is slow to import.
 JOBS = {
-    "train": ("training", "training.config:TrainingConfig"),
-    "calibrate": ("calibration", "calibration.config:CalibrationConfig"),
-    "tune": ("tuning", "tuning.config:TuningConfig"),
+    "train": ("training.config:TrainingConfig", "training.run"),
+    "calibrate": ("calibration.config:CalibrationConfig", "calibration.pipeline"),
+    "tune": ("tuning.config:TuningConfig", "tuning.run"),
 }
 
 
@@ -83,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
     if name in JOBS:
-        status: int = import_module(f"{JOBS[name][0]}.__main__").main(arguments[1:])
-        return status
+        return _run_job(name, arguments[1:])
     if name not in COMMANDS:
         _explain(arguments)
     from rcir.terminal import working  # imports rich, which `rcir --help` does without
@@ -100,6 +100,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_module(needed)
         getattr(import_module(f"rcir.cli.{home}"), f"run_{name}")(options)
     return 0
+
+
+def _run_job(name: str, arguments: Sequence[str]) -> int:
+    """Run what has a configuration; return its status."""
+    from rcir.terminal import working
+
+    kind, needed = JOBS[name]
+    with reporting_errors(), naming_extras():
+        with working("starting", logged=True):
+            from rcir.config import parse
+
+            config_class = resolve_name(kind)
+        config = parse(config_class, arguments, name, reads_folders=name == "calibrate")
+        with working("starting", logged=True):  # `--help` and a wrong option do without it
+            import_module(needed)
+        status: int = getattr(import_module("rcir.cli.jobs"), f"run_{name}")(config)
+    return status
 
 
 def make_parser(name: str) -> ArgumentParser:

@@ -17,7 +17,7 @@ def run_completion(options: Namespace) -> None:
     from rcir.cli import COMMANDS, JOBS, make_parser
 
     parsers = {name: make_parser(name) for name in COMMANDS}
-    for name, (_, kind) in JOBS.items():
+    for name, (kind, _) in JOBS.items():
         parsers[name] = config.make_parser(resolve_name(kind), name, name == "calibrate")
     cases = [f'1:*) words="{" ".join(parsers)}";;']
     for name, parser in parsers.items():

@@ -383,13 +383,7 @@ class Retriever:
         """
         before = self._state
         searcher = before.searcher.with_items(
-            images,
-            ids,
-            labels,
-            uncertainty=uncertainty,
-            model=model,
-            clusters=clusters,
-            keys=keys,
+            images, ids, labels, uncertainty, model=model, clusters=clusters, keys=keys
         )
         self._replace(before, State(searcher, before.calibration))
         self._state.warn_of_new_labels()

@@ -765,11 +765,9 @@ class Searcher:
                 "label probabilities cannot be combined: pass one query per encounter"
             )
         rows = np.sort(rows)
+        some = population[rows]
         return fused.with_population(
-            relevance.subset(rows),
-            None if population.groups is None else population.groups[rows],
-            None if population.clusters is None else population.clusters[rows],
-            population.cluster_word,
+            relevance.subset(rows), some.groups, some.clusters, some.cluster_word
         )
 
     def with_label_names(self, names: Mapping[int, str]) -> Searcher:

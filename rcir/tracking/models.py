@@ -173,23 +173,16 @@ def read_file(uri: str) -> bytes:
 
 def find_version(name: str, alias: str) -> RegisteredVersion | None:
     """Return the version of a registered model that has an alias, or None."""
-    from mlflow.exceptions import MlflowException
-
     if not re.fullmatch(r"[\w-]+", alias) or re.fullmatch(r"latest|v\d+", alias.lower()):
         raise InvalidConfig(
             f"{alias!r} is not an alias: use letters, digits, - and _, but not 'latest' or 'v1'"
         )
     uri = store_uri()
-    with reachable(uri):
-        try:
-            version = open_client(uri).get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                return None
-            raise
-    # MLflow does not return the model's id.
-    model = str(version.source).removeprefix("models:/")
-    return RegisteredVersion(name, int(version.version), model, alias)
+    with reachable(uri, may_lack=True):
+        version = open_client(uri).get_model_version_by_alias(name, alias)
+        model = str(version.source).removeprefix("models:/")  # MLflow does not return its id
+        return RegisteredVersion(name, int(version.version), model, alias)
+    return None
 
 
 def create_version(

@@ -13,8 +13,7 @@ from PIL import Image
 
 import rcir
 from calibration import CalibrationConfig, EvaluationConfig, calibrate, evaluate_retriever
-from calibration.__main__ import main
-from rcir.cli import main as rcir_command
+from rcir.cli import main
 from rcir.data import DataConfig, load_splits
 from rcir.encoders import EncoderConfig
 from rcir.errors import InvalidData
@@ -53,7 +52,7 @@ def run(splits, tiny, tracking_uri, tmp_path_factory):
 def clustered(run, tracking_uri, tmp_path_factory):
     """The files and output of the command."""
     output, screen = tmp_path_factory.mktemp("clustered"), io.StringIO()
-    command = ["--run", str(run.path), "--output", str(output), "--depth", "60"]
+    command = ["calibrate", "--run", str(run.path), "--output", str(output), "--depth", "60"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
         patch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
         assert main([*command, *LEVELS, "--cluster", "cluster", "--group", "group"]) == 0
@@ -126,10 +125,10 @@ def test_results_page_and_screen_count_clusters_and_omit_what_needs_independence
 def test_their_sizes_are_not_compared_as_those_of_independent_queries(clustered, tmp_path, capsys):
     assert RunResults.read(clustered[0] / TEST).parts == []
     copies = [shutil.copytree(clustered[0], tmp_path / name) for name in ("one", "two")]
-    rcir_command(["compare", *map(str, copies)])
+    main(["compare", *map(str, copies)])
     assert "no certified sizes on test queries: one, two" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        rcir_command(["compare", "--choose", *map(str, copies)])
+        main(["compare", "--choose", *map(str, copies)])
     assert "clusters" in capsys.readouterr().err
 
 

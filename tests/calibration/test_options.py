@@ -12,9 +12,8 @@ from mlflow.artifacts import download_artifacts
 
 import rcir
 from calibration import CalibrationConfig, calibrate, print_table
-from calibration.__main__ import main
 from calibration.evaluation import HEADLINE
-from rcir.cli import main as rcir_command
+from rcir.cli import main
 from rcir.data import Splits, load_splits
 from rcir.encoders import batches, pipeline
 from rcir.errors import CorruptRetriever, InvalidConfig, InvalidData
@@ -57,7 +56,7 @@ def test_constant_sizes_are_the_same_for_all_and_larger_by_a_looser_bound(traine
 
 @pytest.mark.usefixtures("no_figures")
 def test_run_group_score_function_and_index_are_named_on_the_command_line(trained, outcome, capsys):
-    command = ["--run", trained.mlflow_run, "--output", "grouped", "--alpha", "0.3"]
+    command = ["calibrate", "--run", trained.mlflow_run, "--output", "grouped", "--alpha", "0.3"]
     command += ["--group", "occluded", "--score_function", "learned", "--delta", "0.2"]
     command += ["--index.kind", "ivf", "--index.options", '{"nlist": 4, "nprobe": 4}']
     assert main(command) == 0
@@ -135,7 +134,7 @@ def test_by_default_a_model_of_the_labels_sizes_the_sets(chosen):
 def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
     trained, capsys, monkeypatch
 ):
-    command = ["--run", str(trained.path), "--output", "none", "--depth", "3"]
+    command = ["calibrate", "--run", str(trained.path), "--output", "none", "--depth", "3"]
     assert main([*command, "--alphas", "[0.001, 0.002]", "--score_function", "constant"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
     page = " ".join(Path("none/report.html").read_text().split())
@@ -154,7 +153,7 @@ def test_a_shallow_search_certifies_nothing_explains_why_and_ends_with_status_3(
         rcir.load("none/retriever").retrieve(np.zeros((8, 16), np.uint8), 0.001, 0.1)
     monkeypatch.setattr("calibration.pipeline.draw_figures", lambda *_: {})
     with pytest.raises(SystemExit) as stop:
-        rcir_command(["evaluate", "--retriever", "none/retriever", "--alpha", "0.001"])
+        main(["evaluate", "--retriever", "none/retriever", "--alpha", "0.001"])
     assert stop.value.code == 3
 
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 import tuning
+from rcir.cli import main
 from rcir.config import parse
 from rcir.data import DataConfig
 from rcir.errors import InvalidConfig, InvalidData, InvalidRiskLevel
 from training import TrainingConfig
 from training.config import override
 from tuning import TuningConfig, sweep
-from tuning.__main__ import main
 
 BASE = TrainingConfig("base")
 SPACE = {"optimizer.lr": {"choice": [1e-3, 1e-4]}}
@@ -111,7 +111,7 @@ def test_an_error_in_a_file_is_one_line(tmp_path, capsys, changes, status, messa
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump({"training": {"name": "s", "epochs": 4}, "space": {}} | changes))
     with pytest.raises(SystemExit) as stop:
-        main(["--config", str(path)])
+        main(["tune", "--config", str(path)])
     error = capsys.readouterr().err
     assert stop.value.code == status
     assert message in error.partition("error:")[2]

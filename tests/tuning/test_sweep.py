@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from calibration import CalibrationConfig, calibrate
+from rcir.cli import main
 from rcir.config import flatten, parse
 from rcir.data import DataConfig, Preprocessing, load_splits
 from rcir.errors import InvalidConfig, InvalidImage
@@ -27,7 +28,6 @@ from tests.training.conftest import skip_figures
 from tests.training.helpers import ON_RAY
 from training import TrainingConfig, train
 from tuning import TuningConfig, sweep
-from tuning.__main__ import main
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster", "store"), *ON_RAY]
 
@@ -323,7 +323,7 @@ def test_the_command_shows_a_sweep_and_calibrates_its_best_trial(tmp_path, capsy
         **{"trials": 1, "alpha": 0.2},
     }
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(options))
-    arguments = ["--config", str(tmp_path / "sweep.yaml")]
+    arguments = ["tune", "--config", str(tmp_path / "sweep.yaml")]
     assert main(arguments) == 0
     output = capsys.readouterr().out
     folder = tmp_path / "runs" / "sweep"
