@@ -208,14 +208,12 @@ class Gallery:
 
         `keys` (n,) restrict the items of each row to one part.
         """
-        if keys is None:
-            ascending = self.by_label[0]
-            first = np.searchsorted(ascending, labels)
-            return first, np.searchsorted(ascending, labels, "right") - first
-        numbers = np.searchsorted(self._numbered_keys[0], keys)
-        ascending, kinds = self._ascending_kinds, self._kinds(labels, numbers[:, None])
-        first = np.searchsorted(ascending, kinds)
-        return first, np.searchsorted(ascending, kinds, "right") - first
+        ascending = self.by_label[0]
+        if keys is not None:
+            numbers = np.searchsorted(self._numbered_keys[0], keys)
+            ascending, labels = self._ascending_kinds, self._kinds(labels, numbers[:, None])
+        first = np.searchsorted(ascending, labels)
+        return first, np.searchsorted(ascending, labels, "right") - first
 
     @cached_property
     def _ascending_kinds(self) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from rcir.data.relevance import CELL, Relevance, WithinRadius
 from rcir.embedding import Embedding, as_numpy, as_vectors
 from rcir.errors import InvalidConfig, InvalidData, as_option, printable
 from rcir.index import SAFE_LENGTHS, check_shape, check_vectors, unit_vectors
-from rcir.options import require_text
+from rcir.options import require_choice, require_text
 from rcir.risk.population import INDEPENDENT, LABEL, Population, set_population
 from rcir.risk.results import TOLERANCE, LabelledResults
 from rcir.store.codec import NOT_STORED, Array
@@ -70,10 +70,7 @@ class VectorOptions:
             raise InvalidConfig(
                 f"clusters is {self.clusters!r}; choose one of {', '.join(get_args(Clusters))}"
             )
-        if self.metric not in get_args(Metric):
-            raise InvalidConfig(
-                f"metric {self.metric!r} is unknown; choose one of {', '.join(get_args(Metric))}"
-            )
+        require_choice("metric", self.metric, Metric)
         object.__setattr__(self, "metric", str(self.metric))
         if self.model is not None:
             object.__setattr__(self, "model", require_text("model", self.model))
