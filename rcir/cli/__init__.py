@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_job(name: str, arguments: Sequence[str]) -> int:
-    """Run what has a configuration; return its status."""
+    """Run a job, whose options are a configuration; return its exit status."""
     from rcir.terminal import working
 
     kind, needed = JOBS[name]

@@ -196,6 +196,8 @@ def test_queries_of_new_groups_are_refused_because_delta_is_divided_among_the_gr
             extended.extend_calibration(
                 in_population(search(extended, TEST), groups=groups), None, recurring
             )
+    with pytest.raises(InvalidConfig, match="leave out groups"):
+        extended.extend_calibration(search(extended, TEST), groups=groups)
     assert guarantee(extended, 0.5, mix="any", anytime=True).n_groups == 2
     with pytest.raises(InvalidConfig, match="unheard of"):
         guarantee(extended, 0.5, group="unheard of", anytime=True)
