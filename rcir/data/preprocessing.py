@@ -87,7 +87,8 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Make one from plain values, as `to_dict`, `dataclasses.asdict` and JSON give them."""
-        return cls(**dict(values) | {name: tuple(values[name]) for name in ("size", "mean", "std")})
+        stated = {name: tuple(values[name]) for name in ("size", "mean", "std")}
+        return cls(**{**values, **stated, "channels": values["channels"]})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; options of resizing that have their defaults are left out."""

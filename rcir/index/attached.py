@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 from urllib.parse import urlsplit
@@ -42,10 +43,10 @@ Hits = Iterable[tuple[int, Any, float]]
 
 
 class Condition(NamedTuple):
-    """What rows must have in a column: one of the values ("IN"), or one from or up to a value."""
+    """A condition on a column: its value is one of several ("IN"), or at least or most one."""
 
     column: str
-    sign: str  # "IN", ">=" or "<="
+    operator: str  # "IN", ">=" or "<="
     values: list[Any]
 
 
@@ -65,8 +66,8 @@ class AttachedOptions:
         place: address without the name of the engine, such as "PATH#TABLE"; without credentials.
         columns: the collection's names of the columns id, vector, label, labels, x, y, uncertainty
             and key, where they differ; see `rcir.attach`.
-        where: the rows that are the gallery, by column: a value, a list of values, or the bounds
-            {"from": low, "to": high}, both included, one of which may be missing.
+        where: the rows that are the gallery, by column: a text, number or date, a list of these, or
+            the bounds {"from": low, "to": high}, both included, one of which may be missing.
         metric: "cosine" or "euclidean", see `rcir.retrieval.queries.VectorOptions`.
         version: of the collection, as you declare it; of a LanceDB table, that which is searched.
         exact: compare all vectors, without the engine's index.
@@ -85,7 +86,8 @@ class AttachedOptions:
     def __post_init__(self) -> None:
         require_choice("metric", self.metric, Metric)
         require_range(self, check_s=(0, 1e9))
-        self.conditions()
+        where = {column: _as_plain(column, value) for column, value in self.where.items()}
+        object.__setattr__(self, "where", where)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -118,24 +120,14 @@ class AttachedOptions:
         return self.columns.get(name, name)
 
     def conditions(self, part: str | None = None) -> list[Condition]:
-        """Return what rows must have to be searched: in the columns of `where`, and the key `part`.
-
-        Raises:
-            InvalidConfig: `where` states something else.
-        """
+        """Return the conditions on rows that are searched: `where`, and the key `part`."""
         conditions = [] if part is None else [Condition(self.column("key"), "IN", [part])]
         for column, wanted in self.where.items():
-            signs = {"IN": wanted if isinstance(wanted, list | tuple) else [wanted]}
             if isinstance(wanted, dict):
-                signs = {BOUNDS.get(name, "?"): [value] for name, value in wanted.items()}
-            values = [value for listed in signs.values() for value in listed]
-            plain = all(isinstance(value, str | int | float) for value in values)
-            if not values or not plain or "?" in signs:
-                raise InvalidConfig(
-                    f"where is {wanted!r} for column {column}: give a text or number, a list of "
-                    'these, or bounds, such as {"from": 2020, "to": 2024}'
-                )
-            conditions += [Condition(column, sign, list(listed)) for sign, listed in signs.items()]
+                conditions += [Condition(column, BOUNDS[name], [x]) for name, x in wanted.items()]
+            else:
+                values = wanted if isinstance(wanted, list) else [wanted]
+                conditions.append(Condition(column, "IN", values))
         return conditions
 
 
@@ -145,17 +137,17 @@ class AttachedIndex(ABC):
     In memory are the keys of the rows, and no vectors. An adapter implements `names`, `scan`,
     `fetch`, `find`, `count`, and what differs of the other methods; it calls its engine in `with
     self.reading()`. A connection is a cached property `engine`, which copies in other processes
-    make anew. `scan`, `find` and `count` skip rows that do not meet `options.conditions()`; an
-    adapter that does not sets `filters` to False.
+    make anew. If it sets `filters` to True, `scan`, `find` and `count` skip rows that do not meet
+    `options.conditions()`.
 
     Attributes:
         errors: what the engine raises, which becomes `DataUnavailable`.
-        filters: whether the option `where` can be used.
+        filters: True if the option `where` can be used.
     """
 
     Options: ClassVar[type] = AttachedOptions
     errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    filters: ClassVar[bool] = True
+    filters: ClassVar[bool] = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -375,6 +367,42 @@ class AttachedIndex(ABC):
             f"the collection {self.options.collection} was changed since it was attached: attach "
             "it again, and calibrate"
         )
+
+
+def _as_plain(column: object, wanted: Any) -> Any:
+    """Return a value of `where` as JSON has it, or raise `InvalidConfig`."""
+    bounds = wanted if isinstance(wanted, dict) else {}
+    listed = wanted if isinstance(wanted, list | tuple) else [*bounds.values()] or [wanted]
+    values = [value.item() if isinstance(value, np.generic) else value for value in listed]
+    values = [value.isoformat() if isinstance(value, date) else value for value in values]
+    fits = [
+        value.isprintable() if isinstance(value, str) else abs(value) < 2**63
+        for value in values
+        if isinstance(value, str | int | float)
+    ]
+    if not (values and all(fits) and len(fits) == len(values) and bounds.keys() <= BOUNDS.keys()):
+        raise InvalidConfig(
+            f"where is {wanted!r} for column {column}: give a text, number or date, a list of "
+            'these, or bounds, such as {"from": 2020, "to": 2024}'
+        )
+    if not (isinstance(column, str) and column.isprintable()):
+        raise InvalidConfig(f"where names the column {column!r}: give its name as a text")
+    if bounds:
+        return dict(zip(bounds, values, strict=True))
+    return values if isinstance(wanted, list | tuple) else values[0]
+
+
+def as_date(column: str, value: Any) -> datetime:
+    """Return the date that a value of `where` states, or raise `InvalidConfig`."""
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        raise refused_value(column, value, "dates, such as 2024-01-31") from None
+
+
+def refused_value(column: str, value: Any, kind: str) -> InvalidConfig:
+    """Return the error for a value of `where` that a column cannot have."""
+    return InvalidConfig(f"where has {value!r} for column {column}, which holds {kind}")
 
 
 def as_rows(vectors: Sequence[Any]) -> NDArray[np.float32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
-from rcir.index.attached import AttachedIndex, AttachedOptions, Hits, Keys, Rows
+from rcir.index.attached import (
+    AttachedIndex,
+    AttachedOptions,
+    Hits,
+    Keys,
+    Rows,
+    as_date,
+    refused_value,
+)
 from rcir.index.base import require_range
 
 SCANNED = 1 << 14  # rows that are read together
@@ -46,6 +55,7 @@ class LanceIndex(AttachedIndex):
 
     Options = LanceOptions
     errors = (OSError, RuntimeError, ValueError)
+    filters = True
 
     @cached_property
     def engine(self) -> Any:
@@ -151,16 +161,24 @@ class LanceIndex(AttachedIndex):
     def _filter(self, part: str | None = None) -> str | None:
         """Return the condition of the rows that are searched; None for all rows."""
         tests = []
-        for column, sign, values in self.options.conditions(part):
+        for column, operator, values in self.options.conditions(part):
             kind = self.engine.schema.field(column).type
-            texts = [_literal(value, kind) for value in values]
-            tests.append(f"`{column}` {sign} ({', '.join(texts)})")
+            texts = [_literal(column, kind, value) for value in values]
+            tests.append(f"`{column}` {operator} ({', '.join(texts)})")
         return " AND ".join(tests) or None
 
 
-def _literal(value: Any, kind: pa.DataType) -> str:
-    """Return a value in SQL, for a column of a type."""
-    if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
-        return str(value)
-    word = "date " if pa.types.is_date(kind) else "timestamp " * pa.types.is_timestamp(kind)
-    return word + "'" + str(value).replace("'", "''") + "'"
+def _literal(column: str, kind: pa.DataType, value: Any) -> str:
+    """Return a value in SQL, for a column of a type, or raise `InvalidConfig`."""
+    if pa.types.is_date(kind):
+        return f"date '{as_date(column, value).date()}'"
+    if pa.types.is_timestamp(kind):
+        return f"timestamp '{as_date(column, value).isoformat()}'"
+    try:
+        converted = pa.scalar(value).cast(kind).as_py()
+    except (pa.ArrowException, OverflowError, ValueError):
+        raise refused_value(column, value, str(kind)) from None
+    if isinstance(converted, Decimal):
+        return f"CAST('{converted}' AS DECIMAL({kind.precision}, {kind.scale}))"
+    quoted = "'" + str(converted).replace("'", "''") + "'"
+    return quoted if isinstance(converted, str) else str(converted)

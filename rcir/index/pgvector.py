@@ -16,7 +16,16 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import Identifier
 
 from rcir.errors import InvalidConfig
-from rcir.index.attached import AttachedIndex, AttachedOptions, Hits, Keys, Rows, as_keys, as_rows
+from rcir.index.attached import (
+    AttachedIndex,
+    AttachedOptions,
+    Hits,
+    Keys,
+    Rows,
+    as_date,
+    as_keys,
+    as_rows,
+)
 from rcir.index.base import require_range
 
 SCANNED = 1 << 13  # rows that are read together
@@ -89,6 +98,7 @@ class PgvectorIndex(AttachedIndex):
 
     Options = PgvectorOptions
     errors = (psycopg.Error, OSError)
+    filters = True
 
     @cached_property
     def engine(self) -> psycopg.Connection[Any]:
@@ -96,6 +106,7 @@ class PgvectorIndex(AttachedIndex):
         seconds = self.options.timeout
         connection = psycopg.connect(self.options.location, connect_timeout=seconds)
         connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{seconds}s"])
+        connection.execute("SET TIME ZONE 'UTC'")  # in which `where` states times
         connection.commit()
         connection.read_only = True
         register_vector(connection)
@@ -198,13 +209,15 @@ class PgvectorIndex(AttachedIndex):
 
     def _where(self, part: str | None = None) -> tuple[str, list[Any]]:
         """Return the condition of the rows that are searched, and its values."""
-        conditions = self.options.conditions(part)
-        tests = [
-            f"{_quoted(c.column)} {c.sign} ({', '.join(['%s'] * len(c.values))})"
-            for c in conditions
-        ]
-        values = [value for condition in conditions for value in condition.values]
-        return " WHERE " * bool(tests) + " AND ".join(tests), values
+        tests, texts = [], []
+        for column, operator, values in self.options.conditions(part):
+            tests.append(f"{_quoted(column)} {operator} ({', '.join(['%s'] * len(values))})")
+            for value in values:  # a text takes the type of the column
+                is_whole = isinstance(value, float) and value.is_integer()
+                texts.append(str(int(value) if is_whole else value))
+                if self._types[column].startswith(("date", "timestamp")):
+                    as_date(column, value)
+        return " WHERE " * bool(tests) + " AND ".join(tests), texts
 
 
 def _quoted(name: str) -> str:

@@ -19,7 +19,16 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException
 
 from rcir.errors import DataUnavailable, InvalidData
-from rcir.index.attached import AttachedIndex, AttachedOptions, Hits, Keys, Rows, as_keys, as_rows
+from rcir.index.attached import (
+    AttachedIndex,
+    AttachedOptions,
+    Hits,
+    Keys,
+    Rows,
+    as_date,
+    as_keys,
+    as_rows,
+)
 from rcir.index.base import require_range
 
 SCANNED = 1 << 12  # points that are read together
@@ -50,6 +59,7 @@ class QdrantIndex(AttachedIndex):
 
     Options = QdrantOptions
     errors = (ApiException, OSError, RuntimeError, ValueError)  # the last two in local mode
+    filters = True
 
     @cached_property
     def engine(self) -> QdrantClient:
@@ -94,14 +104,15 @@ class QdrantIndex(AttachedIndex):
         payload = {x for point in self._call("scroll", limit=100)[0] for x in point.payload or {}}
         vectors = self._config.params.vectors or {}
         named = vectors if isinstance(vectors, dict) else [self.options.column("vector")]
-        return ["id", *named, *sorted(payload - {"id"})]
+        # Columns of `where` may be missing from the first points.
+        return ["id", *named, *sorted((payload | {*self.options.where}) - {"id"})]
 
     def count(self) -> int:
         return int(self._call("count", count_filter=self._filter(), exact=True).count)
 
     def scan(self, names: Sequence[str]) -> Iterator[Rows]:
-        asked: dict[str, Any] = {"limit": SCANNED, "with_vectors": True, "with_payload": [*names]}
-        asked["scroll_filter"] = self._filter()
+        asked: dict[str, Any] = {"limit": SCANNED, "with_vectors": True}
+        asked |= {"with_payload": [*map(_path, names)], "scroll_filter": self._filter()}
         points, offset = self._call("scroll", **asked)
         yield self._rows(points, names)
         while offset is not None:
@@ -110,7 +121,7 @@ class QdrantIndex(AttachedIndex):
 
     def fetch(self, keys: Keys, names: Sequence[str]) -> Rows:
         ids: list[Any] = [int(key) if key.isdigit() else key.decode() for key in keys.tolist()]
-        points = self._call("retrieve", ids, with_vectors=True, with_payload=list(names))
+        points = self._call("retrieve", ids, with_vectors=True, with_payload=[*map(_path, names)])
         return self._rows(points, names)
 
     def _rows(self, points: Sequence[Any], names: Sequence[str]) -> Rows:
@@ -123,7 +134,7 @@ class QdrantIndex(AttachedIndex):
         return Rows(as_keys(ids), as_rows(vectors), columns | {"id": ids})
 
     def find(self, vectors: NDArray[np.float32], k: int, part: str | None) -> Hits:
-        searched = self._filter(part)
+        condition = self._filter(part)
         params = models.SearchParams(
             hnsw_ef=max(self.options.hnsw_ef, k),
             exact=self.options.exact,
@@ -131,7 +142,7 @@ class QdrantIndex(AttachedIndex):
         )
         requests = [
             models.QueryRequest(
-                query=vector, limit=k, filter=searched, params=params, using=self._using
+                query=vector, limit=k, filter=condition, params=params, using=self._using
             )
             for vector in vectors.tolist()
         ]
@@ -146,20 +157,32 @@ class QdrantIndex(AttachedIndex):
     def _filter(self, part: str | None = None) -> models.Filter | None:
         """Return the condition of the points that are searched; None for all points."""
         tests: list[Any] = []
-        for column, sign, values in self.options.conditions(part):
-            if sign == "IN":
-                matches = [models.MatchValue(value=x) for value in values for x in _meant(value)]
-                fields = [models.FieldCondition(key=column, match=match) for match in matches]
+        for column, operator, values in self.options.conditions(part):
+            key = _path(column)
+            if operator == "IN":
+                fields = [_equals(key, x) for value in values for x in _payload_values(value)]
                 tests.append(models.Filter(should=list(fields)))
                 continue
-            kind = models.DatetimeRange if isinstance(values[0], str) else models.Range
-            bound = kind.model_validate({"gte" if sign == ">=" else "lte": values[0]})
-            tests.append(models.FieldCondition(key=column, range=bound))
+            (value,), name = values, "gte" if operator == ">=" else "lte"
+            bound: Any = models.Range(**{name: value}) if not isinstance(value, str) else None
+            bound = bound or models.DatetimeRange(**{name: as_date(column, value)})
+            tests.append(models.FieldCondition(key=key, range=bound))
         return models.Filter(must=tests) if tests else None
 
 
-def _meant(value: str | int | float) -> list[Any]:
-    """Return a value, and the others that a payload may hold where a table holds this text."""
+def _path(name: str) -> str:
+    """Return the path of a column; in other names than these, letters have a meaning in paths."""
+    return name if re.fullmatch(r"[\w-]+", name) else f'"{name}"'
+
+
+def _equals(key: str, value: Any) -> models.FieldCondition:
+    if isinstance(value, float):  # Qdrant matches texts, integers and booleans
+        return models.FieldCondition(key=key, range=models.Range(gte=value, lte=value))
+    return models.FieldCondition(key=key, match=models.MatchValue(value=value))
+
+
+def _payload_values(value: str | int | float) -> list[Any]:
+    """Return the values of a payload that a value stands for: itself, and what a text spells."""
     if not isinstance(value, str):
         return [value]
     number = [int(value)] if re.fullmatch(r"-?\d{1,18}", value) else []

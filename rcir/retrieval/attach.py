@@ -15,7 +15,7 @@ from rcir.data.relevance import WithinRadius
 from rcir.data.repeats import digests
 from rcir.data.tables import missing_column, parse_columns
 from rcir.data.vector_files import MATCH_COLUMNS
-from rcir.errors import InvalidConfig, InvalidData
+from rcir.errors import DataUnavailable, InvalidConfig, InvalidData
 from rcir.index import DEPTH, AttachedIndex, IndexConfig, check_depth, find_index, lengths
 from rcir.retrieval.gallery import Gallery, check_ids
 from rcir.retrieval.queries import KEY, Metric, VectorOptions, as_names, require_digits
@@ -97,7 +97,7 @@ def attach(
     if not issubclass(index, AttachedIndex):
         raise InvalidConfig(f"{kind} is not an rcir.index.AttachedIndex")
     if configured.where and not index.filters:
-        raise InvalidConfig(f"{kind} cannot search some rows only: leave out where")
+        raise InvalidConfig(f"{kind} does not support filters: leave out where")
     allow_servers(configured.hosts)
     index = index(configured)
     with working("reading the collection") as work:
@@ -108,7 +108,15 @@ def attach(
                 raise missing_column(f"the collection {configured.collection}", column, names)
         latest = version or index.latest()
         index.options = replace(configured, columns=present, version=latest)
-        work.total = index.count()
+        try:
+            work.total = index.count()
+        except DataUnavailable as error:
+            if not configured.where:
+                raise
+            raise InvalidConfig(
+                f"where is {configured.where}, by which the collection cannot be filtered "
+                f"({str(error.__cause__).partition(chr(10))[0]}): correct columns and values"
+            ) from error
         read = _read(index, work)
     labels = read.get("label", read.get("labels"))
     if "x" in read:
@@ -175,7 +183,7 @@ def _read(index: AttachedIndex, work: Work) -> dict[str, Any]:
     if not parts["keys"]:
         name, where = index.options.collection, index.options.where
         raise InvalidData(
-            f"no row of the collection {name} meets {where}: correct where"
+            f"no row of the collection {name} meets where = {where}: change the condition"
             if where
             else f"the collection {name} is empty: fill it first"
         )

@@ -29,7 +29,7 @@ MAX_OFFSET = TOLERANCE * 2**24  # standard deviations; float32 rounds by up to 2
 
 
 class LabelledKeywords(TypedDict, total=False):
-    """What labelled vectors come with besides labels and uncertainty, see `Retriever.labelled`."""
+    """Optional keywords that describe labelled queries, see `Retriever.labelled`."""
 
     model: str | None
     groups: ArrayLike | None

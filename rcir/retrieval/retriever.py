@@ -785,8 +785,8 @@ class Retriever:
         Args:
             query: several, as for `retrieve`.
             alphas: levels, each in (0, 1); those that nothing certifies are left out.
-            delta, uncertainty, model, probabilities, options: as for `retrieve`, if they go with
-                `simultaneous`, which is left out; the result is a list in any case.
+            delta, uncertainty, model, probabilities, options: as for `retrieve`; options that
+                go with `simultaneous`, which always holds; the result is a list in any case.
 
         Raises:
             InvalidConfig: queries were added to the calibration (`extend_calibration`).
@@ -909,9 +909,9 @@ class Retriever:
         if not isinstance(queries, LabelledResults):
             labelled, searcher = searcher.labelled(queries, labels, uncertainty, **population)
             queries = searcher.search_labelled(labelled)
-        elif population:
+        elif given := [name for name, value in population.items() if value is not None]:
             raise InvalidConfig(
-                f"these queries were searched already: leave out {', '.join(population)}"
+                f"these queries were searched already: leave out {', '.join(given)}"
             )
         self._replace(before, State(searcher, extend(searcher, calibration, queries, recurring)))
 

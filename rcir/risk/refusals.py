@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -34,10 +35,10 @@ def certify_together(
     procedures: Iterable[Callable[[], Certificate]],
     least: Callable[[], float | None] = lambda: 0.0,
 ) -> tuple[Certificate, list[Certificate]]:
-    """Return the certificate of a subject that needs several ones, and these.
+    """Return a certificate for a subject that needs several certificates, and these.
 
-    The largest of their thresholds serves all. If some are refused, one error is raised; the others
-    are certified from the alpha that `least` returns on, None if from none.
+    It has the largest of their thresholds. If some are refused, one error is raised; `least`
+    returns the alpha from which on the others are certified, None if they never are.
     """
     certificates, refusals = [], []
     for procedure in procedures:
@@ -46,13 +47,14 @@ def certify_together(
         except RiskUnattainable as error:
             refusals.append(error)
     if not refusals:
-        joint = Certificate(
-            max(certificate.threshold for certificate in certificates),
-            " and ".join(dict.fromkeys(certificate.bound for certificate in certificates)),
-            max(certificate.risk_bound or 0.0 for certificate in certificates),
+        joint = replace(
+            max(certificates, key=lambda certificate: certificate.threshold),
+            bound=" and ".join(dict.fromkeys(certificate.bound for certificate in certificates)),
+            risk_bound=max(certificate.risk_bound or 0.0 for certificate in certificates),
         )
         return joint, certificates
-    smallest = [others := least(), *(error.minimum_alpha for error in refusals)]
+    others = least()
+    smallest = [others, *(error.minimum_alpha for error in refusals)]
     required = [error.required_calibration for error in refusals]
     minimum = None if None in smallest else max(filter(None, smallest))
     if minimum is not None and minimum == others:

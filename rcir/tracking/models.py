@@ -178,7 +178,7 @@ def find_version(name: str, alias: str) -> RegisteredVersion | None:
             f"{alias!r} is not an alias: use letters, digits, - and _, but not 'latest' or 'v1'"
         )
     uri = store_uri()
-    with reachable(uri, may_lack=True):
+    with reachable(uri, missing_ok=True):
         version = open_client(uri).get_model_version_by_alias(name, alias)
         model = str(version.source).removeprefix("models:/")  # MLflow does not return its id
         return RegisteredVersion(name, int(version.version), model, alias)

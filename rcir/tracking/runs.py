@@ -201,11 +201,11 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def reachable(uri: str, run_id: str | None = None, may_lack: bool = False) -> Iterator[None]:
+def reachable(uri: str, run_id: str | None = None, missing_ok: bool = False) -> Iterator[None]:
     """Raise `TrackingUnavailable`, within half a minute, for a store that MLflow cannot use.
 
-    Neither the message nor MLflow's output contains user and password. With `may_lack`, the block
-    ends without an error where the store does not have what it reads.
+    Neither the message nor MLflow's output contains user and password. With `missing_ok`,
+    a missing entry ends the block without an error.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError  # of tables that cannot be made
@@ -217,7 +217,7 @@ def reachable(uri: str, run_id: str | None = None, may_lack: bool = False) -> It
     except (MlflowException, SQLAlchemyError) as error:
         code = getattr(error, "error_code", None)
         # Some stores reject an id of the wrong form as an invalid value.
-        if may_lack and code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        if missing_ok and code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return
         reason = without_credentials(str(error).strip().partition("\n")[0])
         store_answers = code not in (None, *STORE_FAILS)
@@ -532,7 +532,7 @@ def _close_abandoned(client: MlflowClient, experiment_id: str) -> None:
 def find_tracked_run(run_id: str) -> TrackedRun | None:
     """Return the run with an id in the configured tracking store, or None."""
     uri = store_uri()
-    with reachable(uri, may_lack=True):
+    with reachable(uri, missing_ok=True):
         open_client(uri).get_run(run_id)
         return TrackedRun(run_id, uri)
     return None

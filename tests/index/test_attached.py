@@ -43,7 +43,8 @@ class Lance:
                 "label": str(label),
                 "site": site,
                 "year": n % 10,
-                "day": date(2024, 1, n % 9 + 1),
+                "the day": date(2024, 1, n % 9 + 1),
+                "price": n % 10 / 10,
             }
             for n, (x, label, site) in enumerate(zip(points, labels, sites, strict=True))
         ]
@@ -84,7 +85,8 @@ class Qdrant:
                         "label": str(y),
                         "site": s,
                         "year": n % 10,
-                        "day": f"2024-01-0{n % 9 + 1}",
+                        "the day": f"2024-01-0{n % 9 + 1}",
+                        "price": n % 10 / 10,
                     },
                 )
                 for n, (id, x, y, s) in enumerate(zip(self.ids, points, labels, sites, strict=True))
@@ -106,12 +108,13 @@ class Postgres:
         self.address = f"pgvector:{server.dsn}#{self.table}"
         server(
             f"CREATE TABLE {self.table} "
-            "(id text PRIMARY KEY, v vector(5), label text, site text, year int, day date)"
+            "(id text PRIMARY KEY, v vector(5), label text, site text, year int, "
+            '"the day" date, price real)'
         )
         for n, (x, label, site) in enumerate(zip(points, labels, sites, strict=True)):
             day = f"2024-01-0{n % 9 + 1}"
-            values = [f"i{n}", str(x.tolist()), str(label), site, n % 10, day]
-            server(f"INSERT INTO {self.table} VALUES (%s, %s, %s, %s, %s, %s)", values)
+            values = [f"i{n}", str(x.tolist()), str(label), site, n % 10, day, n % 10 / 10]
+            server(f"INSERT INTO {self.table} VALUES (%s, %s, %s, %s, %s, %s, %s)", values)
         if index:
             server(f"CREATE INDEX ON {self.table} USING {index.format(table=self.table)}")
 
@@ -200,8 +203,8 @@ def test_parts_are_searched_by_the_engine_and_return_k_results(collection):
             {"site": ["a", "o'c"], "year": {"from": 3, "to": 8}},
             lambda n: n % 3 != 1 and 3 <= n % 10 <= 8,
         ),
-        ({"year": 4}, lambda n: n % 10 == 4),
-        ({"day": {"from": "2024-01-03"}, "site": "b"}, lambda n: n % 9 >= 2 and n % 3 == 1),
+        ({"year": 4.0, "price": [0.4, np.float64(0.7)]}, lambda n: n % 10 == 4),
+        ({"the day": {"from": date(2024, 1, 3)}, "site": "b"}, lambda n: n % 9 >= 2 and n % 3 == 1),
     ],
 )
 def test_a_filter_makes_the_gallery_of_the_rows_that_meet_it(collection, where, is_met, tmp_path):
@@ -239,7 +242,11 @@ def test_changes_outside_the_filter_do_not_matter(collection, monkeypatch):
         ({"site": None}, InvalidConfig, "a list of"),
         ({"year": {"above": 3}}, InvalidConfig, "from"),
         ({"site": []}, InvalidConfig, "a list of"),
-        ({"site": "elsewhere"}, InvalidData, "correct where"),
+        ({"year": float("nan")}, InvalidConfig, "a list of"),
+        ({"site": "\ud800"}, InvalidConfig, "a list of"),
+        ({1: 2}, InvalidConfig, "as a text"),
+        ({"the day": {"from": "2024"}}, InvalidConfig, "dates"),
+        ({"site": "elsewhere"}, InvalidData, "change the condition"),
     ],
 )
 def test_filters_that_no_row_can_meet_are_refused(collection, where, error, word):
@@ -550,3 +557,11 @@ def test_an_index_of_an_earlier_pgvector_is_refused(postgres):
         attach(collection, exact=True)
     finally:
         postgres(state, [present])
+
+
+@pytest.mark.parametrize("value", ["year", "1) OR (1=1", 4.5, "yes"])
+def test_texts_are_not_read_as_sql(tmp_path, postgres, value):
+    collections = [Lance(tmp_path / "lance", *items()), Postgres(postgres, *items())]
+    for collection in collections:
+        with pytest.raises(InvalidConfig, match="year"):
+            attach(collection, where={"year": value})

@@ -183,6 +183,9 @@ def test_groups_are_served_among_new_labels():
         retriever.guarantee(0.3, 0.1, group="a").n_calibration,
         KNOWN,
     )
+    retriever, _ = made(groups=np.where(QUERY_LABELS % 2, "a", "b"))
+    guarantee = retriever.guarantee(0.5, 0.2, risk="recall", query_labels="any", mix="any")
+    assert guarantee.n_groups == 2
 
 
 def test_a_growing_gallery_warns_and_answers_say_which_likeliest_label_calibrated():
