@@ -170,6 +170,8 @@ class LanceIndex(AttachedIndex):
 
 def _literal(column: str, kind: pa.DataType, value: Any) -> str:
     """Return a value in SQL, for a column of a type, or raise `InvalidConfig`."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if pa.types.is_date(kind):
         return f"date '{as_date(column, value).date()}'"
     if pa.types.is_timestamp(kind):
