@@ -66,7 +66,8 @@ def test_pages_fit_a_telephone_and_can_be_searched(site):
                 width = page.evaluate("document.documentElement.scrollWidth")
                 assert width == 390, name
             page.set_viewport_size({"width": 1280, "height": 800})
-            page.locator(".md-search__input").fill("StaleCalibration")
+            # Key by key, because the page searches when a key is released.
+            page.locator(".md-search__input").press_sequentially("StaleCalibration", delay=50)
             page.locator(".md-search-result__item").first.wait_for()
             browser.close()
     finally:
